@@ -1,0 +1,1 @@
+"""What the analyses cost beside the bare forward pass: `make bench`."""

@@ -1,0 +1,101 @@
+"""`make bench`: time and memory of every way beside the bare forward pass, in one run.
+
+Time: the ways take turns, and each is divided by the bare pass just before it; the median of these ratios is told, since
+the machine's mood changes from second to second. Memory: one process per way; the peak of resident memory during a
+pass, above what was resident before it, divided by the bare pass's.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.scenarios import BARE, SCENARIOS, STRAIGHTFORWARD, Scenario, prepare
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9, help="passes of each way (default 9)")
+    parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        number, way = arguments.memory_of
+        print(json.dumps(_memory(prepare(SCENARIOS[int(number)])[way])))
+        return
+    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"{'shapes':<12}{'batch':<12}{'way':<18}{'time/bare':>10}{'memory/bare':>13}{'seconds':>10}{'MiB':>8}")
+    for number, scenario in enumerate(SCENARIOS):
+        seconds, ratios = _times(scenario, arguments.repeats)
+        memory = {way: _memory_in_own_process(number, way) for way in scenario.ways}
+        for way in scenario.ways:
+            print(
+                f"{scenario.shape:<12}{f'{scenario.sequences} × {scenario.length}':<12}{way:<18}"
+                f"{ratios[way]:>10.2f}{memory[way] / memory[BARE]:>13.2f}{seconds[way]:>10.3f}{memory[way] / 2**20:>8.0f}",
+                flush=True,
+            )
+    print(
+        "\ntime/bare: median over paired passes. An analysis ends the pass at the last attention block, so the bare pass"
+    )
+    print("does what no analysis needs: the last feed-forward network.")
+
+
+def _times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    ways = prepare(scenario)
+    for forward in ways.values():
+        forward()
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(repeats):
+        for way, forward in ways.items():
+            if way == STRAIGHTFORWARD and repeat >= 3:
+                continue
+            bare = _seconds(ways[BARE])
+            seconds[way].append(_seconds(forward))
+            ratios[way].append(seconds[way][-1] / bare)
+    return (
+        {way: statistics.median(values) for way, values in seconds.items()},
+        {way: statistics.median(values) for way, values in ratios.items()},
+    )
+
+
+def _seconds(forward: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    forward()
+    return time.perf_counter() - start
+
+
+def _memory_in_own_process(number: int, way: str) -> int:
+    command = [sys.executable, "-m", "benchmarks", "--memory-of", str(number), way]
+    # Memory that is given back at once shows the peak as it is; glibc would keep some of it resident.
+    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return int(json.loads(output.splitlines()[-1]))
+
+
+def _memory(forward: Callable[[], None]) -> int:
+    """Peak of resident bytes during a second pass, above what was resident before it (Linux)."""
+    forward()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _status("VmRSS")
+    forward()
+    return max(1, _status("VmHWM") - before)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What is measured: models, batches, and the ways to run one over the other."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from transformers import BertConfig, BertModel
+
+from benchmarks.straightforward import mixing_ratios
+from normscope.analyses import ANALYSES
+from normscope.analyses.analysis import Subject
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL, CATEGORIES
+from normscope.models.block import AttentionBlock
+from normscope.models.families import layout_of
+from normscope.models.observer import Observer
+from normscope.schema import AnalysisOptions
+
+SHAPES = {
+    "BERT-base": BertConfig(),
+    "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
+}
+
+BARE = "bare"
+STRAIGHTFORWARD = "straightforward"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """One model shape at one length, and the ways it is run."""
+
+    shape: str
+    sequences: int
+    length: int
+    ways: tuple[str, ...]
+    """`bare`, `straightforward`, or names of analyses joined by +."""
+
+
+SCENARIOS = (
+    Scenario("BERT-base", 8, 128, (BARE, "mixing")),
+    Scenario("BERT-base", 2, 512, (BARE, "mixing")),
+    Scenario("MiniLM", 32, 128, (BARE, "mixing")),
+    Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD)),
+)
+
+
+def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
+    """One function per way; each call runs one batch. Weights are random: time and memory do not depend on them."""
+    torch.manual_seed(0)
+    model = BertModel(SHAPES[scenario.shape]).eval().requires_grad_(False)
+    batch = _batch(scenario, model.config.vocab_size)
+    inputs = batch.model_inputs()
+    layers = list(range(1, model.config.num_hidden_layers + 1))
+
+    def bare() -> None:
+        model.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            model(**inputs)
+
+    def straightforward() -> None:
+        mixing_ratios(model, inputs)
+
+    def analysed(names: list[str]) -> Callable[[], None]:
+        options = AnalysisOptions()
+        subject = Subject(layers, [*CATEGORIES, ALL])
+        analyses = [ANALYSES[name](getattr(options, name), subject) for name in names]
+
+        def visit(block: AttentionBlock) -> None:
+            for analysis in analyses:
+                analysis.observe(block, batch)
+
+        def forward() -> None:
+            with Observer(model, layout_of("bert"), layers) as observer:
+                observer.run(inputs, visit)
+
+        return forward
+
+    ways = {BARE: bare, STRAIGHTFORWARD: straightforward}
+    return {way: ways.get(way) or analysed(way.split("+")) for way in scenario.ways}
+
+
+def _batch(scenario: Scenario, vocabulary: int) -> Batch:
+    shape = (scenario.sequences, scenario.length)
+    ids = torch.randint(1000, vocabulary, shape)
+    real = torch.ones(shape, dtype=torch.bool)
+    # A twentieth of padding in one sequence, so that the masks that real batches need are paid for by both sides.
+    real[-1, -max(1, scenario.length // 20) :] = False
+    categories = torch.randint(len(CATEGORIES), shape).masked_fill(~real, -1)
+    return Batch(ids, torch.zeros_like(ids), real, categories)

@@ -1,0 +1,71 @@
+"""Mixing ratios as the paper writes them, with every vector built: query × key × model.
+
+The reference that tests compare with, and the benchmark's picture of what the identities buy. It knows BERT's layout only,
+and goes through one sequence at a time, since its tensors are `tokens` times as large as the model's own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BertModel
+
+METHODS = ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
+
+
+def mixing_ratios(model: BertModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    """r_i of every token.
+
+    Args:
+        model: Any BERT, in evaluation mode.
+        inputs: `input_ids`, `attention_mask` and whatever else its forward takes.
+
+    Returns:
+        Ratios with axes method, layer, batch, token, in the order of METHODS; NaN at padding.
+    """
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        output = model(**inputs, output_attentions=True, output_hidden_states=True)
+        real = inputs["attention_mask"].bool()
+        ratios = torch.full((len(METHODS), len(model.encoder.layer), *real.shape), torch.nan, dtype=model.dtype)
+        for index, layer in enumerate(model.encoder.layer):
+            for sequence in range(len(real)):
+                tokens = real[sequence]
+                x = output.hidden_states[index][sequence, tokens]
+                alpha = output.attentions[index][sequence][:, tokens][:, :, tokens]
+                ratios[:, index, sequence, tokens] = _of_block(layer.attention, x, alpha)
+    return ratios
+
+
+def _of_block(attention: Any, x: Tensor, alpha: Tensor) -> Tensor:
+    heads, tokens, _ = alpha.shape
+    value = attention.self.value(x).view(tokens, heads, -1).transpose(0, 1)
+    output_weight = attention.output.dense.weight.T.view(heads, value.shape[-1], -1)
+    transformed = value @ output_weight  # f^h(x_j): head, key, model
+    f = torch.einsum("hqk,hkm->qkm", alpha, transformed)  # F_ij
+
+    diagonal = torch.arange(tokens)
+    attn_w = 1 - alpha[:, diagonal, diagonal].mean(dim=0)
+    attn_n = _ratio(f)
+
+    r = f  # R_ij, in the place of F_ij
+    r[diagonal, diagonal] += x
+    attnres_n = _ratio(r)
+
+    norm = attention.output.LayerNorm
+    deviation = (x + attention.output.dense(_heads_side_by_side(alpha @ value))).var(dim=-1, correction=0)
+    t = r.sub_(r.mean(dim=-1, keepdim=True)).mul_(norm.weight)  # T_ij, in the place of R_ij
+    t.div_((deviation + norm.eps).sqrt()[:, None, None])
+    return torch.stack([attn_w, attn_n, attn_w / 2, attnres_n, _ratio(t)])
+
+
+def _heads_side_by_side(context: Tensor) -> Tensor:
+    return context.transpose(0, 1).flatten(start_dim=1)
+
+
+def _ratio(vectors: Tensor) -> Tensor:
+    diagonal = torch.arange(len(vectors))
+    preserving = vectors[diagonal, diagonal]
+    mixing = (vectors.sum(dim=1) - preserving).norm(dim=-1)
+    return mixing / (mixing + preserving.norm(dim=-1))

@@ -1,0 +1,16 @@
+"""normscope from a shell: `python run.py --help`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from normscope import command_line
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(config: DictConfig) -> object:
+    """Run one job."""
+    return command_line.job(config)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,1 @@
+"""normscope: what the attention blocks of a Transformer really do."""

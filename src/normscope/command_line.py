@@ -1,0 +1,170 @@
+"""From Hydra to the pipeline and from errors to exit statuses.
+
+0: done. 2: bad input, told in one line. 1: a bug of ours, or a sweep with a failed job. 130: interrupted.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from normscope.errors import InputError
+from normscope.schema import RunOptions, register
+
+BAD_INPUT = 2
+BUG = 1
+INTERRUPTED = 130
+
+_BAD_INPUT = (InputError, HydraException, OmegaConfBaseException)
+
+
+@dataclasses.dataclass
+class _Sweep:
+    """What the jobs of this process have come to, for the end of a multirun."""
+
+    jobs: int = 0
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+
+_sweep = _Sweep()
+
+
+def run(main: Callable[[], object]) -> NoReturn:
+    """Run the command line and exit with its status."""
+    # Hydra would print its own digest of an error and exit with 1 otherwise.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    _sweep.jobs, _sweep.failures = 0, []
+    status = 0
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = INTERRUPTED
+    except Exception as error:
+        if not _sweep.failures:
+            # Not a job of a sweep: the error has not been told yet. Before any job, what cannot be written is the folder.
+            folder_refused = isinstance(error, OSError) and error.filename is not None and _sweep.jobs == 0
+            if not isinstance(error, _BAD_INPUT) and not folder_refused:
+                raise
+            print(f"normscope: {_one_line(error)}", file=sys.stderr)
+            status = BAD_INPUT
+    if _sweep.failures:
+        print(f"\n{len(_sweep.failures)} of {_sweep.jobs} jobs failed:", *_sweep.failures, sep="\n  ", file=sys.stderr)
+        status = status or BUG
+    sys.exit(status)
+
+
+def job(config: DictConfig) -> dict[str, float]:
+    """One run of the pipeline, alone or in a sweep.
+
+    Jobs raise and never exit, so that Hydra's launchers see what became of them and go on with the next.
+    """
+    _sweep.jobs += 1
+    hydra = HydraConfig.get()
+    sweeping = hydra.mode is RunMode.MULTIRUN
+    folder = Path(hydra.runtime.output_dir)
+    if sweeping:
+        print(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task) or 'defaults'}", file=sys.stderr)
+    try:
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, RunOptions)
+        if sweeping and options.tracking.group is None:
+            options.tracking.group = folder.parent.name
+        # torch and transformers take seconds to import: not before a run is certain.
+        from normscope.pipeline import run as run_pipeline
+
+        return run_pipeline(options, folder)
+    except Exception as error:
+        if isinstance(error, _BAD_INPUT):
+            # Hydra made the folder before asking us; without a result in it, it should not stay.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if sweeping:
+            if isinstance(error, _BAD_INPUT):
+                print(f"normscope: {_one_line(error)}", file=sys.stderr)
+            else:
+                traceback.print_exc()
+            _sweep.failures.append(f"{' '.join(hydra.overrides.task)}: {_one_line(error)}")
+        raise
+
+
+def _one_line(error: BaseException) -> str:
+    """What a user needs of an error: Hydra's and OmegaConf's messages come in several lines of which the first tells."""
+    message = str(error)
+    if isinstance(error, InputError):
+        return message
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        return f"{error.filename}: cannot be written to ({error.strerror}); set output_dir to another folder"
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        message = f"{message}: {cause}"
+    unknown = re.search(
+        r"Could not override '([^']+)'|Key '([^']+)' not in '([^']+)'|Key '([^']+)' is not in struct", message
+    )
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    kept = [
+        line
+        for line in lines
+        if not line.startswith(("full_key:", "object_type=", "reference_type=", "Available options"))
+    ]
+    line = " ".join(kept) or type(error).__name__
+    return line + (_suggestion(unknown.group(1)) if unknown and unknown.group(1) else "")
+
+
+def _suggestion(key: str) -> str:
+    known = _keys(OmegaConf.structured(RunOptions))
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _keys(node: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for name in node:
+        keys.append(prefix + name)
+        if OmegaConf.is_dict(node._get_node(name)) and node._get_node(name)._value() is not None:
+            keys += _keys(node._get_node(name), f"{prefix}{name}.")
+    return keys
+
+
+@functools.cache
+def _moment() -> str:
+    """The time in the name of this process's run or sweep."""
+    return time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def _run_folder(given: str | None, sweep: bool) -> str:
+    """`output_dir`, or a dated folder below outputs/ that is not there yet."""
+    if given is not None:
+        return given
+    parent = Path("outputs/multirun" if sweep else "outputs")
+    return str(parent / _unused(parent))
+
+
+@functools.cache
+def _unused(parent: Path) -> str:
+    name, number = _moment(), 1
+    while (parent / name).exists():
+        number += 1
+        name = f"{_moment()}_{number}"
+    return name
+
+
+register()
+OmegaConf.register_new_resolver("run_folder", lambda given: _run_folder(given, sweep=False), replace=True)
+OmegaConf.register_new_resolver("sweep_folder", lambda given: _run_folder(given, sweep=True), replace=True)

@@ -1,0 +1,1 @@
+"""Corpora: text to examples, examples to batches of tokens with their categories."""

@@ -1,0 +1,108 @@
+"""Token sequences to padded batches: sequences of like length together, under a budget of tokens."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from normscope.data.categories import CATEGORIES
+from normscope.data.encoding import Encoder, TokenSequence
+from normscope.data.examples import CorpusCounts, Example
+
+# Examples among which like lengths are looked for. It bounds memory, and is large enough to pad next to nothing.
+LOOKAHEAD = 2048
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences that the model reads at once, padded on the right."""
+
+    input_ids: Int[Tensor, "batch token"]
+    token_type_ids: Int[Tensor, "batch token"] | None
+    real: Bool[Tensor, "batch token"]
+    """True at tokens, False at padding."""
+    categories: Int[Tensor, "batch token"]
+    """Index into CATEGORIES; −1 at padding."""
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return self.input_ids.shape[0]
+
+    def model_inputs(self) -> dict[str, Tensor]:
+        """Keyword arguments of the model's forward."""
+        inputs = {"input_ids": self.input_ids, "attention_mask": self.real.long()}
+        return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device."""
+        return Batch(
+            self.input_ids.to(device),
+            None if self.token_type_ids is None else self.token_type_ids.to(device),
+            self.real.to(device),
+            self.categories.to(device),
+        )
+
+
+def batches(
+    examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+) -> Iterator[Batch]:
+    """Batches of a corpus, which is read as far ahead as LOOKAHEAD examples and no further.
+
+    Args:
+        examples: Examples, or why one is skipped.
+        encoder: Makes token sequences of them.
+        batch_tokens: Tokens of a batch at most, padding included; one sequence that is longer is a batch by itself.
+        counts: What became of the examples is added to it.
+    """
+    stream = iter(examples)
+    while window := list(itertools.islice(stream, LOOKAHEAD)):
+        counts.read += len(window)
+        counts.skipped.update(reason for reason in window if isinstance(reason, str))
+        sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
+        # Longest first: what does not fit in memory fails at once.
+        sequences.sort(key=lambda sequence: -len(sequence.input_ids))
+        for group in _groups(sequences, batch_tokens):
+            batch = collate(group, encoder)
+            counts.used += len(group)
+            counts.tokens += sum(len(sequence.input_ids) for sequence in group)
+            numbers = np.bincount(batch.categories[batch.real].numpy(), minlength=len(CATEGORIES))
+            counts.categories.update(dict(zip(CATEGORIES, numbers.tolist(), strict=True)))
+            yield batch
+
+
+def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
+    """One padded batch of some sequences."""
+    longest = max(len(sequence.input_ids) for sequence in sequences)
+    padding = encoder.tokenizer.pad_token_id
+    shape = (len(sequences), longest)
+    # What stands at padding is never seen; models without a padding token get one that surely exists.
+    input_ids = np.full(shape, 0 if padding is None else padding, dtype=np.int64)
+    segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
+    real = np.zeros(shape, dtype=bool)
+    categories = np.full(shape, -1, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        columns = slice(len(sequence.input_ids))
+        input_ids[row, columns] = sequence.input_ids
+        real[row, columns] = True
+        categories[row, columns] = encoder.categories.of_token[sequence.input_ids]
+        if segments is not None and sequence.token_type_ids is not None:
+            segments[row, columns] = sequence.token_type_ids
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        token_type_ids=None if segments is None else torch.from_numpy(segments),
+        real=torch.from_numpy(real),
+        categories=torch.from_numpy(categories),
+    )
+
+
+def _groups(sequences: list[TokenSequence], batch_tokens: int) -> Iterator[list[TokenSequence]]:
+    start = 0
+    while start < len(sequences):
+        rows = max(1, batch_tokens // len(sequences[start].input_ids))
+        yield sequences[start : start + rows]
+        start += rows

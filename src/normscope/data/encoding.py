@@ -1,0 +1,134 @@
+"""Examples to token ids, with the mask token in the place of some where that is asked for."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.data.categories import TokenCategories
+from normscope.data.examples import CorpusCounts, Example
+from normscope.errors import InputError
+from normscope.schema import DatasetOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSequence:
+    """One example as the model reads it."""
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray | None
+    """Which text of a pair each token is from; None for models that are not told."""
+
+
+@runtime_checkable
+class ReadsTokens(Protocol):
+    """What must be known of a model to feed it."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Makes tokens of text."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a sequence at most; None where nothing bounds them."""
+        ...
+
+    @property
+    def takes_segments(self) -> bool:
+        """Whether the model is told which text of a pair a token is from."""
+        ...
+
+
+class Encoder:
+    """Turns examples into token sequences.
+
+    Args:
+        model: Whose tokenizer is used and whose maximal length holds.
+        options: Maximal length and masking.
+
+    Raises:
+        InputError: If an option does not fit the model.
+    """
+
+    def __init__(self, model: ReadsTokens, options: DatasetOptions) -> None:
+        self.tokenizer = model.tokenizer
+        self.categories = TokenCategories.of(model.tokenizer, model.vocabulary)
+        self.max_length = options.max_length or model.max_length
+        if model.max_length is not None and self.max_length is not None and self.max_length > model.max_length:
+            raise InputError(
+                f"dataset.max_length={options.max_length}: expected at most {model.max_length}, which is what "
+                f"{model.name} takes"
+            )
+        if options.mask_fraction > 0 and model.tokenizer.mask_token_id is None:
+            raise InputError(
+                f"dataset.mask_fraction={options.mask_fraction}: the tokenizer of {model.name} has no mask token"
+            )
+        self._mask_fraction = options.mask_fraction
+        self._seed = options.seed
+        self._segments = model.takes_segments
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Token sequences of examples, in their order. Cut ones are counted."""
+        sequences: dict[int, TokenSequence] = {}
+        # Tokenizers take many singles or many pairs at a time, not a mixture.
+        for paired in (False, True):
+            chosen = [index for index, example in enumerate(examples) if (example.text_pair is not None) == paired]
+            if chosen:
+                encoded = self._tokenize([examples[index] for index in chosen], paired, counts)
+                sequences.update(zip(chosen, encoded, strict=True))
+        return [sequences[index] for index in range(len(examples))]
+
+    def _tokenize(self, examples: list[Example], paired: bool, counts: CorpusCounts) -> list[TokenSequence]:
+        texts = [[example.text for example in examples]]
+        if paired:
+            texts.append([example.text_pair or "" for example in examples])
+        whole = self.tokenizer(*texts, verbose=False)
+        sequences = []
+        for index, input_ids in enumerate(whole["input_ids"]):
+            segments = whole["token_type_ids"][index] if self._segments else None
+            if self.max_length is not None and len(input_ids) > self.max_length:
+                # Only what is too long is tokenised twice; this way the cut is noticed with any tokenizer.
+                cut = self.tokenizer(
+                    *(column[index] for column in texts), truncation="longest_first", max_length=self.max_length
+                )
+                input_ids, segments = cut["input_ids"], cut["token_type_ids"] if self._segments else None
+                counts.cut += 1
+            sequences.append(
+                TokenSequence(
+                    self._masked(np.asarray(input_ids, dtype=np.int64)),
+                    None if segments is None else np.asarray(segments, dtype=np.int64),
+                )
+            )
+        return sequences
+
+    def _masked(self, input_ids: np.ndarray) -> np.ndarray:
+        """The ids with a share of the ordinary ones replaced by the mask token, at least one of them.
+
+        Which ones follows from the seed and the sequence itself, so neither the order of examples nor the way they are
+        batched or split over processes can change it.
+        """
+        if self._mask_fraction == 0:
+            return input_ids
+        ordinary = np.flatnonzero(~np.isin(input_ids, list(self.categories.special)))
+        if len(ordinary) == 0:
+            return input_ids
+        digest = hashlib.sha256(input_ids.astype("<i8").tobytes()).digest()
+        generator = np.random.default_rng([self._seed, int.from_bytes(digest[:16], "little")])
+        count = max(1, round(self._mask_fraction * len(ordinary)))
+        masked = input_ids.copy()
+        masked[generator.choice(ordinary, size=count, replace=False)] = self.tokenizer.mask_token_id
+        return masked

@@ -1,0 +1,45 @@
+"""Examples and what is counted of them."""
+
+import abc
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One text, or two that are fed together."""
+
+    text: str
+    text_pair: str | None = None
+
+
+@dataclasses.dataclass
+class CorpusCounts:
+    """What became of a corpus: examples read = used + skipped, by reason."""
+
+    read: int = 0
+    used: int = 0
+    cut: int = 0
+    """Used, but longer than the maximal length."""
+    tokens: int = 0
+    skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Tokens by category."""
+
+
+class Corpus(abc.ABC):
+    """Somewhere that examples come from. It can be read more than once."""
+
+    @property
+    @abc.abstractmethod
+    def total(self) -> int | None:
+        """Examples that will be read, empty ones included; None where counting them would cost a pass."""
+
+    @abc.abstractmethod
+    def examples(self) -> Iterator[Example | str]:
+        """Examples in order; a string in place of one says why it is skipped.
+
+        Raises:
+            InputError: If the source cannot be read; the message names file and place.
+        """

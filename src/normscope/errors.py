@@ -1,0 +1,9 @@
+"""The one error that is the user's to mend."""
+
+
+class InputError(Exception):
+    """Bad input: one line that says what was expected, what came, and which config key to change.
+
+    The command line turns it into that line and exit status 2. Anything else that is raised is a bug of ours and keeps
+    its traceback.
+    """

@@ -1,0 +1,98 @@
+"""The mixing ratio of a block: how much of a token's new vector comes from its context, by five methods.
+
+Row vectors, as in the paper. For token i of one block, summed over its heads,
+
+    F_ij = Σ_h α^h_ij f^h(x_j)                     what token j hands to token i
+    R_ij = F_ij + δ_ij x_i                         with the residual connection
+    T_ij = γ ⊙ (R_ij − mean(R_ij)) / σ_i           with the layer normalisation
+
+and with V one of F, R, T
+
+    r_i = ‖Σ_{j≠i} V_ij‖ / (‖Σ_{j≠i} V_ij‖ + ‖V_ii‖).
+
+Only two vectors per token are needed: the preserving F_ii and the mixing Σ_{j≠i} F_ij = (attention output − b_O) − F_ii.
+No tensor with axes query × key × model is ever built.
+
+Source: Kobayashi et al. 2021, sections 3 and 4 (arXiv:2109.07152).
+"""
+
+import enum
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.normalisation import Normalisation, scaled_norm
+
+
+class Method(enum.StrEnum):
+    """The five ways of K21 to say how much a block mixes, from the weights alone to the whole block."""
+
+    ATTN_W = "attn_w"
+    ATTN_N = "attn_n"
+    ATTNRES_W = "attnres_w"
+    ATTNRES_N = "attnres_n"
+    ATTNRESLN_N = "attnresln_n"
+
+
+def preserving_vectors(
+    self_weights: Float[Tensor, "batch head token"],
+    value: Float[Tensor, "batch head token head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "batch token model"]:
+    """F_ii = Σ_h α^h_ii f^h(x_i): what each token takes from itself through attention.
+
+    One matrix product, because Σ_h (α^h v^h) W_O^h is the output projection of the heads put side by side.
+
+    Args:
+        self_weights: α_ii.
+        value: v, with b_V inside.
+        output_weight: W_O, one slice per head; b_O stays outside f.
+
+    Returns:
+        F_ii, in the dtype of `value`.
+    """
+    batch, heads, tokens, head_dim = value.shape
+    weighted = value.new_empty(batch, tokens, heads, head_dim)
+    torch.mul(
+        value.transpose(1, 2), self_weights.to(value.dtype).transpose(1, 2).unsqueeze(-1), out=weighted
+    )  # written straight into the order that the projection reads: no second copy
+    return weighted.view(batch, tokens, heads * head_dim) @ output_weight.reshape(heads * head_dim, -1)
+
+
+def ratio(mixing: Float[Tensor, "*batch"], preserving: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """mixing / (mixing + preserving) for norms ≥ 0; 0 where both vanish, since nothing is mixed there."""
+    return mixing / (mixing + preserving).clamp(min=torch.finfo(mixing.dtype).tiny)
+
+
+def mixing_ratios(
+    self_weights: Float[Tensor, "batch head token"],
+    preserving: Float[Tensor, "batch token model"],
+    mixing: Float[Tensor, "batch token model"],
+    inputs: Float[Tensor, "batch token model"],
+    normalisation: Normalisation,
+) -> dict[Method, Float[Tensor, "batch token"]]:
+    """The mixing ratio r_i of every token by each method, for a block whose norm comes after the residual (post-LN).
+
+    σ_i divides both norms of `attnresln_n` alike and falls out of the ratio: it is never computed here.
+
+    Args:
+        self_weights: α_ii per head.
+        preserving: F_ii (see `preserving_vectors`).
+        mixing: Σ_{j≠i} F_ij.
+        inputs: x_i, what the residual connection adds.
+        normalisation: The norm of the block.
+
+    Returns:
+        Ratios in [0, 1], one tensor per method. Rows of padding hold meaningless finite numbers.
+    """
+    attn_w = 1.0 - self_weights.mean(dim=1)
+    mixing_norm = torch.linalg.vector_norm(mixing, dim=-1)
+    residual = preserving + inputs  # R_ii; R_ij = F_ij elsewhere
+    return {
+        Method.ATTN_W: attn_w,
+        Method.ATTN_N: ratio(mixing_norm, torch.linalg.vector_norm(preserving, dim=-1)),
+        Method.ATTNRES_W: attn_w / 2,
+        Method.ATTNRES_N: ratio(mixing_norm, torch.linalg.vector_norm(residual, dim=-1)),
+        Method.ATTNRESLN_N: ratio(scaled_norm(mixing, normalisation), scaled_norm(residual, normalisation)),
+    }

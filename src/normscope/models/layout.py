@@ -1,0 +1,85 @@
+"""Where an architecture keeps the parts of its attention block, as data."""
+
+import dataclasses
+from operator import attrgetter
+from typing import Literal
+
+from torch import nn
+
+from normscope.maths.normalisation import Normalisation
+
+NormPosition = Literal["post"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockLayout:
+    """The parts of one family's attention block, as module paths.
+
+    `layers` and `position_embedding` are paths in the base model (what `AutoModel` builds); the others are paths in one
+    layer. A path that a model does not have is an error when the model is bound, before anything runs.
+    """
+
+    model_type: str
+    """The family's name in transformers configs."""
+    layers: str
+    """The list of layers."""
+    attention: str
+    """The module that is handed to transformers' attention function."""
+    output: str
+    """W_O: its input is the concatenated heads, its output the attention output."""
+    norm: str
+    """The normalisation that belongs to the block."""
+    norm_position: NormPosition
+    """`post`: y = LN(x + attention(x))."""
+    position_embedding: str | None
+    """A learned position embedding, which bounds the length of a sequence; None where there is none."""
+    source: str
+    """Where transformers defines the family."""
+
+    def bind(self, model: nn.Module) -> "list[BlockModules]":
+        """The modules of every layer of a model, in order.
+
+        Raises:
+            AttributeError: If the model lacks a part that the layout names.
+        """
+        layers = attrgetter(self.layers)(model)
+        return [
+            BlockModules(
+                number,
+                layer,
+                attrgetter(self.attention)(layer),
+                attrgetter(self.output)(layer),
+                attrgetter(self.norm)(layer),
+            )
+            for number, layer in enumerate(layers, start=1)
+        ]
+
+    def longest_sequence(self, model: nn.Module) -> int | None:
+        """How many tokens the learned positions allow, or None where nothing bounds them.
+
+        RoBERTa's positions begin after the padding index, so its first rows are never used.
+        """
+        if self.position_embedding is None:
+            return None
+        embedding = attrgetter(self.position_embedding)(model)
+        return int(embedding.num_embeddings) - (0 if embedding.padding_idx is None else embedding.padding_idx + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockModules:
+    """The modules of one layer that are observed."""
+
+    layer: int
+    """Counted from 1."""
+    whole: nn.Module
+    """The layer: what enters it is the block's input."""
+    attention: nn.Module
+    output: nn.Module
+    norm: nn.Module
+
+    def normalisation(self) -> Normalisation:
+        """The block's norm as a linear map up to its deviation."""
+        norm = self.norm
+        assert isinstance(norm, nn.LayerNorm)
+        assert isinstance(norm.weight, nn.Parameter)
+        return Normalisation(norm.weight, norm.bias, norm.eps)

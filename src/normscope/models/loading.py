@@ -1,0 +1,239 @@
+"""Names to models: a preset, a Hub name or a local folder becomes weights, tokenizer and layout.
+
+Local files are looked for first, so that nothing waits for a network that is not there. Loading fails closed: a tensor that
+the checkpoint lacks, a checksum that differs, a weight that is not a number, an unknown family is an error, never a guess.
+"""
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.errors import InputError
+from normscope.models.families import layout_of
+from normscope.models.layout import BlockLayout
+from normscope.models.sources import Source, locate, weights_digest
+from normscope.schema import DeviceOptions, ModelOptions
+
+DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+# Tensors of a base model that no block depends on: a masked-language-model checkpoint has none of them.
+_UNOBSERVED_PARTS = ("pooler.",)
+
+log = logging.getLogger("normscope")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model that can be observed, with what is needed to feed it and to name it in results."""
+
+    model: PreTrainedModel
+    """The base model, in evaluation mode, without gradients."""
+    tokenizer: PreTrainedTokenizerBase
+    layout: BlockLayout
+    name: str
+    revision: str | None
+    """Commit of the Hub repository, where the weights came from one."""
+    weights_sha256: str | None
+    """Digest of the weight files; None for random weights."""
+    max_length: int | None
+    """Tokens that the model and its tokenizer take; None where nothing bounds them."""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.layout.bind(self.model))
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that have an embedding."""
+        embeddings = self.model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Embedding)
+        return embeddings.num_embeddings
+
+    @property
+    def takes_segments(self) -> bool:
+        """Whether the model is told which text of a pair a token is from."""
+        return (
+            "token_type_ids" in self.tokenizer.model_input_names
+            and "token_type_ids" in inspect.signature(self.model.forward).parameters
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are kept in."""
+        return self.model.dtype
+
+
+def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
+    """Load the model that a config describes.
+
+    Raises:
+        InputError: If it cannot be had or must not be trusted; the message names the config key.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    target = torch_device(device.name)
+    if options.trust_remote_code:
+        log.warning("model.trust_remote_code=true: code from %s will be executed", options.name)
+    if options.allow_pickle:
+        log.warning("model.allow_pickle=true: weights that are not safetensors may be read from %s", options.name)
+    random = options.random_init or bool(options.architecture)
+    if options.architecture:
+        source = None
+        config = _configured(options.architecture)
+    else:
+        source = locate(options.name, options, weights=not random)
+        config = _pretrained_config(source, options)
+    layout = layout_of(config.model_type)
+    _refuse_unsupported(config)
+    if random:
+        torch.manual_seed(options.seed)
+        model = AutoModel.from_config(config, dtype=DTYPES[device.dtype])
+    else:
+        assert source is not None
+        _check_digest(source, options)
+        model = _pretrained(source, config, options, DTYPES[device.dtype])
+    _refuse_non_finite(model, options.name)
+    tokenizer = _tokenizer(source, options)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise InputError(
+            f"the tokenizer of {options.tokenizer or options.name!r} knows {len(tokenizer)} tokens, the model only "
+            f"{model.get_input_embeddings().num_embeddings}; set model.tokenizer to the one that the model was trained with"
+        )
+    lengths = (layout.longest_sequence(model), tokenizer.model_max_length)
+    # Tokenizers that know no limit say so by an astronomical number.
+    known = [length for length in lengths if length is not None and length < 10**9]
+    return LoadedModel(
+        model=model.to(target).eval().requires_grad_(False),
+        tokenizer=tokenizer,
+        layout=layout,
+        name=options.name,
+        revision=None if source is None else source.revision,
+        weights_sha256=None if random or source is None else weights_digest(source.folder),
+        max_length=min(known, default=None),
+    )
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of a config name; `auto` takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        InputError: If this machine has no such device.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    kind = name.partition(":")[0]
+    if kind not in available:
+        raise InputError(f"device.name={name!r}: expected auto, cpu, cuda, cuda:<number> or mps")
+    if not available[kind]:
+        raise InputError(f"device={name}: this machine has no such device; set device=auto or device=cpu")
+    return torch.device(name)
+
+
+def _configured(architecture: Mapping[str, Any]) -> PretrainedConfig:
+    shapes = dict(architecture)
+    try:
+        return AutoConfig.for_model(shapes.pop("model_type"), **shapes)
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(f"model.architecture is no transformers config: {_one_line(error)}") from error
+
+
+def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"model.name={options.name}: its config.json cannot be used: {_one_line(error)}") from error
+
+
+def _refuse_unsupported(config: PretrainedConfig) -> None:
+    # transformers 5 dropped BERT's relative positions and would run such a checkpoint without them, in silence.
+    kind = getattr(config, "position_embedding_type", None)
+    if kind not in (None, "absolute"):
+        raise InputError(f"position_embedding_type={kind!r} is not supported by transformers; set another model.name")
+
+
+def _check_digest(source: Source, options: ModelOptions) -> None:
+    expected = options.sha256 or (options.pin.sha256 if source.pinned else None)
+    if expected is None:
+        return
+    digest = weights_digest(source.folder)
+    if digest != expected.lower():
+        raise InputError(
+            f"the weights of {options.name} in {source.folder} have SHA-256 {digest}, expected {expected}; they are not "
+            "what was asked for: reinstall them or change model.sha256"
+        )
+
+
+def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        model, loading = AutoModel.from_pretrained(
+            source.folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=None if options.allow_pickle else True,
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:  # a truncated or corrupt file surfaces as any of a dozen types
+        raise InputError(f"model.name={options.name}: its weights cannot be read: {_one_line(error)}") from error
+    missing = sorted(key for key in loading["missing_keys"] if not key.startswith(_UNOBSERVED_PARTS))
+    if missing:
+        raise InputError(
+            f"model.name={options.name}: its weights lack {len(missing)} of the model's tensors, {missing[0]} first; "
+            "they would be random. Is it a checkpoint of this family?"
+        )
+    return model
+
+
+def _refuse_non_finite(model: PreTrainedModel, name: str) -> None:
+    for key, parameter in model.named_parameters():
+        # One pass without a temporary as large as the parameter: a sum is finite only if every part is.
+        if not torch.isfinite(parameter.sum(dtype=torch.float64)):
+            raise InputError(f"model.name={name}: the weight {key} holds NaN or infinity; use another checkpoint")
+
+
+def _tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
+    name = options.tokenizer
+    if name is None and source is None:
+        raise InputError(
+            "model.architecture comes without a tokenizer; set model.tokenizer to a model's name or folder"
+        )
+    folder = locate(name, options, weights=False).folder if name is not None else source.folder  # type: ignore[union-attr]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    except Exception as error:  # missing files and missing optional packages surface as many types
+        raise InputError(
+            f"model.name={options.name}: no tokenizer could be made from {folder}: {_one_line(error)}. Set model.tokenizer "
+            "to the name or folder of one"
+        ) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 300 else text[:300] + "…"

@@ -1,0 +1,167 @@
+"""Proof, before a run counts, that what is observed is what the model does.
+
+Two probe batches, one padded and one not, pass through the untouched model with its own fused attention and through the
+observed one. Every block input, attention output and norm output must agree; and within the observed pass the vectors are
+built explicitly from α and v and compared with the output projection and with the short cuts that the analyses use.
+(Adding up parts of which one was defined as the remainder would prove nothing.)
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.models.block import AttentionBlock
+from normscope.models.layout import BlockLayout
+from normscope.models.observer import Observer
+
+# float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
+# rounds at 4e-3 (bfloat16) and is let through with its figure, which the results state.
+BOUNDS: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+}
+
+_PROBE_LENGTHS = ((9, 6, 3), (7, 7))
+_FUSED = "sdpa"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """The largest difference found, relative to the norm of what it is a difference of."""
+
+    error: float
+    layer: int
+    part: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reference:
+    """What the untouched model did in one layer."""
+
+    inputs: Tensor
+    attention_output: Tensor
+    norm_output: Tensor
+
+
+def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verification:
+    """Compare the observed model with the untouched one, every layer of it.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: Where its family keeps the parts of a block.
+        name: For messages.
+
+    Returns:
+        The largest relative difference and where it was.
+
+    Raises:
+        InputError: If a difference is beyond what the dtype can explain; the layer and the figure are named.
+    """
+    worst = Verification(0.0, 1, "block input")
+    for lengths in _PROBE_LENGTHS:
+        inputs = _probe(model, lengths)
+        references = _untouched(model, layout, inputs)
+
+        def compare(block: AttentionBlock, references: Mapping[int, _Reference] = references) -> None:
+            nonlocal worst
+            for part, error in _errors(block, references[block.layer]).items():
+                # `not <` rather than `>`: NaN must not pass.
+                if not error < BOUNDS[model.dtype]:
+                    raise InputError(
+                        f"{name} cannot be observed exactly: the {part} of layer {block.layer} differs by {error:.1e} "
+                        f"(relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype}); the installed transformers may have "
+                        f"changed this family, see {layout.source}"
+                    )
+                if error > worst.error:
+                    worst = Verification(error, block.layer, part)
+
+        with Observer(model, layout) as observer:
+            observer.run(inputs, compare)
+    return worst
+
+
+def _probe(model: PreTrainedModel, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """Token ids that stand for nothing, right-padded; the same at every run."""
+    generator = torch.Generator().manual_seed(0)
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding)
+    vocabulary = embeddings.num_embeddings
+    padding = model.config.pad_token_id
+    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    if padding is not None:
+        # Some models find their positions by looking for padding: none may stand among the tokens.
+        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~real, padding)
+    return {"input_ids": ids.to(model.device), "attention_mask": real.long().to(model.device)}
+
+
+def _untouched(model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]) -> dict[int, _Reference]:
+    seen: dict[int, dict[str, Tensor]] = {}
+    handles = []
+
+    def remember(layer: int, part: str, take: Any) -> Any:
+        def hook(_module: nn.Module, *arguments: Any) -> None:
+            seen.setdefault(layer, {})[part] = take(*arguments)
+
+        return hook
+
+    for modules in layout.bind(model):
+        layer = modules.layer
+        take_input = remember(layer, "inputs", lambda args, kwargs: args[0] if args else kwargs["hidden_states"])
+        handles += [
+            modules.whole.register_forward_pre_hook(take_input, with_kwargs=True),
+            modules.output.register_forward_hook(remember(layer, "attention_output", lambda _args, output: output)),
+            modules.norm.register_forward_hook(remember(layer, "norm_output", lambda _args, output: output)),
+        ]
+    previous = model.config._attn_implementation
+    model.set_attn_implementation(_FUSED)
+    try:
+        with torch.inference_mode():
+            model(**inputs)
+    finally:
+        model.set_attn_implementation(previous)
+        for handle in handles:
+            handle.remove()
+    return {layer: _Reference(**parts) for layer, parts in seen.items()}
+
+
+def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
+    weights = block.weights.to(block.value.dtype)
+    transformed = block.transformed()
+    others = weights.tril(-1) + weights.triu(1)
+    explicit_mixing = torch.einsum("bhqk,bhkm->bqm", others, transformed)
+    explicit_preserving = torch.einsum("bhq,bhqm->bqm", weights.diagonal(dim1=-2, dim2=-1), transformed)
+    explicit_output = explicit_mixing + explicit_preserving
+    if block.output_bias is not None:
+        explicit_output = explicit_output + block.output_bias
+
+    norm = block.normalisation
+    parts = block.mixing + (block.preserving + block.inputs)
+    normalised = norm.scaled(parts if block.output_bias is None else parts + block.output_bias)
+    normalised = normalised / block.deviation.unsqueeze(-1)
+    if norm.bias is not None:
+        normalised = normalised + norm.bias
+
+    output = reference.attention_output
+    return {
+        "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.real),
+        "attention output": _relative(block.attention_output, output, output, block.real),
+        "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.real),
+        "preserving vector": _relative(block.preserving, explicit_preserving, output, block.real),
+        "mixing vector": _relative(block.mixing, explicit_mixing, output, block.real),
+        "norm output": _relative(normalised, reference.norm_output, reference.norm_output, block.real),
+    }
+
+
+def _relative(got: Tensor, expected: Tensor, scale: Tensor, real: Tensor) -> float:
+    """Largest ‖got − expected‖ / ‖scale‖ over real tokens."""
+    difference = torch.linalg.vector_norm((got - expected).double(), dim=-1)
+    size = torch.linalg.vector_norm(scale.double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return float((difference / size)[real].max())

@@ -1,0 +1,175 @@
+"""The one loop: batch → blocks → analyses → results."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from normscope.analyses import ANALYSES
+from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.findings import Findings
+from normscope.data.batching import Batch, batches
+from normscope.data.categories import ALL, CATEGORIES
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts
+from normscope.data.sources import open_corpus
+from normscope.errors import InputError
+from normscope.models.loading import LoadedModel, load
+from normscope.models.observer import Observer
+from normscope.models.verification import Verification, verify
+from normscope.reporting.provenance import provenance
+from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.terminal import progress_bar, say, show_table
+from normscope.reporting.tracking import Tracker, track
+from normscope.schema import RunOptions, check, chosen_categories, chosen_layers, enabled_analyses
+
+log = logging.getLogger("normscope")
+
+
+@dataclasses.dataclass
+class _Progress:
+    """What a run knows of itself while it goes, so that an end at any moment can be told truly."""
+
+    started: float
+    counts: CorpusCounts
+    model: LoadedModel
+    verification: Verification
+
+
+def run(options: RunOptions, folder: Path) -> dict[str, float]:
+    """Run the chosen analyses over the corpus and leave everything that was found in a folder.
+
+    Args:
+        options: The whole config.
+        folder: The run folder; made if it is not there.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        InputError: If the input is bad. Before the first batch has been read nothing is written.
+    """
+    check(options)
+    started = time.monotonic()
+    results = RunFolder(folder)
+    torch.manual_seed(options.seed)
+    model = load(options.model, options.device)
+    layers = chosen_layers(options.layers, model.layers)
+    categories = chosen_categories(options.categories, [*CATEGORIES, ALL])
+    encoder = Encoder(model, options.dataset)
+    corpus = open_corpus(options.dataset)
+    verification = verify(model.model, model.layout, model.name)
+    subject = Subject(layers, categories)
+    analyses = [ANALYSES[name](getattr(options.analysis, name), subject) for name in enabled_analyses(options.analysis)]
+    counts = CorpusCounts()
+    stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options)
+
+    progress = _Progress(started, counts, model, verification)
+    say(
+        f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
+        f"verified to {verification.error:.1e}",
+    )
+    results.create(options)
+    try:
+        with track(options, folder) as tracker:
+            _observe(model, analyses, layers, stream, corpus.total, counts)
+            _say_counts(counts, encoder)
+            findings = {analysis.name: analysis.findings() for analysis in analyses}
+            metrics = _write(findings, results, tracker)
+            facts = _provenance(progress, options)
+            tracker.summary(metrics, facts)
+    except BaseException as error:
+        status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
+        results.finish(status, {}, _provenance(progress, options), error=error)
+        raise
+    results.finish(Status.COMPLETED, metrics, facts)
+    for name, found in findings.items():
+        show_table(name, found.summary)
+        for note in found.notes:
+            say(note)
+    say(f"results in {folder}")
+    return metrics
+
+
+def _observe(
+    model: LoadedModel,
+    analyses: list[Analysis],
+    layers: list[int],
+    stream: Iterator[Batch],
+    total: int | None,
+    counts: CorpusCounts,
+) -> None:
+    with Observer(model.model, model.layout, layers) as observer, progress_bar(total) as bar:
+        for cpu_batch in stream:
+            batch = cpu_batch.to(model.device)
+
+            def visit(block, batch=batch):  # type: ignore[no-untyped-def]
+                for analysis in analyses:
+                    analysis.observe(block, batch)
+
+            observer.run(batch.model_inputs(), visit)
+            bar.update(counts.used + counts.skipped.total() - bar.n)
+
+
+def _not_empty(stream: Iterator[Batch], options: RunOptions) -> Iterator[Batch]:
+    """The stream, once its first batch has shown that there is one."""
+    first = next(stream, None)
+    if first is None:
+        where = options.dataset.path or options.dataset.kind
+        raise InputError(
+            f"dataset {where}: no usable example (all are empty); check dataset.path and dataset.text_column"
+        )
+
+    def whole() -> Iterator[Batch]:
+        yield first
+        yield from stream
+
+    return whole()
+
+
+def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, found in findings.items():
+        for table_name, table in found.tables.items():
+            results.write_table(f"{name}_{table_name}", table)
+            tracker.table(f"{name}_{table_name}", table)
+        for figure_name, figure in found.figures.items():
+            picture = results.write_figure(f"{name}_{figure_name}", figure)
+            tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
+        metrics |= {f"{name}/{metric}": value for metric, value in found.metrics.items()}
+        tracker.curves({f"{name}/{curve}": values for curve, values in found.curves.items()})
+    return metrics
+
+
+def _say_counts(counts: CorpusCounts, encoder: Encoder) -> None:
+    tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
+    say(f"{counts.used:,} sequences, {counts.tokens:,} tokens: {tokens}")
+    if counts.cut:
+        say(f"{counts.cut:,} of them were longer than {encoder.max_length} tokens and were cut (dataset.max_length)")
+    for reason, number in counts.skipped.items():
+        say(f"{number:,} examples were skipped: {reason}")
+
+
+def _provenance(progress: _Progress, options: RunOptions) -> dict[str, object]:
+    counts, model = progress.counts, progress.model
+    return provenance() | {
+        "model": model.name,
+        "model_revision": model.revision,
+        "model_sha256": model.weights_sha256,
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "seed": options.seed,
+        "examples": counts.read,
+        "skipped": dict(counts.skipped),
+        "sequences": counts.used,
+        "cut": counts.cut,
+        "tokens": counts.tokens,
+        "tokens_by_category": dict(counts.categories),
+        "seconds": round(time.monotonic() - progress.started, 3),
+        "verification_error": progress.verification.error,
+        "verification_layer": progress.verification.layer,
+        "verification_part": progress.verification.part,
+    }

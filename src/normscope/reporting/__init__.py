@@ -1,0 +1,1 @@
+"""Results to files, figures, the terminal and Weights & Biases."""

@@ -1,0 +1,33 @@
+"""What the user sees while a run goes and when it ends. Talk goes to stderr, the closing table to stdout."""
+
+import sys
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+# A bar in a log file is a line every now and then, not a thousand.
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+def say(*sentences: str) -> None:
+    """One line to the user, above any progress bar."""
+    tqdm.write(", ".join(sentences), file=sys.stderr)
+
+
+def progress_bar(total: int | None) -> "tqdm[Any]":
+    """A bar over the examples of a corpus, of known or unknown number."""
+    quiet = not sys.stderr.isatty()
+    return tqdm(
+        total=total,
+        unit=" examples",
+        file=sys.stderr,
+        dynamic_ncols=not quiet,
+        ascii=True if quiet else None,
+        mininterval=_SECONDS_BETWEEN_LINES if quiet else 0.1,
+    )
+
+
+def show_table(title: str, table: pd.DataFrame) -> None:
+    """The few numbers of one analysis."""
+    print(f"\n{title}\n{table.to_string(float_format=lambda value: f'{value:.1f}')}\n", flush=True)

@@ -1,0 +1,146 @@
+"""Weights & Biases: the only file that knows it. Nothing depends on it for data."""
+
+import abc
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from normscope.reporting.terminal import say
+from normscope.schema import RunOptions, TrackingMode, enabled_analyses, plain
+
+# A server that has not answered by then is taken for unreachable.
+_INIT_SECONDS = 15
+_FINISH_SECONDS = 60
+# wandb cuts longer tables with only a warning; ours are whole in the run folder.
+_TABLE_ROWS = 200_000
+
+log = logging.getLogger("normscope")
+
+
+class Tracker(abc.ABC):
+    """Where a run is told about, beside its folder."""
+
+    @abc.abstractmethod
+    def table(self, name: str, table: pd.DataFrame) -> None:
+        """A whole table."""
+
+    @abc.abstractmethod
+    def figure(self, name: str, picture: Path, caption: str) -> None:
+        """A picture that has been drawn."""
+
+    @abc.abstractmethod
+    def curves(self, curves: Mapping[str, pd.Series]) -> None:
+        """Values by layer."""
+
+    @abc.abstractmethod
+    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+        """The final numbers of a completed run."""
+
+
+class _Nowhere(Tracker):
+    """Tracking that is disabled."""
+
+    def table(self, name: str, table: pd.DataFrame) -> None: ...
+    def figure(self, name: str, picture: Path, caption: str) -> None: ...
+    def curves(self, curves: Mapping[str, pd.Series]) -> None: ...
+    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None: ...
+
+
+class _Wandb(Tracker):
+    """A Weights & Biases run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        run.define_metric("layer")
+
+    def table(self, name: str, table: pd.DataFrame) -> None:
+        import wandb
+
+        if len(table) > _TABLE_ROWS:
+            say(f"{name}: {len(table):,} rows are too many for Weights & Biases; the first {_TABLE_ROWS:,} are tracked")
+        self._run.log({f"tables/{name}": wandb.Table(dataframe=table.head(_TABLE_ROWS))})
+
+    def figure(self, name: str, picture: Path, caption: str) -> None:
+        import wandb
+
+        self._run.log({f"figures/{name}": wandb.Image(str(picture), caption=caption)})
+
+    def curves(self, curves: Mapping[str, pd.Series]) -> None:
+        names = {name: f"by_layer/{name}" for name in curves}
+        for name in names.values():
+            self._run.define_metric(name, step_metric="layer")
+        layers = sorted({layer for values in curves.values() for layer in values.index})
+        for layer in layers:
+            point = {names[name]: float(values[layer]) for name, values in curves.items() if layer in values.index}
+            self._run.log({"layer": int(layer), **point})
+
+    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+        # Set one by one: summaries declared through define_metric become dicts.
+        for name, value in metrics.items():
+            self._run.summary[name] = value
+        self._run.summary["provenance"] = dict(provenance)
+
+
+@contextlib.contextmanager
+def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
+    """The tracker that the config asks for, for the time of one run.
+
+    An online run whose server cannot be reached goes on offline, says so, and loses nothing.
+    """
+    mode = options.tracking.mode
+    if mode is TrackingMode.disabled:
+        yield _Nowhere()
+        return
+    with _data_in(folder), _start(options, folder, mode) as run:
+        yield _Wandb(run)
+
+
+@contextlib.contextmanager
+def _data_in(folder: Path) -> Iterator[None]:
+    """Have wandb stage pictures and tables in the run folder, not in the user's home, for the time of one run."""
+    previous = os.environ.get("WANDB_DATA_DIR")
+    os.environ["WANDB_DATA_DIR"] = str(folder / "wandb")
+    try:
+        yield
+    finally:
+        if previous is None:
+            del os.environ["WANDB_DATA_DIR"]
+        else:
+            os.environ["WANDB_DATA_DIR"] = previous
+
+
+def _start(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
+    import wandb
+    from wandb.errors import CommError, UsageError
+
+    def init(chosen: TrackingMode) -> Any:
+        return wandb.init(
+            mode=str(chosen),  # type: ignore[arg-type]
+            dir=str(folder),
+            project=options.tracking.project,
+            entity=options.tracking.entity,
+            group=options.tracking.group,
+            name=options.tracking.name or f"{'+'.join(enabled_analyses(options.analysis))} {options.model.name}",
+            tags=options.tracking.tags or None,
+            # Under one key: the parameters of a sweep would overwrite it otherwise.
+            config={"cfg": plain(options)},
+            # A failed job of a multirun must not hand its run to the next.
+            reinit="finish_previous",
+            settings=wandb.Settings(
+                silent=True, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
+            ),
+        )
+
+    if mode is TrackingMode.offline:
+        return init(mode)
+    try:
+        return init(mode)
+    except (CommError, UsageError) as error:
+        reason = " ".join(str(error).split())
+        say(f"Weights & Biases cannot be used online ({reason}); the run is tracked offline, see `wandb sync` later")
+        return init(TrackingMode.offline)

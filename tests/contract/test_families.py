@@ -1,0 +1,157 @@
+"""What every family must keep, in float64, on a tiny random model with random biases and a padded batch."""
+
+import pytest
+import torch
+
+from normscope.errors import InputError
+from normscope.models.block import AttentionBlock
+from normscope.models.families import FAMILIES, layout_of
+from normscope.models.observer import Observer, observe_blocks
+from normscope.models.verification import verify
+from tests.tiny import FAMILY_CONFIGS, token_batch
+
+LENGTHS = (9, 6, 3)
+EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred terms
+
+
+def blocks_of(model, family, inputs, layers=None) -> list[AttentionBlock]:
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout_of(family), layers) as observer:
+        observer.run(inputs, blocks.append)
+    return blocks
+
+
+@pytest.fixture
+def inputs(family_model):
+    return token_batch(family_model, LENGTHS)
+
+
+def test_every_known_family_is_tested():
+    assert set(FAMILY_CONFIGS) == set(FAMILIES)
+
+
+def test_observation_agrees_with_the_untouched_model(family, family_model):
+    assert verify(family_model, layout_of(family), family).error < 1e-12
+
+
+def test_last_block_output_is_what_the_model_goes_on_with(family, family_model, inputs):
+    """The parts, added up and normalised, are the first half of the layer: an oracle outside our own hooks."""
+    block = blocks_of(family_model, family, inputs)[-1]
+    modules = layout_of(family).bind(family_model)[-1]
+    seen = {}
+    handle = modules.norm.register_forward_hook(lambda _module, _args, output: seen.update(output=output))
+    with torch.inference_mode():
+        family_model(**inputs)
+    handle.remove()
+    norm = block.normalisation
+    residual = norm.scaled(block.mixing + block.preserving + block.output_bias + block.inputs)
+    output = residual / block.deviation.unsqueeze(-1) + norm.bias
+    torch.testing.assert_close(output[block.real], seen["output"][block.real], **EXACT)
+
+
+def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, inputs):
+    for block in blocks_of(family_model, family, inputs):
+        vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())  # F_ij
+        real = block.real
+        torch.testing.assert_close(
+            (vectors.sum(dim=2) + block.output_bias)[real], block.attention_output[real], **EXACT
+        )
+        diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
+        torch.testing.assert_close(block.preserving[real], diagonal[real], **EXACT)
+        torch.testing.assert_close(block.mixing[real], (vectors.sum(dim=2) - diagonal)[real], **EXACT)
+
+
+def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
+    for block in blocks_of(family_model, family, inputs):
+        torch.testing.assert_close(block.weights.sum(dim=-1), torch.ones_like(block.log_normaliser))
+        padded = ~block.real[:, None, None, :].expand_as(block.weights)
+        assert (block.weights[padded] == 0).all()
+        tokens = block.real[:, None].expand_as(block.self_weights)
+        explicit = block.weights.diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(block.self_weights[tokens], explicit[tokens], **EXACT)
+
+
+def test_padding_changes_nothing(family, family_model, inputs):
+    together = blocks_of(family_model, family, inputs)
+    for row, length in enumerate(LENGTHS):
+        alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}
+        for padded, single in zip(together, blocks_of(family_model, family, alone), strict=True):
+            torch.testing.assert_close(padded.mixing[row, :length], single.mixing[0], **EXACT)
+            torch.testing.assert_close(padded.preserving[row, :length], single.preserving[0], **EXACT)
+
+
+def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, monkeypatch):
+    """Perturbing the attention that we compute changes the model's output: no other attention runs beside it."""
+    from normscope.models import observer as module
+
+    def output():
+        with Observer(family_model, layout_of(family)) as observer:
+            kept = []
+            observer.run(inputs, lambda block: kept.append(block.inputs))
+        return kept[-1]
+
+    before = output()
+    monkeypatch.setattr(module, "attention", lambda q, k, v, m, s: _attention(q, k * 1.1, v, m, s))
+    assert (output() - before).abs().max() > 1e-3
+
+
+def test_layers_are_shown_in_order_and_only_those_asked_for(family, family_model, inputs):
+    assert [block.layer for block in blocks_of(family_model, family, inputs)] == [1, 2, 3]
+    assert [block.layer for block in blocks_of(family_model, family, inputs, layers=[2])] == [2]
+
+
+def test_the_model_is_left_as_it_was(family, family_model, inputs):
+    before = family_model.config._attn_implementation
+    expected = family_model(**inputs).last_hidden_state
+    with pytest.raises(ZeroDivisionError), Observer(family_model, layout_of(family)) as observer:
+        observer.run(inputs, lambda _block: 1 / 0)
+    assert family_model.config._attn_implementation == before
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in family_model.modules())
+    torch.testing.assert_close(family_model(**inputs).last_hidden_state, expected)
+
+
+def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
+    pushed = blocks_of(family_model, family, inputs)
+    with Observer(family_model, layout_of(family)) as observer:
+        pulled = [block.mixing for block in observe_blocks(observer, inputs)]
+        for block, mixing in zip(pushed, pulled, strict=True):
+            torch.testing.assert_close(block.mixing, mixing)
+        for block in observe_blocks(observer, inputs):
+            assert block.layer == 1
+            break  # leaving early must not leave a thread behind that waits
+
+
+def test_a_family_that_changed_shape_fails_loudly(family_model, family):
+    """A norm that is not the block's own is noticed at load, with the layer and the figure."""
+    import dataclasses
+
+    wrong = {"distilbert": "output_layer_norm"}.get(family, "output.LayerNorm")
+    layout = dataclasses.replace(layout_of(family), norm=wrong)
+    with pytest.raises(InputError, match=r"norm output of layer 1 differs by \d"):
+        verify(family_model, layout, family)
+
+
+def test_an_unknown_family_lists_the_known_ones():
+    with pytest.raises(InputError, match=r"'gpt-9' is not known; known families: .*bert"):
+        layout_of("gpt-9")
+
+
+def test_causal_attention_is_respected(family_model, family, inputs):
+    if family != "bert":
+        pytest.skip("one decoder is enough to see a missing mask taken for a causal one")
+    for modules in layout_of(family).bind(family_model):
+        modules.attention.is_causal = True
+    try:
+        full = {name: tensor[:1] for name, tensor in inputs.items()}
+        for block in blocks_of(family_model, family, full):
+            assert (block.weights.triu(1) == 0).all()
+            torch.testing.assert_close(block.mixing[:, 0], torch.zeros_like(block.mixing[:, 0]), **EXACT)
+    finally:
+        for modules in layout_of(family).bind(family_model):
+            modules.attention.is_causal = False
+
+
+def _attention(*arguments):
+    from normscope.maths.attention import attention
+
+    return attention(*arguments)

@@ -1,0 +1,155 @@
+"""Bad input: one line that names the key, exit status 2, and nothing left behind that looks like a result."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.end_to_end.shell import run_here
+
+
+def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
+    """Run a command that must be refused and return its one line."""
+    folder = tmp_path / "out"
+    outcome = run_here(capsys, monkeypatch, "tracking=disabled", f"output_dir={folder}", *arguments)
+    assert outcome.status == 2, outcome.err
+    assert "Traceback" not in outcome.err
+    lines = [line for line in outcome.err.splitlines() if line.startswith("normscope: ")]
+    assert len(lines) == 1, outcome.err
+    assert not folder.exists(), "nothing may be left behind"
+    assert outcome.out == ""
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model=brt"], "brt"),
+        (["analysis=mixin"], "mixin"),
+        (["analysis=[]"], "expected at least one of mixing"),
+        (["dataset.max_lenght=9"], "did you mean dataset.max_length?"),
+        (["device.batch_tokens=many"], "batch_tokens"),
+        (["device.batch_tokens=-1"], "device.batch_tokens=-1: expected a whole number of at least 1"),
+        (["device=cuda"], "this machine has no such device"),
+        (["device.dtype=int4"], "dtype"),
+        (["dataset.mask_fraction=2"], "dataset.mask_fraction=2.0: expected a share in"),
+        (["layers=[0]"], "expected all or numbers from 1 to 6"),
+        (["layers=[7]"], "expected all or numbers from 1 to 6"),
+        (["categories=[verbs]"], "unknown category 'verbs'"),
+        (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
+        (["model.name=nobody/nothing"], "not in the local cache and the Hub cannot be reached"),
+        (["model.sha256=00ff"], "expected 00ff"),
+        (["dataset=text", "dataset.path=/no/such.txt"], "no such file"),
+        (["dataset=text"], "dataset.path is not set"),
+        (["dataset.max_length=600"], "expected at most 512"),
+        (["output_dir=/proc/nowhere"], "output_dir"),
+        (["+model.architecture.model_type=nope"], "model.architecture is no transformers config"),
+    ],
+)
+def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
+    if arguments == ["device=cuda"] and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    assert message in refuse(capsys, monkeypatch, tmp_path, *arguments)
+
+
+@pytest.mark.parametrize("content", ["\n \n\n", ""])
+def test_a_corpus_without_an_example(capsys, monkeypatch, tmp_path, saved_model, content):
+    path = tmp_path / "a.txt"
+    path.write_text(content)
+    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={saved_model}", "dataset=text", f"dataset.path={path}")
+    assert "no usable example" in line or "is empty" in line
+
+
+def test_a_missing_column_lists_those_there_are(capsys, monkeypatch, tmp_path, saved_model):
+    path = tmp_path / "a.csv"
+    path.write_text("body,label\nhello,1\n")
+    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}"]
+    assert "it has body, label" in refuse(capsys, monkeypatch, tmp_path, *arguments)
+    assert "dataset.pair_column=b" in refuse(
+        capsys, monkeypatch, tmp_path, *arguments, "dataset.text_column=body", "dataset.pair_column=b"
+    )
+
+
+def broken_copy(saved_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_model, tmp_path / "broken"))
+
+
+def test_a_truncated_weights_file(capsys, monkeypatch, tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "its weights cannot be read" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+
+
+def test_weights_that_are_not_numbers(capsys, monkeypatch, tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layer.1.attention.self.key.weight"][3, 3] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+    assert "encoder.layer.1.attention.self.key.weight holds NaN" in line
+
+
+def test_a_checkpoint_that_lacks_tensors(capsys, monkeypatch, tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["encoder.layer.1.attention.self.key.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "lack 1 of the model's tensors" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+
+
+def test_an_unknown_family(capsys, monkeypatch, tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "gpt2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "model family 'gpt2' is not known" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+
+
+def test_pickled_weights_need_the_users_word(capsys, monkeypatch, tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "model.allow_pickle=true" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+    arguments = [f"model.name={folder}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'ok'}"]
+    assert run_here(capsys, monkeypatch, *arguments, "model.allow_pickle=true").status == 0
+
+
+def test_a_folder_with_results_is_not_written_over(capsys, monkeypatch, tmp_path, saved_model):
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    (folder / "results.json").write_text("{}")
+    outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", f"output_dir={folder}")
+    assert outcome.status == 2
+    assert "holds the results of another run" in outcome.err
+    assert (folder / "results.json").read_text() == "{}"
+
+
+def test_a_bug_keeps_its_traceback(capsys, monkeypatch, tmp_path, saved_model):
+    from normscope.analyses.mixing import MixingAnalysis
+
+    monkeypatch.setattr(MixingAnalysis, "findings", lambda _self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_here(
+            capsys,
+            monkeypatch,
+            f"model.name={saved_model}",
+            f"output_dir={tmp_path / 'a'}",
+            "tracking=disabled",
+            "dataset.limit=2",
+        )
+    assert json.loads((tmp_path / "a/results.json").read_text())["status"] == "failed"
+
+
+def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_path, saved_model):
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    folder = tmp_path / "a"
+    arguments = [f"model.name={saved_model}", f"output_dir={folder}", "tracking=online", "dataset.limit=2"]
+    outcome = run_here(capsys, monkeypatch, *arguments)
+    assert outcome.status == 0, outcome.err
+    assert "tracked offline" in outcome.err
+    assert list(folder.glob("wandb/offline-run-*"))

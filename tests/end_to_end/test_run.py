@@ -1,0 +1,230 @@
+"""Whole commands on real and tiny models, and the numbers that they leave."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import BertModel
+
+from benchmarks.straightforward import METHODS, mixing_ratios
+from normscope.data.categories import CATEGORIES, TokenCategories
+from tests.end_to_end.shell import ROOT, run_here, start
+from tests.end_to_end.wandb_file import run_of
+
+TEXTS = [
+    ("The tower, built in 1889, is 330 metres tall.", "It was the tallest structure in the world. For how long?"),
+    ("Bread, salt and water.", None),
+    ("Few of the islanders had ever seen a horse, let alone a train; none had seen snow.", None),
+    ("Yes", "No, never, not once."),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    rows = [{"text": text, "text_pair": pair} for text, pair in TEXTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def expected_table(minilm_folder, tokenizer) -> pd.DataFrame:
+    """Means, maxima and minima by layer, method and category, from every vector built, in float64."""
+    model = BertModel.from_pretrained(minilm_folder, dtype=torch.float64).eval()
+    of_token = TokenCategories.of(tokenizer, 30522).of_token
+    observations = []
+    for sequence, (text, pair) in enumerate(TEXTS):
+        inputs = tokenizer(text, pair, return_tensors="pt")
+        ratios = mixing_ratios(model, inputs)[:, :, 0].numpy()
+        for token, token_id in enumerate(inputs["input_ids"][0].tolist()):
+            for method, layer in np.ndindex(ratios.shape[:2]):
+                row = (layer + 1, METHODS[method], sequence, ratios[method, layer, token])
+                observations += [(*row, CATEGORIES[of_token[token_id]]), (*row, "all")]
+    frame = pd.DataFrame(observations, columns=["layer", "method", "sequence", "ratio", "category"])
+    keys = ["layer", "method", "category"]
+    grouped = frame.groupby(keys)["ratio"]
+    within = frame.groupby([*keys, "sequence"])["ratio"].mean()
+    return pd.DataFrame(
+        {
+            "mean": grouped.mean(),
+            "sequence_mean": within.groupby(keys).mean(),
+            "max": grouped.max(),
+            "min": grouped.min(),
+            "count": grouped.size(),
+        }
+    )
+
+
+def test_minilm_equals_every_vector_built(capsys, monkeypatch, tmp_path, corpus, minilm_folder, tokenizer):
+    folder = tmp_path / "run"
+    outcome = run_here(
+        capsys, monkeypatch, "dataset=text", f"dataset.path={corpus}", f"output_dir={folder}", "tracking=disabled"
+    )
+    assert outcome.status == 0, outcome.err
+    table = pd.read_parquet(folder / "tables/mixing_by_layer.parquet").set_index(["layer", "method", "category"])
+    expected = expected_table(minilm_folder, tokenizer)
+    assert set(table.index) == set(expected.index)
+    expected = expected.loc[table.index]
+    assert (table["count"] == expected["count"]).all()
+    for column in ("mean", "sequence_mean", "max", "min"):
+        np.testing.assert_allclose(
+            table[column], expected[column], atol=2e-6, err_msg=column
+        )  # float32 against float64
+
+
+def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus, saved_model):
+    folder = tmp_path / "a run, with = and [brackets]"
+    arguments = (f"model.name={saved_model}", "dataset=text", f"dataset.path={corpus}", "layers=[1,3]", "seed=5")
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir='{folder}'", "dataset.mask_fraction=0.12")
+    assert outcome.status == 0, outcome.err
+    results = json.loads((folder / "results.json").read_text())
+    assert results["status"] == "completed"
+    for method in METHODS:
+        low, mean, high = (results["metrics"][f"mixing/{method}/{name}"] for name in ("min", "mean", "max"))
+        assert 0 <= low <= mean <= high <= 1
+    facts = results["provenance"]
+    assert (facts["sequences"], facts["examples"], facts["seed"]) == (4, 4, 5)
+    assert facts["tokens"] == sum(facts["tokens_by_category"].values())
+    assert facts["tokens_by_category"]["mask"] >= 4
+    assert facts["verification_error"] < 1e-4
+    assert re.fullmatch("[0-9a-f]{64}", facts["model_sha256"])
+    table = pd.read_parquet(folder / "tables/mixing_by_layer.parquet")
+    assert set(table["layer"]) == {1, 3}
+    pd.testing.assert_frame_equal(table, pd.read_csv(folder / "tables/mixing_by_layer.csv"))
+    overall = table[table["category"] == "all"].groupby("method")["mean"].mean()
+    for method, value in overall.items():
+        assert results["metrics"][f"mixing/{method}/mean"] == pytest.approx(value)
+    for figure in ("mixing_heatmap", "mixing_by_layer"):
+        assert (folder / f"figures/{figure}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (folder / f"figures/{figure}.svg").read_text()[:600]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["layers"], config["dataset"]["mask_fraction"]) == ([1, 3], 0.12)
+    assert "results in" in outcome.err
+    assert "attnresln_n" in outcome.out
+
+    tracked = run_of(folder)
+    assert tracked["exit"] == 0
+    assert tracked["config"]["cfg"]["layers"] == [1, 3]
+    for name, value in results["metrics"].items():
+        assert tracked["summary"][name] == pytest.approx(value)
+    logged = {key: value for row in tracked["history"] for key, value in row.items()}
+    assert logged["tables/mixing_by_layer"]["nrows"] == len(table)
+    assert logged["figures/mixing_heatmap"]["_type"] == "image-file"
+    curve = [row["by_layer/mixing/attn_n/mean"] for row in tracked["history"] if "by_layer/mixing/attn_n/mean" in row]
+    overall = table[(table["category"] == "all") & (table["method"] == "attn_n")]
+    np.testing.assert_allclose(curve, overall["mean"])
+
+
+def test_batches_and_layers_change_nothing(capsys, monkeypatch, tmp_path, saved_model):
+    tables = []
+    for number, more in enumerate((["device.batch_tokens=64"], ["device.batch_tokens=16384"], ["layers=[2]"])):
+        folder = tmp_path / str(number)
+        arguments = [
+            f"model.name={saved_model}",
+            "dataset.limit=30",
+            f"output_dir={folder}",
+            "tracking=disabled",
+            *more,
+        ]
+        assert run_here(capsys, monkeypatch, *arguments).status == 0
+        tables.append(
+            pd.read_parquet(folder / "tables/mixing_by_layer.parquet").set_index(["layer", "method", "category"])
+        )
+    np.testing.assert_allclose(tables[0], tables[1], atol=1e-5)
+    np.testing.assert_allclose(tables[0].loc[[2]], tables[2], atol=1e-5)
+
+
+def test_categories_are_reported_as_chosen(capsys, monkeypatch, tmp_path, saved_model):
+    arguments = [f"model.name={saved_model}", "dataset.limit=3", f"output_dir={tmp_path / 'a'}", "tracking=disabled"]
+    assert run_here(capsys, monkeypatch, *arguments, "categories=[other,cls]").status == 0
+    table = pd.read_csv(tmp_path / "a/tables/mixing_by_layer.csv")
+    assert set(table["category"]) == {"cls", "other"}
+    assert json.loads((tmp_path / "a/results.json").read_text())["metrics"]["mixing/attn_w/mean"] > 0
+
+
+def test_same_seed_same_bytes(capsys, monkeypatch, tmp_path, saved_model):
+    contents = []
+    for name in ("a", "b"):
+        arguments = [f"model.name={saved_model}", "dataset.limit=20", "dataset.mask_fraction=0.2", "tracking=disabled"]
+        assert run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / name}").status == 0
+        contents.append((tmp_path / name / "tables/mixing_by_layer.parquet").read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_multirun_is_one_group_of_runs(capsys, monkeypatch, tmp_path, saved_model):
+    folder = tmp_path / "sweep"
+    arguments = ["-m", f"model.name={saved_model}", "model.random_init=false,true", "layers=[1],[2]", "dataset.limit=2"]
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    runs = [run_of(folder / str(number)) for number in range(4)]
+    assert {run["group"] for run in runs} == {"sweep"}
+    for number, run in enumerate(runs):
+        metrics = json.loads((folder / str(number) / "results.json").read_text())["metrics"]
+        assert run["summary"]["mixing/attn_n/mean"] == pytest.approx(metrics["mixing/attn_n/mean"])
+        assert any("tables/mixing_by_layer" in row for row in run["history"])
+        assert any("figures/mixing_heatmap" in row for row in run["history"])
+
+
+def test_a_failed_job_does_not_stop_a_sweep(capsys, monkeypatch, tmp_path, saved_model):
+    folder = tmp_path / "sweep"
+    arguments = ["-m", f"model.name={saved_model}", "layers=[9],[1]", "dataset.limit=2", f"output_dir={folder}"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled")
+    assert outcome.status == 1
+    assert "1 of 2 jobs failed" in outcome.err
+    assert "expected all or numbers from 1 to 3" in outcome.err
+    assert not (folder / "0").exists()
+    assert json.loads((folder / "1" / "results.json").read_text())["status"] == "completed"
+
+
+def test_the_default_run_in_a_process_of_its_own(tmp_path):
+    process = start(f"output_dir={tmp_path / 'run'}")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "100 pairs" not in err
+    assert "200 sequences" in err
+    assert re.search(r"attnresln_n +\d+\.\d +\d+\.\d +\d+\.\d", out)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["provenance"]["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    # The paper's finding, on another model and text: the residual connection keeps most of a token.
+    assert results["metrics"]["mixing/attn_w/mean"] > 0.8 > 0.4 > results["metrics"]["mixing/attnresln_n/mean"]
+
+
+def test_an_interrupted_run_says_so(tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("one two three four five six seven eight nine ten\n" * 200_000)
+    folder = tmp_path / "run"
+    arguments = ["model=bert-random", "dataset=text", f"dataset.path={text}", f"output_dir={folder}"]
+    process = start(*arguments, "tracking=disabled")
+    while not (folder / "config.yaml").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["status"], results["metrics"]) == ("interrupted", {})
+
+
+def test_help_is_a_manual_page_at_once():
+    process = start("--help")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.startswith("NAME\n")
+    assert all(heading in out for heading in ("SYNOPSIS", "KEYS", "EXAMPLES", "EXIT STATUS"))
+    assert "import torch" not in (ROOT / "src/normscope/command_line.py").read_text()
+
+
+def test_help_does_not_wait_for_torch():
+    import subprocess
+    import sys
+
+    command = (
+        "import sys, run; sys.exit('torch' in sys.modules or 'transformers' in sys.modules or 'wandb' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)

@@ -1,0 +1,70 @@
+"""Reads the file that an offline Weights & Biases run leaves, to see what a server would be sent.
+
+The format is LevelDB's log: after a seven-byte header, blocks of 32 KiB filled with chunks, each a header of checksum,
+length and type (whole, first, middle, last) before its bytes; the joined bytes are one protocol buffer record each.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from wandb.proto import wandb_internal_pb2 as pb
+
+_BLOCK = 32 * 1024
+_HEADER = struct.Struct("<IHB")
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+def records(path: Path) -> Iterator[Any]:
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    position, parts = 7, b""
+    while position + _HEADER.size <= len(data):
+        left = _BLOCK - position % _BLOCK
+        if left < _HEADER.size:
+            position += left
+            continue
+        _, length, kind = _HEADER.unpack_from(data, position)
+        if kind == 0:
+            position += left
+            continue
+        position += _HEADER.size
+        parts += data[position : position + length]
+        position += length
+        if kind in (_WHOLE, _LAST):
+            record = pb.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    """What the one run below a run folder says: group, config, history rows, summary, exit code."""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    found: dict[str, Any] = {"history": [], "summary": {}, "config": {}, "exit": None}
+    for record in records(path):
+        match record.WhichOneof("record_type"):
+            case "run":
+                found["group"] = record.run.run_group
+                found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            case "history":
+                found["history"].append(_nested(record.history.item))
+            case "summary":
+                found["summary"] |= _nested(record.summary.update)
+            case "exit":
+                found["exit"] = record.exit.exit_code
+    return found
+
+
+def _nested(items: Iterable[Any]) -> dict[str, Any]:
+    """Items as a dictionary; a picture or a table comes as one item per property."""
+    found: dict[str, Any] = {}
+    for item in items:
+        *path, name = item.nested_key or [item.key]
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[name] = json.loads(item.value_json)
+    return found

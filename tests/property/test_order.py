@@ -1,0 +1,50 @@
+"""Neither the order of examples nor the way they are batched can change what is measured."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from normscope.analyses.analysis import Subject
+from normscope.analyses.mixing import MixingAnalysis
+from normscope.data.batching import batches
+from normscope.data.categories import ALL, CATEGORIES
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.models.families import layout_of
+from normscope.models.observer import Observer
+from normscope.schema import DatasetKind, DatasetOptions
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.unit.test_data import Reader
+
+WORDS = ["cat", "river", ",", ".", "[MASK]", "walks", "old", "unbelievably"]
+texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map(" ".join)
+corpora = st.lists(st.builds(Example, texts, st.none() | texts), min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": len(tokenizer)}, torch.float64)
+
+
+def summary(model, tokenizer, examples, batch_tokens):
+    encoder = Encoder(Reader(tokenizer), DatasetOptions(kind=DatasetKind.sample, mask_fraction=0.2, seed=0))
+    analysis = MixingAnalysis(Subject([1, 2, 3], [*CATEGORIES, ALL]))
+    with Observer(model, layout_of("bert")) as observer:
+        for batch in batches(examples, encoder, batch_tokens, CorpusCounts()):
+            observer.run(batch.model_inputs(), lambda block, batch=batch: analysis.observe(block, batch))
+    return analysis.findings().tables["by_layer"]
+
+
+@given(corpora=corpora, seed=st.randoms(use_true_random=False), batch_tokens=st.integers(1, 100))
+@settings(max_examples=15)
+def test_order_and_batches_change_nothing(model, tokenizer, corpora, seed, batch_tokens):
+    shuffled = corpora.copy()
+    seed.shuffle(shuffled)
+    first = summary(model, tokenizer, corpora, 4096)
+    second = summary(model, tokenizer, shuffled, batch_tokens)
+    numbers = ["mean", "sequence_mean", "max", "min"]
+    assert first.drop(columns=numbers).equals(second.drop(columns=numbers))
+    torch.testing.assert_close(torch.tensor(first[numbers].values), torch.tensor(second[numbers].values))
+    assert first[numbers].min().min() >= 0
+    assert first[numbers].max().max() <= 1

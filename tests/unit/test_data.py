@@ -1,0 +1,215 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from normscope.data.batching import batches
+from normscope.data.categories import CATEGORIES, TokenCategories
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.data.files import TextFile
+from normscope.data.sources import open_corpus, sample_path
+from normscope.errors import InputError
+from normscope.schema import DatasetKind, DatasetOptions
+
+EXAMPLES = [Example("A first, short one."), Example("Left side", "right side"), Example("naïve — café")]
+
+
+class Reader:
+    """What an encoder must know of a model."""
+
+    name = "test"
+    vocabulary = 30522
+    max_length = 16
+    takes_segments = True
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+
+def encoder(tokenizer, **options) -> Encoder:
+    return Encoder(Reader(tokenizer), DatasetOptions(kind=DatasetKind.sample, seed=0, **options))
+
+
+def write(folder, ending: str):
+    path = folder / f"corpus{ending}"
+    rows = [{"text": example.text, "text_pair": example.text_pair} for example in EXAMPLES]
+    match ending:
+        case ".txt":
+            path.write_text("".join(f"{example.text}\n" for example in EXAMPLES))
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".csv":
+            path.write_text(
+                "text,text_pair\n" + "".join(f'"{row["text"]}","{row["text_pair"] or ""}"\n' for row in rows)
+            )
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".parquet"])
+def test_every_format_gives_the_same_examples(tmp_path, ending):
+    corpus = TextFile(write(tmp_path, ending))
+    expected = [Example(example.text) for example in EXAMPLES] if ending == ".txt" else EXAMPLES
+    assert list(corpus.examples()) == expected
+    assert list(corpus.examples()) == expected, "a corpus can be read again"
+    assert corpus.total == len(expected)
+
+
+def test_a_csv_without_header_is_read_by_number(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("one,two,3\n")
+    assert list(TextFile(path, header=False).examples()) == [Example("one")]
+    assert list(TextFile(path, "1", 0, header=False).examples()) == [Example("two", "one")]
+    with pytest.raises(InputError, match=r"dataset.text_column=7: .* has 0, 1, 2"):
+        list(TextFile(path, 7, header=False).examples())
+
+
+def test_empty_rows_say_why_they_are_skipped(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x"}\n\n{"text": " "}\n{"text": null}\n{"text": 3}\n{"text": "y", "text_pair": " "}\n')
+    assert list(TextFile(path).examples()) == [Example("x"), "empty", "empty", "empty", "not text", Example("y")]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfhello\r\nworld\r\n")
+    assert list(TextFile(path).examples()) == [Example("hello"), Example("world")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{oops\n', "line 2 is not JSON"),
+        ("a.jsonl", b'["x"]\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"body": "x"}\n', "dataset.text_column=text: .* has body"),
+        ("a.txt", b"fine\n\xff\xfe\n", "not UTF-8"),
+        ("a.txt", b"", "is empty"),
+        ("a.parquet", b"nothing of the kind", "not a Parquet file"),
+        ("a.docx", b"x", "expected a file ending in"),
+    ],
+)
+def test_bad_files_are_told_apart(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        list(TextFile(path).examples())
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        open_corpus(DatasetOptions(kind=DatasetKind.text, path=str(tmp_path / "none.txt"), seed=0))
+    with pytest.raises(InputError, match="dataset.path is not set"):
+        open_corpus(DatasetOptions(kind=DatasetKind.text, seed=0))
+
+
+def test_limit_reads_no_further():
+    corpus = open_corpus(DatasetOptions(kind=DatasetKind.sample, limit=3, seed=0))
+    assert corpus.total == 3
+    assert len(list(corpus.examples())) == 3
+
+
+def test_the_sample_corpus_is_what_the_readme_says(tokenizer):
+    examples = list(TextFile(sample_path()).examples())
+    pairs = [example for example in examples if example.text_pair]
+    singles = [example for example in examples if not example.text_pair]
+    assert (len(pairs), len(singles)) == (100, 100)
+    assert len({example.text for example in examples}) == 200
+    lengths = [len(tokenizer(example.text, example.text_pair)["input_ids"]) for example in pairs]
+    assert min(lengths) >= 95
+    assert max(lengths) <= 128
+    for example in pairs:
+        for paragraph in (example.text, example.text_pair):
+            assert 40 <= len(tokenizer(paragraph, add_special_tokens=False)["input_ids"]) <= 60
+
+
+def test_categories_of_minilm(tokenizer):
+    categories = TokenCategories.of(tokenizer, 30522).of_token
+    ids = tokenizer("Hello, world. Yes! [MASK]", "e.g. 、 。")["input_ids"]
+    names = [CATEGORIES[categories[token]] for token in ids]
+    assert (
+        names
+        == (
+            "cls other punctuation other punctuation other other mask sep "
+            "other punctuation other punctuation punctuation punctuation sep"
+        ).split()
+    )
+
+
+def test_byte_level_vocabularies_have_two_commas():
+    """RoBERTa writes a comma after a word and one after a space as two tokens; both are punctuation."""
+    vocabulary = {
+        token: index
+        for index, token in enumerate(["<s>", "</s>", "<mask>", "<pad>", ",", "Ġ,", "a", "Ġa", "Ġ", ".", "!"])
+    }
+    backend = Tokenizer(models.BPE(vocabulary, [("Ġ", ","), ("Ġ", "a")], ignore_merges=False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    from tokenizers import decoders
+
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="<s>", sep_token="</s>", mask_token="<mask>", pad_token="<pad>"
+    )
+    categories = TokenCategories.of(tokenizer, len(vocabulary)).of_token
+    punctuation = {token for token, index in vocabulary.items() if CATEGORIES[categories[index]] == "punctuation"}
+    assert punctuation == {",", "Ġ,", "."}
+    assert CATEGORIES[categories[0]] == "cls"
+    assert CATEGORIES[categories[1]] == "sep"
+
+
+def test_pairs_are_cut_longest_first_and_counted(tokenizer):
+    counts = CorpusCounts()
+    long = Example("one two three four five six seven eight nine ten eleven", "one two three")
+    sequences = encoder(tokenizer, max_length=10).encode([long, Example("short")], counts)
+    tokens = tokenizer.convert_ids_to_tokens(sequences[0].input_ids.tolist())
+    assert tokens == "[CLS] one two three four [SEP] one two three [SEP]".split()
+    assert sequences[0].token_type_ids.tolist() == [0] * 6 + [1] * 4
+    assert counts.cut == 1
+
+
+def test_masking_replaces_a_share_of_the_ordinary_tokens(tokenizer):
+    example = Example(" ".join(["word"] * 25), " ".join(["other"] * 25))
+    plain = encoder(tokenizer).tokenizer(example.text, example.text_pair)["input_ids"]
+    make = encoder(tokenizer, mask_fraction=0.12)
+    make.max_length = None
+    sequence = make.encode([example], CorpusCounts())[0]
+    changed = np.flatnonzero(sequence.input_ids != plain)
+    assert len(changed) == 6
+    assert (sequence.input_ids[changed] == tokenizer.mask_token_id).all()
+    assert not set(changed) & {0, 26, 52}, "special tokens stay"
+
+
+def test_masking_takes_at_least_one_token_and_follows_the_seed(tokenizer):
+    make = encoder(tokenizer, mask_fraction=0.01)
+    sequences = make.encode([Example("two words"), Example("one of several words here")] * 2, CorpusCounts())
+    assert all((sequence.input_ids == tokenizer.mask_token_id).sum() == 1 for sequence in sequences)
+    assert (sequences[1].input_ids == sequences[3].input_ids).all(), "the same text is masked alike wherever it stands"
+
+
+def test_batches_keep_the_budget_and_lose_nothing(tokenizer):
+    counts = CorpusCounts()
+    examples = [Example("word " * (1 + index % 13)) for index in range(50)]
+    seen = list(batches([*examples, "empty"], encoder(tokenizer), 60, counts))
+    assert sum(batch.sequences for batch in seen) == 50
+    assert all(batch.input_ids.numel() <= 60 for batch in seen)
+    assert (counts.read, counts.used, counts.skipped) == (51, 50, {"empty": 1})
+    assert counts.tokens == sum(int(batch.real.sum()) for batch in seen) == sum(counts.categories.values())
+    for batch in seen:
+        assert ((batch.categories == -1) == ~batch.real).all()
+        assert (batch.input_ids[~batch.real] == tokenizer.pad_token_id).all()
+
+
+def test_a_sequence_beyond_the_budget_is_a_batch_by_itself(tokenizer):
+    seen = list(batches([Example("word " * 12), Example("word " * 11)], encoder(tokenizer), 5, CorpusCounts()))
+    assert [batch.sequences for batch in seen] == [1, 1]
+
+
+def test_options_that_do_not_fit_the_model(tokenizer):
+    with pytest.raises(InputError, match="dataset.max_length=17: expected at most 16"):
+        encoder(tokenizer, max_length=17)
