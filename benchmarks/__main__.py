@@ -32,13 +32,13 @@ def main() -> None:
         print(json.dumps(_memory(prepare(SCENARIOS[int(number)])[way])))
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"{'shapes':<12}{'batch':<12}{'way':<18}{'time/bare':>10}{'memory/bare':>13}{'seconds':>10}{'MiB':>8}")
+    print(f"{'shapes':<12}{'batch':<12}{'way':<24}{'time/bare':>10}{'memory/bare':>13}{'seconds':>10}{'MiB':>8}")
     for number, scenario in enumerate(SCENARIOS):
         seconds, ratios = _times(scenario, arguments.repeats)
         memory = {way: _memory_in_own_process(number, way) for way in scenario.ways}
         for way in scenario.ways:
             print(
-                f"{scenario.shape:<12}{f'{scenario.sequences} × {scenario.length}':<12}{way:<18}"
+                f"{scenario.shape:<12}{f'{scenario.sequences} × {scenario.length}':<12}{way:<24}"
                 f"{ratios[way]:>10.2f}{memory[way] / memory[BARE]:>13.2f}{seconds[way]:>10.3f}{memory[way] / 2**20:>8.0f}",
                 flush=True,
             )

@@ -1,8 +1,10 @@
 """What is measured: models, batches, and the ways to run one over the other."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
@@ -11,10 +13,11 @@ from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Subject
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
+from normscope.data.frequency import TokenFrequencies
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.schema import AnalysisOptions
+from normscope.schema import AnalysisOptions, FrequencyOptions, NormsOptions
 
 SHAPES = {
     "BERT-base": BertConfig(),
@@ -23,6 +26,7 @@ SHAPES = {
 
 BARE = "bare"
 STRAIGHTFORWARD = "straightforward"
+EXACT = "exact"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +37,13 @@ class Scenario:
     sequences: int
     length: int
     ways: tuple[str, ...]
-    """`bare`, `straightforward`, or names of analyses joined by +."""
+    """`bare`, `straightforward`, or names of analyses joined by +; `, exact` keeps every pair for the correlation."""
 
 
 SCENARIOS = (
-    Scenario("BERT-base", 8, 128, (BARE, "mixing")),
+    Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "mixing+norms+frequency")),
     Scenario("BERT-base", 2, 512, (BARE, "mixing")),
-    Scenario("MiniLM", 32, 128, (BARE, "mixing")),
+    Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "mixing+norms+frequency")),
     Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD)),
 )
 
@@ -61,9 +65,17 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         mixing_ratios(model, inputs)
 
     def analysed(names: list[str]) -> Callable[[], None]:
-        options = AnalysisOptions()
-        subject = Subject(layers, [*CATEGORIES, ALL])
-        analyses = [ANALYSES[name](getattr(options, name), subject) for name in names]
+        # Correlations are estimated, as they are on a corpus that is worth measuring.
+        options = AnalysisOptions(norms=NormsOptions(exact_pairs=0, seed=0), frequency=FrequencyOptions(seed=0))
+        if EXACT in names:
+            options.norms.exact_pairs = 10**12
+        subject = Subject(
+            layers=layers,
+            categories=[*CATEGORIES, ALL],
+            parameters=Observer(model, layout_of("bert")).parameters,
+            frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
+        )
+        analyses = [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
 
         def visit(block: AttentionBlock) -> None:
             for analysis in analyses:
@@ -76,7 +88,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         return forward
 
     ways = {BARE: bare, STRAIGHTFORWARD: straightforward}
-    return {way: ways.get(way) or analysed(way.split("+")) for way in scenario.ways}
+    return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
 
 
 def _batch(scenario: Scenario, vocabulary: int) -> Batch:
@@ -86,4 +98,4 @@ def _batch(scenario: Scenario, vocabulary: int) -> Batch:
     # A twentieth of padding in one sequence, so that the masks that real batches need are paid for by both sides.
     real[-1, -max(1, scenario.length // 20) :] = False
     categories = torch.randint(len(CATEGORIES), shape).masked_fill(~real, -1)
-    return Batch(ids, torch.zeros_like(ids), real, categories)
+    return Batch(ids, torch.zeros_like(ids), real, categories, tuple(range(scenario.sequences)))

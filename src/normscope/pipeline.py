@@ -11,10 +11,12 @@ import torch
 from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
+from normscope.data import frequency
 from normscope.data.batching import Batch, batches
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
+from normscope.data.frequency import TokenFrequencies
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
 from normscope.models.loading import LoadedModel, load
@@ -24,7 +26,16 @@ from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import progress_bar, say, show_table
 from normscope.reporting.tracking import Tracker, track
-from normscope.schema import RunOptions, check, chosen_categories, chosen_layers, enabled_analyses
+from normscope.schema import (
+    DatasetKind,
+    DatasetOptions,
+    FrequencyOptions,
+    RunOptions,
+    check,
+    chosen_categories,
+    chosen_layers,
+    enabled_analyses,
+)
 
 log = logging.getLogger("normscope")
 
@@ -62,7 +73,15 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     encoder = Encoder(model, options.dataset)
     corpus = open_corpus(options.dataset)
     verification = verify(model.model, model.layout, model.name)
-    subject = Subject(layers, categories)
+    observer = Observer(model.model, model.layout, layers)
+    subject = Subject(
+        layers=layers,
+        categories=categories,
+        parameters=observer.parameters,
+        special_tokens=encoder.categories.special,
+        token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
+        frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),
+    )
     analyses = [ANALYSES[name](getattr(options.analysis, name), subject) for name in enabled_analyses(options.analysis)]
     counts = CorpusCounts()
     stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options)
@@ -75,7 +94,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     results.create(options)
     try:
         with track(options, folder) as tracker:
-            _observe(model, analyses, layers, stream, corpus.total, counts)
+            _observe(observer, model.device, analyses, stream, corpus.total, counts)
             _say_counts(counts, encoder)
             findings = {analysis.name: analysis.findings() for analysis in analyses}
             metrics = _write(findings, results, tracker)
@@ -87,24 +106,35 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         raise
     results.finish(Status.COMPLETED, metrics, facts)
     for name, found in findings.items():
-        show_table(name, found.summary)
+        show_table(name, found.summary, found.summary_digits)
         for note in found.notes:
             say(note)
     say(f"results in {folder}")
     return metrics
 
 
+def _frequencies(wanted: FrequencyOptions, options: RunOptions, encoder: Encoder, vocabulary: int) -> TokenFrequencies:
+    if wanted.path is not None:
+        found = frequency.read(Path(wanted.path).expanduser(), vocabulary)
+    elif wanted.source == "corpus":
+        found = frequency.counted(open_corpus(options.dataset).examples(), encoder, vocabulary)
+    else:
+        counted = DatasetOptions(kind=DatasetKind.text, path=wanted.source)
+        found = frequency.counted(open_corpus(counted).examples(), encoder, vocabulary)
+    return frequency.conventional(found, encoder) if wanted.conventional else found
+
+
 def _observe(
-    model: LoadedModel,
+    observer: Observer,
+    device: torch.device,
     analyses: list[Analysis],
-    layers: list[int],
     stream: Iterator[Batch],
     total: int | None,
     counts: CorpusCounts,
 ) -> None:
-    with Observer(model.model, model.layout, layers) as observer, progress_bar(total) as bar:
+    with observer, progress_bar(total) as bar:
         for cpu_batch in stream:
-            batch = cpu_batch.to(model.device)
+            batch = cpu_batch.to(device)
 
             def visit(block, batch=batch):  # type: ignore[no-untyped-def]
                 for analysis in analyses:

@@ -120,10 +120,41 @@ class MixingOptions:
 
 
 @dataclass
+class NormsOptions:
+    """Vector norms (Kobayashi et al. 2020)."""
+
+    enabled: bool = False
+    exact_pairs: int = 50_000_000
+    """Pairs of α and ‖f‖ that are kept for an exact rank correlation; with more it is estimated."""
+    scatter_pairs: int = 20_000
+    """Pairs in the scatter plot's sample."""
+    seed: int = II("seed")
+
+
+@dataclass
+class FrequencyOptions:
+    """Token frequency (Kobayashi et al. 2020 and 2021)."""
+
+    enabled: bool = False
+    source: str = "corpus"
+    """Where tokens are counted: `corpus`, or a text file like those of dataset.path."""
+    path: str | None = None
+    """A file of `rank count token_id` lines instead."""
+    conventional: bool = False
+    """Whether [CLS], [SEP], comma and period count as the four most frequent, and other special tokens and single
+    characters are left out (K20, footnote 5)."""
+    exact_pairs: int = 50_000_000
+    """Pairs of rank and measure that are kept for exact rank correlations; with more they are estimated."""
+    seed: int = II("seed")
+
+
+@dataclass
 class AnalysisOptions:
     """Every analysis, whether or not it is chosen."""
 
     mixing: MixingOptions = field(default_factory=MixingOptions)
+    norms: NormsOptions = field(default_factory=NormsOptions)
+    frequency: FrequencyOptions = field(default_factory=FrequencyOptions)
 
 
 @dataclass
@@ -185,6 +216,13 @@ def check(options: RunOptions) -> None:
         raise InputError(f"dataset.max_length={options.dataset.max_length}: expected at least 3 tokens")
     if not 0 <= options.dataset.mask_fraction < 1:
         raise InputError(f"dataset.mask_fraction={options.dataset.mask_fraction}: expected a share in [0, 1)")
+    for key, value in (
+        ("analysis.norms.exact_pairs", options.analysis.norms.exact_pairs),
+        ("analysis.frequency.exact_pairs", options.analysis.frequency.exact_pairs),
+    ):
+        if value < 0:
+            raise InputError(f"{key}={value}: expected a number of pairs, or 0 to estimate")
+    _positive("analysis.norms.scatter_pairs", options.analysis.norms.scatter_pairs)
     for key, value in (
         ("seed", options.seed),
         ("dataset.seed", options.dataset.seed),

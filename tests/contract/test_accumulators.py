@@ -6,11 +6,16 @@ from collections.abc import Callable
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.sample import UniformSample
+from normscope.statistics.sequences import SequenceMeans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +34,37 @@ def _feed_grouped(accumulator: GroupedMoments, values: torch.Tensor) -> None:
         accumulator.update(layer, values + layer, members)
 
 
-CASES = {"GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped)}
+def _feed_sequences(accumulator: SequenceMeans, values: torch.Tensor) -> None:
+    lengths = (values[0] > -1).sum(dim=-1)
+    for layer in (0, 1):
+        accumulator.update(layer, values[:, :, :2] + layer, lengths)
+
+
+AXES = (Axis(-20, 4, 5), Axis(-4, 4, 6))
+
+
+def _feed_pairs(accumulator: RankCorrelation, values: torch.Tensor) -> None:
+    group = (values[1] > 0).long() - (values[0] <= -1).long() * 2
+    for layer in (0, 1):
+        first = values.exp().transpose(0, 1)[:, :, :, None].expand(-1, -1, -1, values.shape[2])
+        accumulator.update(layer, first.transpose(-1, -2), values.exp().transpose(0, 1), group.clamp(min=-1))
+
+
+def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:
+    for sequence in values[0]:
+        rows = torch.stack([torch.zeros_like(sequence), sequence * 2, sequence], dim=-1)
+        name = int(sequence[0].abs() * 2**30)
+        accumulator.update((name,), len(rows), lambda positions, rows=rows: rows[positions])
+
+
+CASES = {
+    "GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped),
+    "SequenceMeans": Case(lambda: SequenceMeans(2, 2, 2), _feed_sequences),
+    "RankCorrelation, exact": Case(lambda: RankCorrelation(2, 2, *AXES, 10_000), _feed_pairs),
+    "RankCorrelation, estimated": Case(lambda: RankCorrelation(2, 2, *AXES, 0), _feed_pairs),
+    "RankCorrelation, on the way": Case(lambda: RankCorrelation(2, 2, *AXES, 400), _feed_pairs),
+    "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
+}
 
 
 @pytest.fixture(params=CASES)
@@ -48,9 +83,23 @@ def values(seed: int, sequences: int = 4, tokens: int = 5) -> torch.Tensor:
     return torch.randn(2, sequences, tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def comparable(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state in which what has no order is ordered: pairs that are kept come in the order of the stream."""
+    ordered = dict(state)
+    for name, tensor in state.items():
+        if name.startswith("first_"):
+            layer = name.removeprefix("first")
+            keys = [state[part + layer].double() for part in ("group", "second", "first")]
+            order = torch.arange(len(tensor))
+            for key in reversed(keys):
+                order = order[key[order].argsort(stable=True)]
+            ordered |= {part + layer: state[part + layer][order] for part in ("group", "second", "first")}
+    return ordered
+
+
 def assert_same(first: Accumulator, second: Accumulator) -> None:
     """States agree: integers exactly, sums to the last bits."""
-    left, right = first.state(), second.state()
+    left, right = comparable(first.state()), comparable(second.state())
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], rtol=1e-12, atol=1e-12, msg=name)
@@ -116,6 +165,7 @@ def test_grouped_moments_equal_numpy():
         for row in (0, 1):
             numbers = data[row].numpy() + layer
             np.testing.assert_allclose(summary.mean[layer, row, 0], numbers[real].mean())
+            np.testing.assert_allclose(summary.deviation[layer, row, 0], numbers[real].std())
             np.testing.assert_allclose(summary.maximum[layer, row, 0], numbers[real].max())
             np.testing.assert_allclose(summary.minimum[layer, row, 0], numbers[real].min())
             per_sequence = [line[mask].mean() for line, mask in zip(numbers, real, strict=True) if mask.any()]
@@ -141,3 +191,91 @@ def test_a_group_without_tokens_is_nan_and_counted_zero():
     assert summary.count.tolist() == [[1, 0]]
     assert torch.isnan(summary.mean[0, 0, 1])
     assert torch.isnan(summary.maximum[0, 0, 1])
+
+
+def _sampled(values: torch.Tensor, size: int = 6) -> UniformSample:
+    sample = UniformSample(size, 3, seed=5)
+    _feed_sample(sample, values)
+    return sample
+
+
+def test_a_sample_does_not_depend_on_order():
+    data = values(4, sequences=9)
+    rows = {tuple(row) for row in _sampled(data).compute().tolist()}
+    assert rows == {tuple(row) for row in _sampled(data.flip(1)).compute().tolist()}
+    assert len(rows) == 6
+
+
+def test_a_sample_of_everything_is_everything():
+    data = values(4)
+    rows = _sampled(data, size=1000).compute()
+    assert sorted(rows[:, 2].tolist()) == sorted(data[0].flatten().tolist())
+
+
+def test_a_sample_is_uniform():
+    """Each of 40 rows in populations of unequal size is drawn about as often: chi-square of 800 samples of 4."""
+    drawn = np.zeros(40)
+    for seed in range(800):
+        sample = UniformSample(4, 1, seed)
+        for name, (start, stop) in enumerate([(0, 3), (3, 20), (20, 40)]):
+            numbers = torch.arange(start, stop, dtype=torch.float64)
+            sample.update((name,), stop - start, lambda positions, numbers=numbers: numbers[positions][:, None])
+        drawn[sample.compute().long().flatten().numpy()] += 1
+    assert drawn.sum() == 3200
+    assert ((drawn - 80) ** 2 / 80).sum() < 72.1  # 99.9th percentile at 39 degrees of freedom
+
+
+pairs = st.integers(0, 10_000).map(lambda seed: torch.Generator().manual_seed(seed))
+
+
+@given(generator=pairs, ties=st.booleans(), dependence=st.floats(-2, 2), count=st.integers(3, 400))
+def test_rank_correlation_equals_scipy_and_its_estimate_keeps_its_bound(generator, ties, dependence, count):
+    second = torch.randn(1, 1, count, generator=generator).mul(0.4).exp()
+    first = (torch.randn(1, 1, 1, count, generator=generator) + dependence * second).exp()
+    if ties:
+        first, second = first.round(decimals=0), second.round(decimals=1) + 0.1
+    exact, estimate = (RankCorrelation(1, 1, *AXES, budget) for budget in (10**6, 0))
+    for correlation in (exact, estimate):
+        correlation.update(0, first, second, torch.zeros(1, count, dtype=torch.long))
+    (pooled,), (alone,) = exact.compute()
+    assert pooled == alone
+    estimated = estimate.compute()[0][0]
+    assert estimated.count == pooled.count == count
+    if len(first.unique()) == 1 or len(second.unique()) == 1:
+        assert pooled.spearman is None
+        assert "constant" in pooled.reason
+        return
+    expected = scipy.stats.spearmanr(first.flatten(), second.flatten()).statistic
+    assert pooled.spearman == pytest.approx(expected, abs=1e-9)
+    assert pooled.error_bound == 0
+    if estimated.spearman is not None:
+        assert abs(estimated.spearman - expected) <= estimated.error_bound
+
+
+def test_too_few_pairs_have_a_reason():
+    correlation = RankCorrelation(1, 2, *AXES, 100)
+    correlation.update(0, torch.ones(1, 1, 1, 2), torch.ones(1, 1, 2), torch.zeros(1, 2, dtype=torch.long))
+    few, none = correlation.compute()[0]
+    assert (few.spearman, few.count, few.reason) == (None, 2, "fewer than three pairs")
+    assert (none.spearman, none.count, none.reason) == (None, 0, "no pairs")
+
+
+def test_kept_pairs_never_exceed_the_budget():
+    correlation = RankCorrelation(1, 1, *AXES, 50)
+    for seed in range(4):
+        numbers = torch.rand(2, 20, generator=torch.Generator().manual_seed(seed))
+        correlation.update(0, numbers[:1, None, None], numbers[1:, None], torch.zeros(1, 20, dtype=torch.long))
+        kept = correlation.state().get("first_0", torch.zeros(0))
+        assert len(kept) in (20 * (seed + 1), 0)
+        assert len(kept) <= 50
+    assert correlation.compute()[0][0].count == 80
+
+
+def test_the_cells_of_an_axis_keep_order():
+    axis = Axis(-3, 2, 2)
+    numbers = torch.tensor([0.0, 1e-30, 0.124, 0.125, 0.14, 0.16, 1.0, 1.24, 1.26, 3.9, 4.0, 1e30])
+    cells = axis.cell(numbers)
+    assert (cells.diff() >= 0).all()
+    assert cells[:4].tolist() == [0, 0, 0, 0]
+    assert cells[-2:].tolist() == [axis.cells - 1] * 2
+    assert cells[6] + 1 == cells[8]

@@ -14,7 +14,7 @@ ALLOWED = {
     "statistics": {"maths"},
     "models": {"maths", "schema"},
     "data": {"schema"},
-    "analyses": {"maths", "statistics", "models.block", "data.batching", "data.categories", "schema"},
+    "analyses": {"maths", "statistics", "models.block", "data.batching", "data.categories", "data.frequency", "schema"},
     "reporting": {"analyses.findings", "schema"},
 }
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,4 +39,6 @@ def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts the tests in the background has the interrupt signal ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

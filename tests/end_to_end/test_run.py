@@ -78,6 +78,7 @@ def test_minilm_equals_every_vector_built(capsys, monkeypatch, tmp_path, corpus,
         )  # float32 against float64
 
 
+@pytest.mark.draws
 def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus, saved_model):
     folder = tmp_path / "a run, with = and [brackets]"
     arguments = (f"model.name={saved_model}", "dataset=text", f"dataset.path={corpus}", "layers=[1,3]", "seed=5")
@@ -205,7 +206,10 @@ def test_an_interrupted_run_says_so(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    try:
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     results = json.loads((folder / "results.json").read_text())
     assert (results["status"], results["metrics"]) == ("interrupted", {})

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.frequency import FrequencyAnalysis
 from normscope.analyses.mixing import MixingAnalysis
+from normscope.analyses.norms import NormsAnalysis
 
 ANALYSES: dict[str, Callable[[Any, Subject], Analysis]] = {
     "mixing": lambda _options, subject: MixingAnalysis(subject),
+    "norms": NormsAnalysis,
+    "frequency": FrequencyAnalysis,
 }

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -12,8 +12,14 @@ from torch import Tensor
 from normscope.analyses.findings import Findings
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
-from normscope.models.block import AttentionBlock
+from normscope.data.frequency import TokenFrequencies
+from normscope.models.block import AttentionBlock, BlockParameters
+from normscope.schema import FrequencyOptions
 from normscope.statistics.accumulator import Accumulator
+
+
+def _unknown(options: FrequencyOptions) -> TokenFrequencies:
+    raise ValueError(f"no frequencies are known: {options}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +30,21 @@ class Subject:
     """Numbers of the layers that are shown, from 1."""
     categories: Sequence[str]
     """Token categories to report, `all` among them where it is wanted."""
+
+    parameters: Mapping[int, BlockParameters]
+    """Weights of the blocks, by layer."""
+
+    special_tokens: frozenset[int] = frozenset()
+    """Ids of the tokenizer's special tokens."""
+    token: Callable[[int], str] = str
+    """The text of a token, by its id."""
+    frequencies: Callable[[FrequencyOptions], TokenFrequencies] = _unknown
+    """How frequent tokens are, where the options say; may read a whole corpus."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of a layer."""
+        return len(next(iter(self.parameters.values())).value_bias)
 
     def index(self, layer: int) -> int:
         """Where a layer stands among those that are shown."""

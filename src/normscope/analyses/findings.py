@@ -30,21 +30,59 @@ class HeatmapPanels:
 
 
 @dataclasses.dataclass(frozen=True)
-class LinesByLayer:
-    """One line per series over the layers."""
+class HeatmapGrid:
+    """Heatmaps in rows and columns; each column has a colour scale of its own, the same in all its rows."""
 
     table: pd.DataFrame
+    grid_row: str
+    """Column that tells the rows of panels apart."""
+    values: Mapping[str, str]
+    """Columns of the table that are drawn, one per column of panels, with their titles."""
+    row: str
+    column: str
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """Lines over a quantity, in one panel or several."""
+
+    table: pd.DataFrame
+    x: str
+    y: str
     series: str
     """Column that tells the lines apart."""
-    value: str
     caption: str
-    series_titles: Mapping[str, str]
-    """Titles of the lines, in order."""
-    value_label: str
+    y_label: str
+    series_titles: Mapping[str, str] | None = None
+    """Titles of the lines, in order; None draws all alike and without a legend."""
+    panel: str | None = None
+    """Column that tells the panels apart; each has a scale of its own."""
+    panel_titles: Mapping[str, str] | None = None
     limits: tuple[float, float] | None = None
+    log_y: bool = False
 
 
-Figure = HeatmapPanels | LinesByLayer
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """Points of one series after another in a panel each, with the median along x where that is asked for."""
+
+    table: pd.DataFrame
+    x: str
+    y: str
+    panel: str
+    panel_titles: Mapping[str, str]
+    x_label: str
+    y_label: str
+    caption: str
+    log_x: bool = False
+    log_y: bool = False
+    sharey: bool = True
+    medians: bool = False
+    """Whether the medians of bins along x are drawn over the points."""
+
+
+Figure = HeatmapPanels | HeatmapGrid | Lines | Scatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,5 +98,6 @@ class Findings:
     figures: Mapping[str, Figure]
     summary: pd.DataFrame
     """The few numbers for the terminal, ready to print."""
+    summary_digits: int = 2
     notes: Sequence[str] = ()
     """Sentences that the user must read beside the numbers."""

@@ -1,16 +1,17 @@
 """The mixing ratio of every block, by five methods (Kobayashi et al. 2021)."""
 
+import dataclasses
 import itertools
 
 import pandas as pd
 import torch
 
 from normscope.analyses.analysis import Analysis, Subject
-from normscope.analyses.findings import Findings, HeatmapPanels, LinesByLayer
+from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
-from normscope.maths.mixing import Method, mixing_ratios
+from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.statistics.grouped import GroupedMoments
 
@@ -34,14 +35,13 @@ class MixingAnalysis(Analysis):
         self._subject = subject
         # `all` is always counted: the run's metrics are of all tokens, whichever categories are reported.
         categories = [*(category for category in subject.categories if category != ALL), ALL]
-        self._counted = Subject(subject.layers, categories)
+        self._counted = dataclasses.replace(subject, categories=categories)
         self._moments = GroupedMoments(len(subject.layers), len(METHODS), len(categories))
         self.accumulators = {"moments": self._moments}
 
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the ratios of one block's tokens."""
-        ratios = mixing_ratios(block.self_weights, block.preserving, block.mixing, block.inputs, block.normalisation)
-        values = torch.stack([ratios[method] for method in METHODS])
+        values = torch.stack([block.mixing_ratios[method] for method in METHODS])
         self._moments.update(self._subject.index(block.layer), values, self._counted.members(batch))
 
     def findings(self) -> Findings:
@@ -71,6 +71,7 @@ class MixingAnalysis(Analysis):
             metrics=metrics,
             curves=curves,
             figures=self._figures(shown, overall),
+            summary_digits=1,
             summary=(summary * 100).rename(columns=lambda name: f"{name} %"),
         )
 
@@ -94,7 +95,7 @@ class MixingAnalysis(Analysis):
         )
 
     @staticmethod
-    def _figures(shown: pd.DataFrame, overall: pd.DataFrame) -> dict[str, HeatmapPanels | LinesByLayer]:
+    def _figures(shown: pd.DataFrame, overall: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:
         def percent(table: pd.DataFrame) -> pd.DataFrame:
             return table.assign(mean=table["mean"] * 100)
 
@@ -115,12 +116,13 @@ class MixingAnalysis(Analysis):
                     "that mostly keep themselves."
                 ),
             ),
-            "by_layer": LinesByLayer(
+            "by_layer": Lines(
                 table=percent(overall),
+                x="layer",
+                y="mean",
                 series="method",
-                value="mean",
                 series_titles=titles,
-                value_label="mean mixing ratio (%)",
+                y_label="mean mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(
                     "Mean mixing ratio of all tokens in each layer, one line per method: the distance between the lines is "

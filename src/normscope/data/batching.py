@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from normscope.data.categories import CATEGORIES
-from normscope.data.encoding import Encoder, TokenSequence
+from normscope.data.encoding import Encoder, TokenSequence, fingerprint
 from normscope.data.examples import CorpusCounts, Example
 
 # Examples among which like lengths are looked for. It bounds memory, and is large enough to pad next to nothing.
@@ -27,6 +27,8 @@ class Batch:
     """True at tokens, False at padding."""
     categories: Int[Tensor, "batch token"]
     """Index into CATEGORIES; −1 at padding."""
+    fingerprints: tuple[int, ...]
+    """A number that names each sequence by its tokens."""
 
     @property
     def sequences(self) -> int:
@@ -45,6 +47,7 @@ class Batch:
             None if self.token_type_ids is None else self.token_type_ids.to(device),
             self.real.to(device),
             self.categories.to(device),
+            self.fingerprints,
         )
 
 
@@ -97,6 +100,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         token_type_ids=None if segments is None else torch.from_numpy(segments),
         real=torch.from_numpy(real),
         categories=torch.from_numpy(categories),
+        fingerprints=tuple(fingerprint(sequence.input_ids) for sequence in sequences),
     )
 
 

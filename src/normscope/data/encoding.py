@@ -1,5 +1,6 @@
 """Examples to token ids, with the mask token in the place of some where that is asked for."""
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -81,6 +82,12 @@ class Encoder:
         self._seed = options.seed
         self._segments = model.takes_segments
 
+    def unmasked(self) -> "Encoder":
+        """The same encoder without masking."""
+        copied = copy.copy(self)
+        copied._mask_fraction = 0.0
+        return copied
+
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Token sequences of examples, in their order. Cut ones are counted."""
         sequences: dict[int, TokenSequence] = {}
@@ -126,9 +133,13 @@ class Encoder:
         ordinary = np.flatnonzero(~np.isin(input_ids, list(self.categories.special)))
         if len(ordinary) == 0:
             return input_ids
-        digest = hashlib.sha256(input_ids.astype("<i8").tobytes()).digest()
-        generator = np.random.default_rng([self._seed, int.from_bytes(digest[:16], "little")])
+        generator = np.random.default_rng([self._seed, fingerprint(input_ids)])
         count = max(1, round(self._mask_fraction * len(ordinary)))
         masked = input_ids.copy()
         masked[generator.choice(ordinary, size=count, replace=False)] = self.tokenizer.mask_token_id
         return masked
+
+
+def fingerprint(input_ids: np.ndarray) -> int:
+    """A number of 128 bits that follows from a sequence's tokens alone, on every machine."""
+    return int.from_bytes(hashlib.sha256(input_ids.astype("<i8").tobytes()).digest()[:16], "little")

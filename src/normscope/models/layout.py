@@ -7,6 +7,7 @@ from typing import Literal
 from torch import nn
 
 from normscope.maths.normalisation import Normalisation
+from normscope.models.block import BlockParameters
 
 NormPosition = Literal["post"]
 
@@ -25,6 +26,8 @@ class BlockLayout:
     """The list of layers."""
     attention: str
     """The module that is handed to transformers' attention function."""
+    value: str
+    """W_V and b_V."""
     output: str
     """W_O: its input is the concatenated heads, its output the attention output."""
     norm: str
@@ -48,6 +51,7 @@ class BlockLayout:
                 number,
                 layer,
                 attrgetter(self.attention)(layer),
+                attrgetter(self.value)(layer),
                 attrgetter(self.output)(layer),
                 attrgetter(self.norm)(layer),
             )
@@ -74,12 +78,21 @@ class BlockModules:
     whole: nn.Module
     """The layer: what enters it is the block's input."""
     attention: nn.Module
+    value: nn.Module
     output: nn.Module
     norm: nn.Module
 
-    def normalisation(self) -> Normalisation:
-        """The block's norm as a linear map up to its deviation."""
-        norm = self.norm
+    def parameters(self, heads: int) -> BlockParameters:
+        """The weights of the block, split into its heads."""
+        value, output, norm = self.value, self.output, self.norm
+        assert isinstance(value, nn.Linear)
+        assert isinstance(output, nn.Linear)
         assert isinstance(norm, nn.LayerNorm)
-        assert isinstance(norm.weight, nn.Parameter)
-        return Normalisation(norm.weight, norm.bias, norm.eps)
+        bias = value.weight.new_zeros(value.out_features) if value.bias is None else value.bias
+        return BlockParameters(
+            value_weight=value.weight.T.view(value.in_features, heads, -1).transpose(0, 1),
+            value_bias=bias.view(heads, -1),
+            output_weight=output.weight.T.view(heads, -1, output.out_features),
+            output_bias=output.bias,
+            normalisation=Normalisation(norm.weight, norm.bias, norm.eps),
+        )

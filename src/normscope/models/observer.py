@@ -66,6 +66,9 @@ class Observer:
         blocks = layout.bind(model)
         wanted = set(range(1, len(blocks) + 1) if layers is None else layers)
         self._blocks = {id(modules.attention): modules for modules in blocks if modules.layer in wanted}
+        heads = model.config.num_attention_heads
+        self.parameters = {modules.layer: modules.parameters(heads) for modules in self._blocks.values()}
+        """Weights of the blocks that are shown, by layer."""
         self._last_layer = max(wanted)
         self._exit = contextlib.ExitStack()
         # What the current forward pass has gathered of blocks not yet shown, by layer.
@@ -148,17 +151,13 @@ class Observer:
             assert self._visit is not None
             assert self._real is not None
             call = self._calls.pop(modules.layer)
-            weight, bias = modules.output.weight, modules.output.bias
-            assert isinstance(weight, Tensor)
             self._visit(
                 AttentionBlock(
                     layer=modules.layer,
                     inputs=self._inputs.pop(modules.layer),
                     **call._asdict(),
                     attention_output=output,
-                    output_weight=weight.T.view(call.value.shape[1], call.value.shape[3], -1),
-                    output_bias=bias if isinstance(bias, Tensor) else None,
-                    normalisation=modules.normalisation(),
+                    parameters=self.parameters[modules.layer],
                     real=self._real,
                 )
             )

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import Figure, HeatmapPanels, LinesByLayer
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Scatter
 
 # Perceptually uniform and legible to the colour-blind; light means little, dark means much, as on paper.
 _COLOURS = mpl.colormaps["viridis_r"]
@@ -35,19 +35,28 @@ def draw(figure: Figure, paths: Sequence[Path]) -> None:
         match figure:
             case HeatmapPanels():
                 canvas = _heatmaps(figure)
-            case LinesByLayer():
+            case HeatmapGrid():
+                canvas = _heatmap_grid(figure)
+            case Lines():
                 canvas = _lines(figure)
+            case Scatter():
+                canvas = _scatter(figure)
             case _:
                 assert_never(figure)
         _caption(canvas, figure.caption)
+        # Laid out and measured once, not again for every file.
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")
+        extent = canvas.get_tightbbox().padded(0.1)
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else {"Description": figure.caption}
-            canvas.savefig(path, dpi=150, bbox_inches="tight", facecolor="white", metadata=metadata)
+            canvas.savefig(path, dpi=150, bbox_inches=extent, facecolor="white", metadata=metadata)
 
 
 def _caption(canvas: Canvas, caption: str) -> None:
-    width = int(canvas.get_figwidth() * 15)
-    canvas.supxlabel(textwrap.fill(caption, width), fontsize=9, x=0.5, ha="center", linespacing=1.4)
+    """The caption below everything: saving tightly makes room for it."""
+    width = max(60, int(canvas.get_figwidth() * 14))
+    canvas.text(0.5, -0.02, textwrap.fill(caption, width), fontsize=9, ha="center", va="top", linespacing=1.4)
 
 
 def _heatmaps(figure: HeatmapPanels) -> Canvas:
@@ -87,25 +96,113 @@ def _annotate(axes: Axes, grid: pd.DataFrame, limits: tuple[float, float]) -> No
             )
 
 
-def _lines(figure: LinesByLayer) -> Canvas:
-    canvas = Canvas(figsize=(6.4, 4.2), layout="constrained")
-    axes = canvas.add_subplot()
-    for number, (series, title) in enumerate(figure.series_titles.items()):
-        rows = figure.table[figure.table[figure.series] == series].sort_values("layer")
-        if len(rows):
+def _heatmap_grid(figure: HeatmapGrid) -> Canvas:
+    grid_rows = list(dict.fromkeys(figure.table[figure.grid_row]))
+    rows, columns = (sorted(figure.table[name].unique()) for name in (figure.row, figure.column))
+    size = (0.22 * len(columns) + 1.2, 0.22 * len(rows) + 0.5)
+    canvas = Canvas(figsize=(size[0] * len(figure.values) + 1.0, size[1] * len(grid_rows) + 1.2), layout="constrained")
+    panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
+    for j, (value, title) in enumerate(figure.values.items()):
+        for i, grid_row in enumerate(grid_rows):
+            table = figure.table[figure.table[figure.grid_row] == grid_row]
+            grid = table.pivot(index=figure.row, columns=figure.column, values=value).loc[rows, columns]
+            axes = panels[i, j]
+            image = axes.imshow(
+                grid, cmap=_COLOURS, vmin=0, vmax=figure.table[value].max(), origin="lower", aspect="auto"
+            )
+            axes.spines[:].set_visible(False)
+            axes.set_xticks(range(len(columns)), columns, fontsize=6)
+            axes.set_yticks(range(len(rows)), rows, fontsize=6)
+            axes.tick_params(length=0)
+            if i == 0:
+                axes.set_title(title)
+            if j == 0:
+                axes.set_ylabel(f"{grid_row}\n{figure.row}")
+            if i == len(grid_rows) - 1:
+                axes.set_xlabel(figure.column)
+        canvas.colorbar(image, ax=panels[:, j], location="right", pad=0.01, aspect=40)
+    return canvas
+
+
+def _lines(figure: Lines) -> Canvas:
+    panels = (
+        [None] if figure.panel is None else list(figure.panel_titles or sorted(figure.table[figure.panel].unique()))
+    )
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    canvas = Canvas(
+        figsize=(6.4 if across == 1 else 3.6 * across, (4.2 if across == 1 else 3.2) * down), layout="constrained"
+    )
+    for position, panel in enumerate(panels, start=1):
+        axes = canvas.add_subplot(down, across, position)
+        table = figure.table if panel is None else figure.table[figure.table[figure.panel] == panel]
+        _draw_lines(axes, figure, table)
+        if panel is not None:
+            axes.set_title((figure.panel_titles or {}).get(panel, f"{figure.panel} {panel}"))
+        if (position - 1) % across == 0:
+            axes.set_ylabel(figure.y_label)
+    if figure.series_titles is not None:
+        handles, titles = axes.get_legend_handles_labels()
+        canvas.legend(handles, titles, frameon=False, loc="outside right center")
+    return canvas
+
+
+def _draw_lines(axes: Axes, figure: Lines, table: pd.DataFrame) -> None:
+    titles = figure.series_titles
+    for number, series in enumerate(titles or sorted(table[figure.series].unique())):
+        rows = table[table[figure.series] == series].sort_values(figure.x)
+        if titles is None:
+            axes.plot(rows[figure.x], rows[figure.y], color=_LINE_COLOURS[0], alpha=0.5, linewidth=0.8)
+        elif len(rows):
             axes.plot(
-                rows["layer"],
-                rows[figure.value],
-                label=title,
+                rows[figure.x],
+                rows[figure.y],
+                label=titles[series],
                 color=_LINE_COLOURS[number % len(_LINE_COLOURS)],
                 marker=_MARKERS[number % len(_MARKERS)],
                 markersize=5,
             )
-    axes.set_xlabel("layer")
-    axes.set_ylabel(figure.value_label)
-    axes.set_xticks(sorted(figure.table["layer"].unique()))
+    axes.set_xlabel(figure.x)
+    if table[figure.x].nunique() <= 24:
+        axes.set_xticks(sorted(table[figure.x].unique()))
     if figure.limits is not None:
         axes.set_ylim(figure.limits)
+    elif not figure.log_y:
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    if figure.log_y:
+        axes.set_yscale("log")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _scatter(figure: Scatter) -> Canvas:
+    panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
+    across = min(4, max(1, len(panels)))
+    down = max(1, -(-len(panels) // across))
+    canvas = Canvas(figsize=(2.9 * across + 0.4, 2.9 * down + 0.6), layout="constrained")
+    grid = canvas.subplots(down, across, sharex=True, squeeze=False, sharey=figure.sharey)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        rows = figure.table[figure.table[figure.panel] == panel]
+        size = 6 if len(rows) < 500 else 2
+        axes.scatter(
+            rows[figure.x], rows[figure.y], s=size, alpha=0.4, color=_LINE_COLOURS[0], linewidths=0, rasterized=True
+        )
+        if figure.medians and len(rows) > 20:
+            middle = _medians(rows, figure)
+            axes.plot(middle[figure.x], middle[figure.y], color=_LINE_COLOURS[3], linewidth=2, label="median")
+        axes.set_title(f"{figure.panel_titles[panel]} ({len(rows):,})")
+        if figure.log_x:
+            axes.set_xscale("log")
+        if figure.log_y:
+            axes.set_yscale("log")
+    canvas.supxlabel(figure.x_label)
+    canvas.supylabel(figure.y_label)
     return canvas
+
+
+def _medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:
+    """Median of y in bins of equal width along x, on the axis's scale."""
+    x = np.log(rows[figure.x]) if figure.log_x else rows[figure.x]
+    bins = pd.cut(x, 16, labels=False)
+    return rows.groupby(bins)[[figure.x, figure.y]].median().dropna()

@@ -28,6 +28,7 @@ def progress_bar(total: int | None) -> "tqdm[Any]":
     )
 
 
-def show_table(title: str, table: pd.DataFrame) -> None:
+def show_table(title: str, table: pd.DataFrame, digits: int) -> None:
     """The few numbers of one analysis."""
-    print(f"\n{title}\n{table.to_string(float_format=lambda value: f'{value:.1f}')}\n", flush=True)
+    text = table.to_string(float_format=lambda value: f"{value:.{digits}f}", na_rep="")
+    print(f"\n{title}\n{text}\n", flush=True)

@@ -1,4 +1,4 @@
-"""Sum, mean, maximum and minimum of a value over groups of tokens, per layer, with the mean over sequences beside."""
+"""Mean, spread, maximum and minimum of a value over groups of tokens, per layer, with the mean over sequences beside."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ class GroupedSummary:
     """Over all tokens of the group."""
     sequence_mean: Float[Tensor, "layer row group"]
     """Over the sequences that have the group, of the mean within each."""
+    deviation: Float[Tensor, "layer row group"]
+    """Standard deviation over all tokens, of the population."""
     maximum: Float[Tensor, "layer row group"]
     minimum: Float[Tensor, "layer row group"]
     count: Int[Tensor, "layer group"]
@@ -38,6 +40,8 @@ class GroupedMoments(Accumulator):
     def __init__(self, layers: int, rows: int, groups: int) -> None:
         shape = (layers, rows, groups)
         self._total = torch.zeros(shape, dtype=torch.float64)
+        # Plain squares lose (mean/deviation)² of float64's sixteen digits, and merge exactly.
+        self._squares = torch.zeros(shape, dtype=torch.float64)
         self._sequence_total = torch.zeros(shape, dtype=torch.float64)
         self._maximum = torch.full(shape, -torch.inf, dtype=torch.float64)
         self._minimum = torch.full(shape, torch.inf, dtype=torch.float64)
@@ -63,9 +67,12 @@ class GroupedMoments(Accumulator):
         values, members = values.to(device), members.to(device)
         member = members.unsqueeze(0)  # 1 group batch token
         each = values.unsqueeze(1)  # row 1 batch token
-        totals = torch.where(member, each, 0.0).sum(dim=-1, dtype=torch.float64)
         counts = members.sum(dim=-1)
+        numbers = values.double().masked_fill(~members.any(dim=0), 0.0)
+        weights = members.double()
+        totals = torch.einsum("rbt,gbt->rgb", numbers, weights)
         self._total[layer] += totals.sum(dim=-1)
+        self._squares[layer] += torch.einsum("rbt,gbt->rg", numbers.square(), weights)
         self._sequence_total[layer] += (totals / counts.clamp(min=1)).sum(dim=-1)
         self._maximum[layer] = torch.maximum(
             self._maximum[layer], torch.where(member, each, -torch.inf).amax(dim=(-2, -1)).double()
@@ -100,8 +107,10 @@ class GroupedMoments(Accumulator):
         if not count.any():
             raise Nothing("no token has been added up")
         absent = (count == 0).unsqueeze(1)
+        mean = state["total"] / count.unsqueeze(1)
         return GroupedSummary(
-            mean=state["total"] / count.unsqueeze(1),
+            mean=mean,
+            deviation=(state["squares"] / count.unsqueeze(1) - mean.square()).clamp(min=0).sqrt(),
             sequence_mean=state["sequence_total"] / sequences.unsqueeze(1),
             maximum=state["maximum"].masked_fill(absent, torch.nan),
             minimum=state["minimum"].masked_fill(absent, torch.nan),
@@ -118,4 +127,4 @@ class GroupedMoments(Accumulator):
             setattr(self, f"_{name}", state[name].clone())
 
 
-_STATE = ("total", "sequence_total", "maximum", "minimum", "count", "sequences")
+_STATE = ("total", "squares", "sequence_total", "maximum", "minimum", "count", "sequences")

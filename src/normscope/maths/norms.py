@@ -1,0 +1,158 @@
+"""Vector norms: what attention hands over, instead of how much weight it gives.
+
+f^h(x) = v W_O^h is the transformed vector of one head, with b_V inside v and b_O outside. Norms of f, of αf, and of the
+block's pair vectors F, R and T are found from small Gram matrices: no tensor with axes query × key × model is built.
+
+Sources: Kobayashi et al. 2020, section 3 (arXiv:2004.10102); Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.normalisation import Normalisation
+
+
+def norm_factors(
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "head head_dim rank"]:
+    """A factor L of each head's W_O with ‖v W_O‖ = ‖v L‖ for every v, as small as a head.
+
+    W_Oᵀ = Q R with orthonormal Q, so v W_O = v Rᵀ Qᵀ and L = Rᵀ. Unlike v (W_O W_Oᵀ) vᵀ it squares no condition number.
+    The factor depends on weights alone: it is computed once, in float64.
+    """
+    triangular = torch.linalg.qr(output_weight.double().transpose(-1, -2), mode="r").R
+    return triangular.transpose(-1, -2).contiguous().to(output_weight.dtype)
+
+
+def transformed_norms(
+    value: Float[Tensor, "batch head key head_dim"],
+    factors: Float[Tensor, "head head_dim rank"],
+) -> Float[Tensor, "batch head key"]:
+    """‖f^h(x_j)‖ of every head and key.
+
+    Args:
+        value: v, with b_V inside.
+        factors: See `norm_factors`.
+
+    Returns:
+        Norms ≥ 0, in units of the residual stream.
+    """
+    return torch.linalg.vector_norm(value @ factors, dim=-1)
+
+
+def weighted_norms(
+    weights: Float[Tensor, "batch head query key"],
+    transformed_norms: Float[Tensor, "batch head key"],
+) -> Float[Tensor, "batch head query key"]:
+    """‖αf(x)‖, the norm of what each key contributes to each query, per head.
+
+    α ≥ 0, so ‖α_ij f(x_j)‖ = α_ij ‖f(x_j)‖: no tensor with a `model` axis is built.
+
+    Args:
+        weights: Post-softmax α; zero at invisible keys.
+        transformed_norms: ‖f(x_j)‖.
+
+    Returns:
+        Norms ≥ 0, in units of the residual stream. They do not add across heads.
+    """
+    return weights * transformed_norms.unsqueeze(-2)
+
+
+def pair_norms(
+    weights: Float[Tensor, "batch head query key"],
+    value: Float[Tensor, "batch head key head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "batch query key"]:
+    """‖F_ij‖ = ‖Σ_h α^h_ij f^h(x_j)‖ for every query i and key j, all heads together.
+
+    ‖F_ij‖² = a_ijᵀ K_j a_ij with a_ij = (α^h_ij)_h and the Gram matrix K_j[h,g] = ⟨f^h(x_j), f^g(x_j)⟩. Pass a W_O whose
+    vectors have been centred and scaled (see `scaled_output_weight`) for the norms after normalisation.
+
+    Args:
+        weights: Post-softmax α.
+        value: v, with b_V inside.
+        output_weight: W_O.
+
+    Returns:
+        Norms ≥ 0, in units of the residual stream.
+    """
+    between_heads = torch.einsum("hdm,gem->hdge", output_weight, output_weight)
+    projected = torch.einsum("bhkd,hdge->bkhge", value, between_heads)
+    gram = torch.einsum("bkhge,bgke->bkhg", projected, value)
+    half = torch.einsum("bkhg,bgqk->bhqk", gram, weights)
+    # Rounding may leave a square that should be zero slightly below it.
+    return (half * weights).sum(dim=1).clamp(min=0).sqrt()
+
+
+def scaled_output_weight(
+    output_weight: Float[Tensor, "head head_dim model"], normalisation: Normalisation
+) -> Float[Tensor, "head head_dim model"]:
+    """W_O followed by γ ⊙ (· − mean): centring and scaling are linear, so they can be folded into the weights."""
+    return normalisation.scaled(output_weight)
+
+
+def replaced_diagonal(
+    norms: Float[Tensor, "batch query key"], diagonal: Float[Tensor, "batch query"]
+) -> Float[Tensor, "batch query key"]:
+    """Pair norms with those of each token and itself exchanged, where the residual connection comes in."""
+    replaced = norms.clone()
+    replaced.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    return replaced
+
+
+def singular_values(
+    value_weight: Float[Tensor, "head model head_dim"],
+    value_bias: Float[Tensor, "head head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "head rank"]:
+    """Singular values of each head's affine map x ↦ f(x), largest first, without the zeros that its rank leaves.
+
+    The map acts on (x, 1) as the (d+1)×(d+1) matrix [[W_V W_O, 0], [b_V W_O, 1]], whose rank is at most head_dim + 1.
+    It is the product of a tall and a wide factor; their QR decompositions leave a matrix of that size.
+
+    Source: Kobayashi et al. 2020, Figure 9 and appendix.
+    """
+    tall, wide = _affine_factors(value_weight, value_bias, output_weight)
+    left = torch.linalg.qr(tall, mode="r").R
+    right = torch.linalg.qr(wide.transpose(-1, -2), mode="r").R
+    return torch.linalg.svdvals(left @ right.transpose(-1, -2))
+
+
+def expansion_rate(
+    value_weight: Float[Tensor, "head model head_dim"],
+    value_bias: Float[Tensor, "head head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+    output_bias: Float[Tensor, " model"] | None = None,
+) -> float:
+    """Root mean square singular value of the block's affine map x ↦ Σ_h f^h(x): how much it lengthens a vector.
+
+    ‖M‖_F² is the sum of the squared singular values, so none of them is computed.
+
+    Args:
+        value_weight: W_V per head.
+        value_bias: b_V per head.
+        output_weight: W_O per head.
+        output_bias: None, as f leaves b_O out; given, it is added to the constant part, which is how the authors' published
+            rates were computed.
+
+    Source: Kobayashi et al. 2021, section 4.4.
+    """
+    linear = torch.einsum("hmd,hdn->mn", value_weight.double(), output_weight.double())
+    constant = torch.einsum("hd,hdn->n", value_bias.double(), output_weight.double())
+    if output_bias is not None:
+        constant = constant + output_bias.double()
+    squares = linear.square().sum() + constant.square().sum() + 1
+    return float((squares / (len(linear) + 1)).sqrt())
+
+
+def _affine_factors(value_weight: Tensor, value_bias: Tensor, output_weight: Tensor) -> tuple[Tensor, Tensor]:
+    heads, model, head_dim = value_weight.shape
+    tall = value_weight.new_zeros(heads, model + 1, head_dim + 1, dtype=torch.float64)
+    tall[:, :model, :head_dim] = value_weight
+    tall[:, model, :head_dim] = value_bias
+    tall[:, model, head_dim] = 1
+    wide = value_weight.new_zeros(heads, head_dim + 1, model + 1, dtype=torch.float64)
+    wide[:, :head_dim, :model] = output_weight
+    wide[:, head_dim, model] = 1
+    return tall, wide

@@ -1,0 +1,118 @@
+"""Counts of pairs of positive numbers on a two-dimensional logarithmic grid, in bounded memory."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A logarithmic grid for positive numbers, read off the bits of a float32: exponent and leading mantissa bits.
+
+    It is monotone, needs no logarithm, and is the same for every process that a corpus is split over.
+    """
+
+    lowest_exponent: int
+    """Numbers below 2 to this power, zero among them, share the first cell."""
+    highest_exponent: int
+    """Numbers from 2 to this power on share the last cell."""
+    bits: int
+    """Cells per factor of two: 2 to this power."""
+
+    @property
+    def cells(self) -> int:
+        """Number of cells."""
+        return ((self.highest_exponent - self.lowest_exponent) << self.bits) + 1
+
+    def cell(self, values: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """The cell of each number, as int32."""
+        cells = values.float().contiguous().view(torch.int32) >> (23 - self.bits)
+        return cells.sub_((self.lowest_exponent + 127) << self.bits).clamp_(0, self.cells - 1)
+
+
+class PairHistogram:
+    """Counts pairs by group. The second grid is held only as far as it has been seen.
+
+    Args:
+        first, second: The grids.
+        groups: Number of groups.
+    """
+
+    def __init__(self, first: Axis, second: Axis, groups: int) -> None:
+        self._first, self._second, self._groups = first, second, groups
+        self.low = 0
+        # Axes first × second × group, and one cell behind them for pairs that do not count.
+        self._flat = torch.zeros(1, dtype=torch.int32)
+        self._pairs = 0
+
+    @property
+    def counts(self) -> Int[Tensor, "first second group"]:
+        """The counts; the second axis begins at cell `low`."""
+        return self._flat[:-1].view(self._first.cells, -1, self._groups)
+
+    def add(
+        self,
+        first: Float[Tensor, "batch head query key"],
+        second: Float[Tensor, "batch head key"],
+        group: Int[Tensor, "batch key"],
+        seen: Bool[Tensor, "#batch #head #query #key"] | None,
+    ) -> None:
+        """Count the pairs (first_bhqk, second_bhk).
+
+        Args:
+            first: The number that differs from query to query.
+            second: The number that does not.
+            group: Group of each key; −1 leaves the key out.
+            seen: Which pairs count; None where all do.
+        """
+        if first.numel() == 0:
+            return
+        cells = self._second.cell(second)
+        self._hold(int(cells.min()), int(cells.max()), second.device)
+        self._pairs += first.numel()
+        if self._pairs > _INT32_MAX:
+            self._flat = self._flat.long()
+        width = self.counts.shape[1]
+        nowhere = self._flat.numel() - 1
+        base = cells.sub_(self.low).mul_(self._groups).add_(group.clamp(min=0).int()[:, None, :])
+        index = self._first.cell(first).mul_(width * self._groups).add_(base.unsqueeze(2))
+        if bool((group < 0).any()):
+            index.masked_fill_((group < 0)[:, None, None, :], nowhere)
+        if seen is not None:
+            index.masked_fill_(~seen, nowhere)
+        self._flat.index_add_(0, index.flatten(), self._flat.new_ones(1).expand(index.numel()))
+
+    def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:
+        """Add the counts of another histogram of the same grids."""
+        if counts.numel() == 0:
+            return
+        counts = counts.to(self._flat.device)
+        self._hold(low, low + counts.shape[1] - 1, self._flat.device)
+        self._pairs += int(counts.sum())
+        if self._pairs > _INT32_MAX:
+            self._flat = self._flat.long()
+        offset = low - self.low
+        self.counts[:, offset : offset + counts.shape[1]] += counts.to(self._flat.dtype)
+
+    def table(self, group: int) -> tuple[int, np.ndarray]:
+        """Where the second axis begins, and the counts of one group, first × second."""
+        return self.low, self.counts[:, :, group].cpu().numpy().astype(np.int64)
+
+    def _hold(self, low: int, high: int, device: torch.device) -> None:
+        """Have room for these cells of the second axis."""
+        held = self.counts
+        if held.numel():
+            low, high = min(low, self.low), max(high, self.low + held.shape[1] - 1)
+            if (low, high - low + 1) == (self.low, held.shape[1]):
+                return
+        cells = self._first.cells * (high - low + 1) * self._groups
+        flat = torch.zeros(cells + 1, dtype=self._flat.dtype, device=device)
+        wider = flat[:-1].view(self._first.cells, -1, self._groups)
+        if held.numel():
+            wider[:, self.low - low : self.low - low + held.shape[1]] = held
+        self._flat, self.low = flat, low

@@ -1,0 +1,228 @@
+"""Spearman's ρ of pairs that come as a stream: exact while they fit a budget, bounded in error beyond it."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, Nothing
+from normscope.statistics.pair_histogram import Axis, PairHistogram
+
+# Below three pairs, or if one side is constant, there is no correlation to speak of.
+FEWEST_PAIRS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlation:
+    """ρ of one group of pairs."""
+
+    spearman: float | None
+    """None where it is undefined."""
+    count: int
+    error_bound: float
+    """The exact ρ is at most this far away; 0 where it was computed exactly."""
+    reason: str = ""
+    """Why ρ is undefined."""
+
+
+class RankCorrelation(Accumulator):
+    """Accumulates pairs by layer and group, and ranks them when all have been seen.
+
+    Up to `exact_pairs` pairs are kept. With one more, all are counted into two-dimensional histograms on logarithmic
+    grids, and so is every later pair: memory no longer grows.
+
+    Args:
+        layers: Number of layers.
+        groups: Number of groups; every pair is in one.
+        first, second: Grids for the two numbers of a pair.
+        exact_pairs: Pairs to keep at most, over all layers and groups.
+    """
+
+    def __init__(self, layers: int, groups: int, first: Axis, second: Axis, exact_pairs: int) -> None:
+        self._layers, self._groups = layers, groups
+        self._first, self._second = first, second
+        self._budget = exact_pairs
+        self._exact = exact_pairs > 0
+        self._pairs = 0
+        self._kept: list[list[_Kept]] = [[] for _ in range(layers)]
+        self._histograms = [PairHistogram(first, second, groups) for _ in range(layers)]
+
+    def update(
+        self,
+        layer: int,
+        first: Float[Tensor, "batch head query key"],
+        second: Float[Tensor, "batch head key"],
+        group: Int[Tensor, "batch key"],
+        seen: Bool[Tensor, "#batch #head #query #key"] | None = None,
+    ) -> None:
+        """Add the pairs (first_bhqk, second_bhk) of one layer.
+
+        Args:
+            layer: Index of the layer, from 0.
+            first: The number that differs from query to query; ≥ 0.
+            second: The number that does not; ≥ 0.
+            group: Group of each key; −1 leaves the key out.
+            seen: Which pairs count; None where all do.
+        """
+        if self._exact:
+            chosen = (group >= 0)[:, None, None, :].expand_as(first)
+            chosen = chosen if seen is None else chosen & seen
+            self._pairs += int(chosen.sum())
+            if self._pairs <= self._budget:
+                self._kept[layer].append(
+                    _Kept(
+                        first[chosen].float().cpu(),
+                        second.unsqueeze(2).expand_as(first)[chosen].float().cpu(),
+                        group[:, None, None, :].expand_as(first)[chosen].to(torch.int8).cpu(),
+                    )
+                )
+                return
+            self._give_up_exactness()
+        self._histograms[layer].add(first, second, group, seen)
+
+    def merge(self, other: "RankCorrelation") -> "RankCorrelation":
+        """A new accumulator that has seen what both have seen."""
+        budget = max(self._budget, other._budget)
+        merged = RankCorrelation(self._layers, self._groups, self._first, self._second, budget)
+        merged._pairs = self._pairs + other._pairs
+        for side in (self, other):
+            for layer in range(self._layers):
+                merged._kept[layer] += side._kept[layer]
+                merged._histograms[layer].merge(side._histograms[layer].low, side._histograms[layer].counts)
+        if not (self._exact and other._exact and merged._pairs <= budget):
+            merged._give_up_exactness()
+        return merged
+
+    def compute(self) -> list[list[Correlation]]:
+        """ρ per layer and group, behind a first row for all layers together.
+
+        Raises:
+            Nothing: If no pair has been added.
+        """
+        if not any(self._kept) and not any(histogram.counts.numel() for histogram in self._histograms):
+            raise Nothing("no pair has been added up")
+        of = self._exact_of if self._exact else self._binned_of
+        every = range(self._layers)
+        return [[of(layers, group) for group in range(self._groups)] for layers in (every, *([one] for one in every))]
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that has been added up, as tensors on the CPU."""
+        state = {"exact": torch.tensor(self._exact), "pairs": torch.tensor(self._pairs)}
+        for layer, (kept, histogram) in enumerate(zip(self._kept, self._histograms, strict=True)):
+            for name, parts in zip(_Kept._fields, zip(*kept, strict=True), strict=True) if kept else ():
+                state[f"{name}_{layer}"] = torch.cat(parts)
+            state[f"low_{layer}"] = torch.tensor(histogram.low)
+            state[f"counts_{layer}"] = histogram.counts.cpu().clone()
+        return state
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that an accumulator of the same shape gave."""
+        self._exact, self._pairs = bool(state["exact"]), int(state["pairs"])
+        for layer in range(self._layers):
+            kept = f"first_{layer}" in state
+            self._kept[layer] = [_Kept(*(state[f"{name}_{layer}"] for name in _Kept._fields))] if kept else []
+            self._histograms[layer] = PairHistogram(self._first, self._second, self._groups)
+            self._histograms[layer].merge(int(state[f"low_{layer}"]), state[f"counts_{layer}"])
+
+    def _give_up_exactness(self) -> None:
+        self._exact = False
+        for kept, histogram in zip(self._kept, self._histograms, strict=True):
+            while kept:
+                first, second, group = kept.pop()
+                # As one query that sees as many keys as there are pairs.
+                histogram.add(first[None, None, None], second[None, None], group[None], None)
+
+    def _exact_of(self, layers: Iterable[int], group: int) -> Correlation:
+        chosen = [
+            (kept.first[kept.group == group], kept.second[kept.group == group])
+            for layer in layers
+            for kept in self._kept[layer]
+        ]
+        if not chosen:
+            return _undefined(0)
+        first, second = (torch.cat(parts) for parts in zip(*chosen, strict=True))
+        return _exact(first, second)
+
+    def _binned_of(self, layers: Iterable[int], group: int) -> Correlation:
+        parts = [self._histograms[layer].table(group) for layer in layers]
+        parts = [(low, counts) for low, counts in parts if counts.size]
+        if not parts:
+            return _undefined(0)
+        start = min(low for low, _ in parts)
+        stop = max(low + counts.shape[1] for low, counts in parts)
+        table = np.zeros((self._first.cells, stop - start), dtype=np.int64)
+        for low, counts in parts:
+            table[:, low - start : low - start + counts.shape[1]] += counts
+        return _binned(table)
+
+
+class _Kept(NamedTuple):
+    """Pairs of one update, one entry each."""
+
+    first: Tensor
+    second: Tensor
+    group: Tensor
+
+
+def midranks(values: Float[Tensor, " value"]) -> Float[Tensor, " value"]:
+    """Ranks from 1, in float64; equal values share the mean of their ranks."""
+    ordered, order = values.sort()
+    _, counts = torch.unique_consecutive(ordered, return_counts=True)
+    last = counts.cumsum(0)
+    middle = last.double() - (counts.double() - 1) / 2
+    return torch.empty(len(values), dtype=torch.float64).scatter_(0, order, middle.repeat_interleave(counts))
+
+
+def _undefined(count: int) -> Correlation:
+    return Correlation(None, count, 0.0, "fewer than three pairs" if count else "no pairs")
+
+
+def _exact(first: Tensor, second: Tensor) -> Correlation:
+    count = len(first)
+    if count < FEWEST_PAIRS:
+        return _undefined(count)
+    ranks = [midranks(values) - (count + 1) / 2 for values in (first, second)]
+    spread = [float(rank.square().mean().sqrt()) for rank in ranks]
+    if min(spread) == 0:
+        return Correlation(None, count, 0.0, "one side is constant")
+    return Correlation(float((ranks[0] * ranks[1]).mean()) / (spread[0] * spread[1]), count, 0.0)
+
+
+def _binned(table: np.ndarray) -> Correlation:
+    """ρ of a histogram, every pair at the mean rank of its cell, and a bound on what that can be wrong by.
+
+    A rank is its cell's mean rank m plus a deviation e that sums to zero over the cell, with E[e²] at most that of
+    distinct values, s² = Σ n(n²−1)/12N. So cov(rank_x, rank_y) − cov(m_x, m_y) = cov(e_x, m_y) + cov(m_x, e_y) +
+    cov(e_x, e_y). By Cauchy and Schwarz the first is at most s_x times the spread of m_y within cells of x, the second
+    likewise, the third s_x s_y; each variance lies between that of m and that of m plus s².
+    """
+    total = int(table.sum())
+    if total < FEWEST_PAIRS:
+        return _undefined(total)
+    share = table[table.any(axis=1)][:, table.any(axis=0)] / total
+    means, spreads, deviations = [], [], []
+    for axis in (1, 0):
+        marginal = share.sum(axis=axis)
+        # In units of the number of pairs, so that nothing overflows.
+        mean_rank = marginal.cumsum() - marginal / 2 - 0.5
+        means.append(mean_rank)
+        spreads.append(float(np.sqrt((marginal * mean_rank**2).sum())))
+        deviations.append(float(np.sqrt((marginal * (marginal**2 - 1 / total**2)).sum() / 12)))
+    if min(spreads) == 0:
+        return Correlation(None, total, 0.0, "one side is constant")
+    (x, y), (v_x, v_y), (s_x, s_y) = means, spreads, deviations
+    covariance = float(x @ share @ y)
+    # Spread of one side's mean ranks within the cells of the other.
+    y_within = np.sqrt(max(0.0, v_y**2 - float((((share @ y) ** 2) / share.sum(axis=1)).sum())))
+    x_within = np.sqrt(max(0.0, v_x**2 - float((((x @ share) ** 2) / share.sum(axis=0)).sum())))
+    slack = s_x * y_within + s_y * x_within + s_x * s_y
+    scales = (v_x * v_y, np.sqrt((v_x**2 + s_x**2) * (v_y**2 + s_y**2)))
+    spearman = covariance / scales[0]
+    reach = [(covariance + sign * slack) / scale for sign in (-1, 1) for scale in scales]
+    bound = max(abs(np.clip(value, -1, 1) - spearman) for value in reach)
+    # Rounding of the sums themselves, which is all that is left when every cell holds one value.
+    return Correlation(float(np.clip(spearman, -1, 1)), total, float(bound) + 1e-12)

@@ -1,0 +1,97 @@
+"""A uniform sample of a stream, the same whatever order or batches the stream comes in."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, Nothing
+
+# Draws are made in pieces of one size, so that the first n of them never depend on how many follow.
+_PIECE = 64
+
+
+class UniformSample(Accumulator):
+    """Keeps a uniform sample without replacement of all rows that were offered.
+
+    Every row has a random priority, and the sample is the rows with the smallest ones. Rows come in populations (the pairs of
+    one sequence in one layer, say) that are named by a number; a population's priorities follow from its name and the seed,
+    so neither order, nor batches, nor a split over processes changes the sample. A population of n rows costs not n draws but
+    as many as can still enter: its smallest priorities are drawn in increasing order, as the order statistics of n uniform
+    numbers, until one is too large.
+
+    Args:
+        size: Rows to keep.
+        columns: Numbers in a row.
+        seed: Seed of the priorities.
+    """
+
+    def __init__(self, size: int, columns: int, seed: int) -> None:
+        self._size, self._seed = size, seed
+        self._priorities = torch.zeros(0, dtype=torch.float64)
+        self._rows = torch.zeros(0, columns, dtype=torch.float64)
+
+    def update(
+        self, name: tuple[int, ...], population: int, take: Callable[[np.ndarray], Float[Tensor, "row column"]]
+    ) -> None:
+        """Offer the rows of one population.
+
+        Args:
+            name: Non-negative numbers that tell the population from others.
+            population: How many rows it has.
+            take: Gives the rows at some positions; called with those that enter.
+        """
+        limit = float(self._priorities.max()) if len(self._priorities) >= self._size else 1.0
+        priorities, positions = self._draws(name, population, limit)
+        if len(positions):
+            self._add(torch.from_numpy(priorities), take(positions).double().cpu())
+
+    def merge(self, other: "UniformSample") -> "UniformSample":
+        """A new sample of what both have been offered."""
+        merged = UniformSample(self._size, self._rows.shape[1], self._seed)
+        for side in (self, other):
+            merged._add(side._priorities, side._rows)
+        return merged
+
+    def compute(self) -> Float[Tensor, "row column"]:
+        """The rows of the sample, in random order.
+
+        Raises:
+            Nothing: If nothing has been offered.
+        """
+        if not len(self._rows):
+            raise Nothing("no row has been offered")
+        return self._rows.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that is kept."""
+        return {"priorities": self._priorities.clone(), "rows": self._rows.clone()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that a sample of the same shape gave."""
+        self._priorities, self._rows = state["priorities"].clone(), state["rows"].clone()
+
+    def _add(self, priorities: Tensor, rows: Tensor) -> None:
+        priorities, rows = torch.cat([self._priorities, priorities]), torch.cat([self._rows, rows])
+        order = priorities.argsort(stable=True)[: self._size]
+        self._priorities, self._rows = priorities[order], rows[order]
+
+    def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest priorities of a population, as far as they are below a limit, and the positions they fall on."""
+        generator = np.random.default_rng([self._seed, *name])
+        wanted = min(population, self._size)
+        gaps = np.zeros(0)
+        positions: dict[int, None] = {}  # in order of drawing, each once
+        total = 0.0
+        while len(gaps) < wanted and total <= -np.log1p(-min(limit, 1 - 1e-16)):
+            # −log(1 − U_(i)) grows by exponential steps of mean 1 / (rows that are left).
+            left = population - np.arange(len(gaps), len(gaps) + _PIECE)
+            gaps = np.concatenate([gaps, generator.exponential(size=_PIECE) / left.clip(min=1)])
+            total = float(gaps.sum())
+        priorities = -np.expm1(-gaps.cumsum()[:wanted])
+        priorities = priorities[priorities < limit] if limit < 1 else priorities
+        while len(positions) < len(priorities):
+            positions.update(dict.fromkeys(generator.integers(population, size=_PIECE).tolist()))
+        return priorities, np.fromiter(positions, dtype=np.int64)[: len(priorities)]

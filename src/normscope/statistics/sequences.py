@@ -1,0 +1,83 @@
+"""Means over sequences of values that each sequence has one of."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, Nothing, accumulation_device
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SequenceSummary:
+    """What `SequenceMeans` amount to."""
+
+    mean: Float[Tensor, "layer row group"]
+    """Over all tokens: every sequence counts by its length."""
+    sequence_mean: Float[Tensor, "layer row group"]
+    """Over all sequences: each counts once."""
+    sequences: int
+
+
+class SequenceMeans(Accumulator):
+    """Accumulates one value per sequence, layer, row and group; sums in float64, counts as integers."""
+
+    def __init__(self, layers: int, rows: int, groups: int) -> None:
+        shape = (layers, rows, groups)
+        self._total = torch.zeros(shape, dtype=torch.float64)
+        self._weighted = torch.zeros(shape, dtype=torch.float64)
+        self._sequences = torch.zeros(layers, dtype=torch.int64)
+        self._tokens = torch.zeros(layers, dtype=torch.int64)
+
+    def update(self, layer: int, values: Float[Tensor, "row batch group"], lengths: Int[Tensor, " batch"]) -> None:
+        """Add the values of a batch's sequences in one layer.
+
+        Args:
+            layer: Index of the layer, from 0.
+            values: Each sequence's own mean over its tokens.
+            lengths: Tokens of each sequence.
+        """
+        device = accumulation_device(values.device)
+        if self._total.device != device:
+            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        values, lengths = values.to(device).double(), lengths.to(device)
+        self._total[layer] += values.sum(dim=1)
+        self._weighted[layer] += torch.einsum("rbg,b->rg", values, lengths.double())
+        self._sequences[layer] += len(lengths)
+        self._tokens[layer] += lengths.sum()
+
+    def merge(self, other: "SequenceMeans") -> "SequenceMeans":
+        """A new accumulator that has seen what both have seen."""
+        merged = SequenceMeans(*self._total.shape)
+        mine, theirs = self.state(), other.state()
+        merged.load({name: mine[name] + theirs[name] for name in mine})
+        return merged
+
+    def compute(self) -> SequenceSummary:
+        """The means.
+
+        Raises:
+            Nothing: If no sequence has been added.
+        """
+        state = self.state()
+        if not state["sequences"].all():
+            raise Nothing("no sequence has been added up")
+        return SequenceSummary(
+            mean=state["weighted"] / state["tokens"][:, None, None],
+            sequence_mean=state["total"] / state["sequences"][:, None, None],
+            sequences=int(state["sequences"][0]),
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that has been added up, as tensors on the CPU."""
+        return {name: getattr(self, f"_{name}").cpu().clone() for name in _STATE}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that an accumulator of the same shape gave."""
+        for name in _STATE:
+            setattr(self, f"_{name}", state[name].clone())
+
+
+_STATE = ("total", "weighted", "sequences", "tokens")
