@@ -1,8 +1,8 @@
 """`make bench`: time and memory of every way beside the bare forward pass, in one run.
 
 Time: the ways take turns, and each is divided by the bare pass just before it; the median of these ratios is told, since
-the machine's mood changes from second to second. Memory: one process per way; the peak of resident memory during a
-pass, above what was resident before it, divided by the bare pass's.
+the machine's mood changes from second to second. Memory: one process per way; `memory` is the peak of what the process
+holds (weights, accumulators and all), `pass` the peak during a pass above what was held before it.
 """
 
 import argparse
@@ -32,14 +32,18 @@ def main() -> None:
         print(json.dumps(_memory(prepare(SCENARIOS[int(number)])[way])))
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"{'shapes':<12}{'batch':<12}{'way':<24}{'time/bare':>10}{'memory/bare':>13}{'seconds':>10}{'MiB':>8}")
+    print(
+        f"{'shapes':<12}{'batch':<12}{'way':<24}{'time/bare':>10}{'memory/bare':>13}{'pass/bare':>11}{'seconds':>10}{'MiB':>9}"
+    )
     for number, scenario in enumerate(SCENARIOS):
         seconds, ratios = _times(scenario, arguments.repeats)
         memory = {way: _memory_in_own_process(number, way) for way in scenario.ways}
+        (bare_process, bare_pass) = memory[BARE]
         for way in scenario.ways:
             print(
                 f"{scenario.shape:<12}{f'{scenario.sequences} × {scenario.length}':<12}{way:<24}"
-                f"{ratios[way]:>10.2f}{memory[way] / memory[BARE]:>13.2f}{seconds[way]:>10.3f}{memory[way] / 2**20:>8.0f}",
+                f"{ratios[way]:>10.2f}{memory[way][0] / bare_process:>13.2f}{memory[way][1] / bare_pass:>11.2f}"
+                f"{seconds[way]:>10.3f}{memory[way][0] / 2**20:>9.0f}",
                 flush=True,
             )
     print(
@@ -73,21 +77,24 @@ def _seconds(forward: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def _memory_in_own_process(number: int, way: str) -> int:
+def _memory_in_own_process(number: int, way: str) -> tuple[int, int]:
     command = [sys.executable, "-m", "benchmarks", "--memory-of", str(number), way]
     # Memory that is given back at once shows the peak as it is; glibc would keep some of it resident.
     environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    return int(json.loads(output.splitlines()[-1]))
+    whole, during = json.loads(output.splitlines()[-1])
+    return int(whole), int(during)
 
 
-def _memory(forward: Callable[[], None]) -> int:
-    """Peak of resident bytes during a second pass, above what was resident before it (Linux)."""
+def _memory(forward: Callable[[], None]) -> tuple[int, int]:
+    """Peak of resident bytes of the process, and during a second pass above what was resident before it (Linux)."""
     forward()
+    first_peak = _status("VmHWM")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     forward()
-    return max(1, _status("VmHWM") - before)
+    peak = _status("VmHWM")
+    return max(first_peak, peak), max(1, peak - before)
 
 
 def _status(field: str) -> int:

@@ -54,6 +54,8 @@ def family_model(family):
 def saved_model(tmp_path_factory, tokenizer) -> Path:
     """A tiny random BERT saved to disk with its tokenizer, as a user's own checkpoint would be."""
     folder = tmp_path_factory.mktemp("models") / "tiny-bert"
-    tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": len(tokenizer)}, torch.float32).save_pretrained(folder)
+    tiny_model(
+        FAMILY_CONFIGS["bert"] | {"vocab_size": len(tokenizer), "max_position_embeddings": 160}, torch.float32
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

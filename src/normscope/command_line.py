@@ -39,6 +39,8 @@ class _Sweep:
 
     jobs: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
+    error: Exception | None = None
+    """What a job that is no part of a sweep has raised: Hydra would print a line of its own about it."""
 
 
 _sweep = _Sweep()
@@ -49,10 +51,12 @@ def run(main: Callable[[], object]) -> NoReturn:
     # Hydra would print its own digest of an error and exit with 1 otherwise.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    _sweep.jobs, _sweep.failures = 0, []
+    _sweep.jobs, _sweep.failures, _sweep.error = 0, [], None
     status = 0
     try:
         main()
+        if _sweep.error is not None:
+            raise _sweep.error
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
@@ -101,7 +105,9 @@ def job(config: DictConfig) -> dict[str, float]:
             else:
                 traceback.print_exc()
             _sweep.failures.append(f"{' '.join(hydra.overrides.task)}: {_one_line(error)}")
-        raise
+            raise
+        _sweep.error = error
+        return {}
 
 
 def _one_line(error: BaseException) -> str:

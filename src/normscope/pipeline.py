@@ -22,9 +22,10 @@ from normscope.errors import InputError
 from normscope.models.loading import LoadedModel, load
 from normscope.models.observer import Observer
 from normscope.models.verification import Verification, verify
+from normscope.reporting.comparison import Comparison, compare
 from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
-from normscope.reporting.terminal import progress_bar, say, show_table
+from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
 from normscope.reporting.tracking import Tracker, track
 from normscope.schema import (
     DatasetKind,
@@ -35,6 +36,7 @@ from normscope.schema import (
     chosen_categories,
     chosen_layers,
     enabled_analyses,
+    plain,
 )
 
 log = logging.getLogger("normscope")
@@ -98,6 +100,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
             _say_counts(counts, encoder)
             findings = {analysis.name: analysis.findings() for analysis in analyses}
             metrics = _write(findings, results, tracker)
+            comparison = _compare(options, metrics, results, tracker)
             facts = _provenance(progress, options)
             tracker.summary(metrics, facts)
     except BaseException as error:
@@ -109,6 +112,8 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         show_table(name, found.summary, found.summary_digits)
         for note in found.notes:
             say(note)
+    if comparison is not None:
+        show_comparison(comparison)
     say(f"results in {folder}")
     return metrics
 
@@ -172,6 +177,16 @@ def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker) 
         metrics |= {f"{name}/{metric}": value for metric, value in found.metrics.items()}
         tracker.curves({f"{name}/{curve}": values for curve, values in found.curves.items()})
     return metrics
+
+
+def _compare(options: RunOptions, metrics: dict[str, float], results: RunFolder, tracker: Tracker) -> Comparison | None:
+    if options.recipe.paper is None:
+        return None
+    comparison = compare(options.recipe.paper, metrics, plain(options))
+    if len(comparison.table):
+        results.write_table("comparison", comparison.table)
+        tracker.table("comparison", comparison.table)
+    return comparison
 
 
 def _say_counts(counts: CorpusCounts, encoder: Encoder) -> None:

@@ -50,6 +50,13 @@ class DatasetKind(enum.StrEnum):
     text = "text"
 
 
+class Segments(enum.StrEnum):
+    """What a model is told of the two texts of a pair."""
+
+    pair = "pair"
+    zero = "zero"
+
+
 @dataclass
 class DatasetOptions:
     """Which text is read, and how."""
@@ -69,6 +76,10 @@ class DatasetOptions:
     """Tokens of an example at most, pairs cut longest first; as many as the model takes by default."""
     mask_fraction: float = 0.0
     """Share of the ordinary tokens that the mask token replaces."""
+    segments: Segments = Segments.pair
+    """Segment ids of a pair's second text: 1 (`pair`), or 0 as those of the first (`zero`)."""
+    name: str | None = None
+    """What the data is, where it is known: published numbers are compared on their own data only."""
     seed: int = II("seed")
 
 
@@ -126,7 +137,7 @@ class NormsOptions:
     enabled: bool = False
     exact_pairs: int = 50_000_000
     """Pairs of α and ‖f‖ that are kept for an exact rank correlation; with more it is estimated."""
-    scatter_pairs: int = 20_000
+    scatter_pairs: int = 10_000
     """Pairs in the scatter plot's sample."""
     seed: int = II("seed")
 
@@ -158,6 +169,15 @@ class AnalysisOptions:
 
 
 @dataclass
+class RecipeOptions:
+    """The recipe of a paper's result, where `experiment` chose one."""
+
+    name: str | None = None
+    paper: str | None = None
+    """Folder below `experiments/` whose published numbers the metrics are compared with."""
+
+
+@dataclass
 class RunOptions:
     """The whole config."""
 
@@ -173,8 +193,7 @@ class RunOptions:
     seed: int = 0
     output_dir: str | None = None
     """The run folder itself; in a multirun, the sweep's."""
-    experiment: Any = None
-    """Name of the recipe, where one was chosen."""
+    recipe: RecipeOptions = field(default_factory=RecipeOptions)
 
 
 def register() -> None:

@@ -17,8 +17,9 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
     outcome = run_here(capsys, monkeypatch, "tracking=disabled", f"output_dir={folder}", *arguments)
     assert outcome.status == 2, outcome.err
     assert "Traceback" not in outcome.err
-    lines = [line for line in outcome.err.splitlines() if line.startswith("normscope: ")]
+    lines = [line for line in outcome.err.splitlines() if line.strip()]
     assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("normscope: ")
     assert not folder.exists(), "nothing may be left behind"
     assert outcome.out == ""
     return lines[0]

@@ -179,7 +179,7 @@ def _check_frequency(folder, observed):
 
 def _check_sample(folder, pairs):
     sample = table(folder, "norms_sample")
-    assert len(sample) == min(20_000, len(pairs))
+    assert len(sample) == min(10_000, len(pairs))
     keys = ["layer", "category"]
     real = pairs.assign(alpha=pairs["alpha"].round(5), f=pairs["f"].round(4)).drop_duplicates()
     drawn = sample[[*keys, "alpha", "f"]].assign(alpha=sample["alpha"].round(5), f=sample["f"].round(4))

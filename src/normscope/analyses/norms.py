@@ -107,7 +107,15 @@ class NormsAnalysis(Analysis):
                 "f/cv_max": float(dispersion["cv"].max()),
                 "f/cv_min": float(dispersion["cv"].min()),
                 "f/cv_mean": float(dispersion["cv"].mean()),
+                "f/mean": float(dispersion["mean"].mean()),
+                "f/std": float(dispersion["std"].mean()),
+                **{f"x/cv_{name}": float(getattr(inputs["cv"], name)()) for name in ("max", "min", "mean")},
                 "expansion/mean": float(rates["rate"].mean()),
+                "expansion_with_output_bias/mean": float(rates["rate_with_output_bias"].mean()),
+                **{
+                    f"expansion_with_output_bias/layer_{layer}": float(rate)
+                    for layer, rate in zip(rates["layer"], rates["rate_with_output_bias"], strict=True)
+                },
             },
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
             figures=describe_figures(by_layer, by_head, sample, values, rates),

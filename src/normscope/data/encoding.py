@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError
-from normscope.schema import DatasetOptions
+from normscope.schema import DatasetOptions, Segments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Encoder:
         self._mask_fraction = options.mask_fraction
         self._seed = options.seed
         self._segments = model.takes_segments
+        self._second_segment = 1 if options.segments is Segments.pair else 0
 
     def unmasked(self) -> "Encoder":
         """The same encoder without masking."""
@@ -117,7 +118,7 @@ class Encoder:
             sequences.append(
                 TokenSequence(
                     self._masked(np.asarray(input_ids, dtype=np.int64)),
-                    None if segments is None else np.asarray(segments, dtype=np.int64),
+                    None if segments is None else np.asarray(segments, dtype=np.int64) * self._second_segment,
                 )
             )
         return sequences

@@ -111,5 +111,6 @@ def self_attention_weights(
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     accumulation = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(-1, -2)).to(accumulation) * scale
-    return scores if mask is None else scores + mask
+    # Scaling the queries is scaling the scores, on a tensor that is smaller by head_dim / keys.
+    scores = ((query * scale) @ key.transpose(-1, -2)).to(accumulation)
+    return scores if mask is None else scores.add_(mask)

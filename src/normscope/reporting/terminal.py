@@ -6,6 +6,8 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
+from normscope.reporting.comparison import Comparison
+
 # A bar in a log file is a line every now and then, not a thousand.
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -26,6 +28,17 @@ def progress_bar(total: int | None) -> "tqdm[Any]":
         ascii=True if quiet else None,
         mininterval=_SECONDS_BETWEEN_LINES if quiet else 0.1,
     )
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Measured and published numbers, or why they are not compared."""
+    if comparison.refusal:
+        say(comparison.refusal)
+        return
+    for source, rows in comparison.table.groupby("source", sort=False):
+        within = int(rows["within"].sum())
+        title = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}"
+        show_table(title, rows.set_index("metric")[["value", "published", "difference", "within"]], 4)
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int) -> None:

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _INT32_MAX = 2**31 - 1
+# Pairs that are counted at a time: few enough that their cells stay in the processor's cache.
+_PIECE = 2**19
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +79,19 @@ class PairHistogram:
         self._pairs += first.numel()
         if self._pairs > _INT32_MAX:
             self._flat = self._flat.long()
-        width = self.counts.shape[1]
-        nowhere = self._flat.numel() - 1
         base = cells.sub_(self.low).mul_(self._groups).add_(group.clamp(min=0).int()[:, None, :])
+        left_out = (group < 0)[:, None, None, :]
+        hidden = left_out if seen is None else left_out | ~seen
+        rows = max(1, _PIECE // max(1, first[0].numel()))
+        for start in range(0, len(first), rows):
+            piece = slice(start, start + rows)
+            self._add(first[piece], base[piece], hidden[piece] if len(hidden) > 1 else hidden)
+
+    def _add(self, first: Tensor, base: Tensor, hidden: Tensor) -> None:
+        width = self.counts.shape[1]
         index = self._first.cell(first).mul_(width * self._groups).add_(base.unsqueeze(2))
-        if bool((group < 0).any()):
-            index.masked_fill_((group < 0)[:, None, None, :], nowhere)
-        if seen is not None:
-            index.masked_fill_(~seen, nowhere)
+        if bool(hidden.any()):
+            index.masked_fill_(hidden, self._flat.numel() - 1)
         self._flat.index_add_(0, index.flatten(), self._flat.new_ones(1).expand(index.numel()))
 
     def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:

@@ -32,6 +32,8 @@ class UniformSample(Accumulator):
         self._size, self._seed = size, seed
         self._priorities = torch.zeros(0, dtype=torch.float64)
         self._rows = torch.zeros(0, columns, dtype=torch.float64)
+        # Rows that have entered since the sample was last cut to its size, which is not worth doing for each.
+        self._entered: list[tuple[Tensor, Tensor]] = []
 
     def update(
         self, name: tuple[int, ...], population: int, take: Callable[[np.ndarray], Float[Tensor, "row column"]]
@@ -46,13 +48,16 @@ class UniformSample(Accumulator):
         limit = float(self._priorities.max()) if len(self._priorities) >= self._size else 1.0
         priorities, positions = self._draws(name, population, limit)
         if len(positions):
-            self._add(torch.from_numpy(priorities), take(positions).double().cpu())
+            self._entered.append((torch.from_numpy(priorities), take(positions).double().cpu()))
+            if sum(len(rows) for _, rows in self._entered) > self._size // 4:
+                self._cut()
 
     def merge(self, other: "UniformSample") -> "UniformSample":
         """A new sample of what both have been offered."""
         merged = UniformSample(self._size, self._rows.shape[1], self._seed)
         for side in (self, other):
-            merged._add(side._priorities, side._rows)
+            merged._entered += [(side._priorities, side._rows), *side._entered]
+        merged._cut()
         return merged
 
     def compute(self) -> Float[Tensor, "row column"]:
@@ -61,20 +66,27 @@ class UniformSample(Accumulator):
         Raises:
             Nothing: If nothing has been offered.
         """
+        self._cut()
         if not len(self._rows):
             raise Nothing("no row has been offered")
         return self._rows.clone()
 
     def state(self) -> dict[str, Tensor]:
         """Everything that is kept."""
+        self._cut()
         return {"priorities": self._priorities.clone(), "rows": self._rows.clone()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that a sample of the same shape gave."""
         self._priorities, self._rows = state["priorities"].clone(), state["rows"].clone()
+        self._entered = []
 
-    def _add(self, priorities: Tensor, rows: Tensor) -> None:
-        priorities, rows = torch.cat([self._priorities, priorities]), torch.cat([self._rows, rows])
+    def _cut(self) -> None:
+        if not self._entered:
+            return
+        parts = zip((self._priorities, self._rows), *self._entered, strict=True)
+        priorities, rows = (torch.cat(part) for part in parts)
+        self._entered = []
         order = priorities.argsort(stable=True)[: self._size]
         self._priorities, self._rows = priorities[order], rows[order]
 

@@ -1,0 +1,71 @@
+"""A run's metrics beside a paper's published numbers."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from normscope.errors import InputError
+
+PAPERS = Path(__file__).resolve().parents[3] / "experiments"
+
+COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "source")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Measured and published numbers side by side, or why there are none."""
+
+    table: pd.DataFrame
+    """One row per number that was both measured and published; columns as in COLUMNS."""
+    refusal: str
+    """What of the config differs from the paper's, where nothing can be compared."""
+
+
+def compare(paper: str, metrics: Mapping[str, float], config: Mapping[str, Any]) -> Comparison:
+    """Compare metrics with every group of published numbers whose conditions hold of the config.
+
+    Args:
+        paper: Folder below `experiments/`.
+        metrics: Flat names, as in results.json.
+        config: The resolved config.
+
+    Raises:
+        InputError: If the paper's numbers are not there.
+    """
+    path = PAPERS / paper / "published.yaml"
+    if not path.is_file():
+        raise InputError(f"recipe.paper={paper}: {path} is not there; run from a clone of the repository")
+    flat = _flat(config)
+    rows, refused = [], []
+    for group in yaml.safe_load(path.read_text()):
+        differences = {key: wanted for key, wanted in group["when"].items() if flat.get(key) != wanted}
+        measured = [name for name in group["values"] if name in metrics]
+        if not measured:
+            continue
+        if differences:
+            refused.append((group["when"], differences))
+            continue
+        for name in measured:
+            difference = metrics[name] - group["values"][name]
+            within = abs(difference) <= group["tolerance"]
+            rows.append(
+                (name, metrics[name], group["values"][name], difference, group["tolerance"], within, group["source"])
+            )
+    refusal = ""
+    if not rows:
+        # The strictest group that the run comes nearest to says most of what would have to change.
+        _, nearest = min(refused, key=lambda pair: (-len(pair[0]), len(pair[1])), default=({}, {}))
+        wanted = ", ".join(f"{key}={value} (here {flat.get(key)})" for key, value in nearest.items())
+        refusal = f"the comparison with {paper} does not apply: the paper has {wanted or 'none of these metrics'}"
+    return Comparison(pd.DataFrame(rows, columns=list(COLUMNS)), refusal)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,112 @@
+"""Recipes: what they set, and when a comparison with the paper is made."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from normscope.reporting.comparison import PAPERS, compare
+from tests.contract.test_configs import composed
+from tests.end_to_end.shell import ROOT, run_here
+
+RECIPES = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
+BERT = "google-bert/bert-base-uncased"
+
+
+def published(paper: str) -> list[dict]:
+    return yaml.safe_load((PAPERS / paper / "published.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_on_another_model_and_says_that_nothing_is_compared(
+    capsys, monkeypatch, tmp_path, saved_model, name
+):
+    folder = tmp_path / "run"
+    arguments = [f"experiment={name}", f"model.name={saved_model}", "dataset.limit=6", "tracking=disabled"]
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    assert "does not apply: the paper has model.name=" in outcome.err
+    assert "dataset.name=wikipedia (here sample)" in outcome.err
+    assert not (folder / "tables/comparison.parquet").exists()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_papers_model_and_data_are_compared(name):
+    options = composed(f"experiment={name}")
+    assert options.recipe.name == name
+    assert options.model.name == BERT
+    assert options.dataset.max_length == 128
+    config = {
+        "model": {"name": BERT},
+        "dataset": {"name": "wikipedia", "mask_fraction": options.dataset.mask_fraction},
+    }
+    chosen = [analysis for analysis in ("mixing", "norms", "frequency") if getattr(options.analysis, analysis).enabled]
+    groups = published(options.recipe.paper)
+    measured = {key: value for group in groups for key, value in group["values"].items() if key.split("/")[0] in chosen}
+    comparison = compare(options.recipe.paper, measured, config)
+    assert comparison.refusal == ""
+    assert len(comparison.table) >= 2
+    for row in comparison.table.itertuples():
+        assert row.within == (abs(row.value - row.published) <= row.tolerance)
+
+
+def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_model):
+    """With a paper of our own making, whose model is the tiny one."""
+    papers = tmp_path / "papers"
+    (papers / "nobody2000").mkdir(parents=True)
+    group = {
+        "source": "Nobody 2000, Table 1",
+        "when": {"model.name": str(saved_model), "dataset.name": "mine"},
+        "tolerance": 0.01,
+        "values": {"mixing/attn_w/mean": 0.0, "mixing/attn_n/mean": 5.0, "norms/nothing": 1.0},
+    }
+    (papers / "nobody2000/published.yaml").write_text(yaml.safe_dump([group], sort_keys=False))
+    monkeypatch.setattr("normscope.reporting.comparison.PAPERS", papers)
+    folder = tmp_path / "run"
+    arguments = [f"model.name={saved_model}", "dataset.limit=3", "dataset.name=mine", "recipe.paper=nobody2000"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled", f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    assert "Nobody 2000, Table 1: 0 of 2 within 0.01" in outcome.out
+    table = pd.read_parquet(folder / "tables/comparison.parquet").set_index("metric")
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    assert table.loc["mixing/attn_n/mean", "difference"] == pytest.approx(metrics["mixing/attn_n/mean"] - 5)
+    assert list(table.index) == ["mixing/attn_w/mean", "mixing/attn_n/mean"]
+
+
+@pytest.mark.parametrize("paper", ["kobayashi2020", "kobayashi2021"])
+def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_path, saved_model, paper):
+    arguments = [
+        f"model.name={saved_model}",
+        "dataset.limit=20",
+        "analysis=[mixing,norms,frequency]",
+        "tracking=disabled",
+    ]
+    assert (
+        run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}", "dataset.mask_fraction=0").status == 0
+    )
+    metrics = json.loads((tmp_path / "a/results.json").read_text())["metrics"]
+    layers = "/layer_"  # the tiny model has three
+    wanted = {name for group in published(paper) for name in group["values"] if layers not in name}
+    assert wanted <= set(metrics), wanted - set(metrics)
+
+
+def test_segments_are_told_apart(tokenizer):
+    from normscope.data.encoding import Encoder
+    from normscope.data.examples import CorpusCounts, Example
+    from normscope.schema import DatasetKind, DatasetOptions, Segments
+    from tests.unit.test_data import Reader
+
+    for segments, expected in ((Segments.pair, [0, 0, 0, 1, 1]), (Segments.zero, [0] * 5)):
+        options = DatasetOptions(kind=DatasetKind.sample, segments=segments, seed=0)
+        sequence = Encoder(Reader(tokenizer), options).encode([Example("one", "two")], CorpusCounts())[0]
+        assert sequence.token_type_ids.tolist() == expected
+
+
+def test_every_paper_has_its_page():
+    for paper in {published_path.parent.name for published_path in PAPERS.glob("*/published.yaml")}:
+        page = Path(PAPERS / paper / "README.md").read_text()
+        for recipe in RECIPES:
+            if recipe.startswith(paper):
+                assert f"experiment={recipe}" in page
