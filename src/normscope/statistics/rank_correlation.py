@@ -69,17 +69,13 @@ class RankCorrelation(Accumulator):
             seen: Which pairs count; None where all do.
         """
         if self._exact:
-            chosen = (group >= 0)[:, None, None, :].expand_as(first)
-            chosen = chosen if seen is None else chosen & seen
-            self._pairs += int(chosen.sum())
+            counted = (group >= 0)[:, None, None, :]
+            counted = counted if seen is None else counted & seen
+            # `counted` may stand for several heads or queries at once.
+            self._pairs += int(counted.sum()) * (first.numel() // counted.numel())
             if self._pairs <= self._budget:
-                self._kept[layer].append(
-                    _Kept(
-                        first[chosen].float().cpu(),
-                        second.unsqueeze(2).expand_as(first)[chosen].float().cpu(),
-                        group[:, None, None, :].expand_as(first)[chosen].to(torch.int8).cpu(),
-                    )
-                )
+                # As they come: picking out what counts is left to the end, and the copies of `second` too.
+                self._kept[layer].append(_Kept(first.float().cpu(), second.float().cpu(), group.cpu(), counted.cpu()))
                 return
             self._give_up_exactness()
         self._histograms[layer].add(first, second, group, seen)
@@ -113,8 +109,9 @@ class RankCorrelation(Accumulator):
         """Everything that has been added up, as tensors on the CPU."""
         state = {"exact": torch.tensor(self._exact), "pairs": torch.tensor(self._pairs)}
         for layer, (kept, histogram) in enumerate(zip(self._kept, self._histograms, strict=True)):
-            for name, parts in zip(_Kept._fields, zip(*kept, strict=True), strict=True) if kept else ():
-                state[f"{name}_{layer}"] = torch.cat(parts)
+            if kept:
+                columns = zip(*(update.pairs() for update in kept), strict=True)
+                state |= {f"{name}_{layer}": torch.cat(parts) for name, parts in zip(_COLUMNS, columns, strict=True)}
             state[f"low_{layer}"] = torch.tensor(histogram.low)
             state[f"counts_{layer}"] = histogram.counts.cpu().clone()
         return state
@@ -123,8 +120,8 @@ class RankCorrelation(Accumulator):
         """Go on from a state that an accumulator of the same shape gave."""
         self._exact, self._pairs = bool(state["exact"]), int(state["pairs"])
         for layer in range(self._layers):
-            kept = f"first_{layer}" in state
-            self._kept[layer] = [_Kept(*(state[f"{name}_{layer}"] for name in _Kept._fields))] if kept else []
+            columns = [state[f"{name}_{layer}"] for name in _COLUMNS if f"{name}_{layer}" in state]
+            self._kept[layer] = [_Kept.of_pairs(*columns)] if columns else []
             self._histograms[layer] = PairHistogram(self._first, self._second, self._groups)
             self._histograms[layer].merge(int(state[f"low_{layer}"]), state[f"counts_{layer}"])
 
@@ -132,16 +129,11 @@ class RankCorrelation(Accumulator):
         self._exact = False
         for kept, histogram in zip(self._kept, self._histograms, strict=True):
             while kept:
-                first, second, group = kept.pop()
-                # As one query that sees as many keys as there are pairs.
-                histogram.add(first[None, None, None], second[None, None], group[None], None)
+                update = kept.pop()
+                histogram.add(update.first, update.second, update.group, update.counted)
 
     def _exact_of(self, layers: Iterable[int], group: int) -> Correlation:
-        chosen = [
-            (kept.first[kept.group == group], kept.second[kept.group == group])
-            for layer in layers
-            for kept in self._kept[layer]
-        ]
+        chosen = [update.of_group(group) for layer in layers for update in self._kept[layer]]
         if not chosen:
             return _undefined(0)
         first, second = (torch.cat(parts) for parts in zip(*chosen, strict=True))
@@ -161,11 +153,36 @@ class RankCorrelation(Accumulator):
 
 
 class _Kept(NamedTuple):
-    """Pairs of one update, one entry each."""
+    """One update as it came."""
 
-    first: Tensor
-    second: Tensor
-    group: Tensor
+    first: Float[Tensor, "batch head query key"]
+    second: Float[Tensor, "batch head key"]
+    group: Int[Tensor, "batch key"]
+    counted: Bool[Tensor, "#batch #head #query #key"]
+
+    @classmethod
+    def of_pairs(cls, first: Tensor, second: Tensor, group: Tensor) -> "_Kept":
+        """Single pairs as one query that sees as many keys."""
+        counted = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        return cls(first[None, None, None], second[None, None], group[None].long(), counted)
+
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs that count, one entry each, with their groups."""
+        counted = self.counted.expand_as(self.first)
+        group = self.group[:, None, None, :].expand_as(self.first)
+        return (
+            self.first[counted],
+            self.second.unsqueeze(2).expand_as(self.first)[counted],
+            group[counted].to(torch.int8),
+        )
+
+    def of_group(self, group: int) -> tuple[Tensor, Tensor]:
+        """The pairs of one group that count."""
+        counted = (self.counted & (self.group == group)[:, None, None, :]).expand_as(self.first)
+        return self.first[counted], self.second.unsqueeze(2).expand_as(self.first)[counted]
+
+
+_COLUMNS = ("first", "second", "group")
 
 
 def midranks(values: Float[Tensor, " value"]) -> Float[Tensor, " value"]:

