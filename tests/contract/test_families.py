@@ -7,8 +7,8 @@ from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
 from normscope.models.families import FAMILIES, layout_of
 from normscope.models.observer import Observer, observe_blocks
-from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, token_batch
+from normscope.models.verification import BOUNDS, verify
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred terms
@@ -155,3 +155,17 @@ def _attention(*arguments):
     from normscope.maths.attention import attention
 
     return attention(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_measured_in_float32(family, dtype):
+    """What the model rounds is told as the verification error; what is added up from it is not rounded again."""
+    model = tiny_model(FAMILY_CONFIGS[family], dtype)
+    inputs = token_batch(model, LENGTHS)
+    for block in blocks_of(model, family, inputs):
+        assert block.mixing.dtype == block.weights.dtype == block.transformed_norms.dtype == torch.float32
+        vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
+        diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
+        # The kernel's log-normaliser is the one thing that half precision's rounding of q·k can reach.
+        torch.testing.assert_close(block.preserving[block.real], diagonal[block.real], rtol=2e-2, atol=2e-2)
+    assert verify(model, layout_of(family), family).error < BOUNDS[dtype]

@@ -14,9 +14,14 @@ from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 
 
+def full_precision(tensor: Tensor) -> Tensor:
+    """A tensor in float32 or better: a model may run in half precision, what is measured of it may not."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockParameters:
-    """The weights of one block, head by head, whatever way its family stores them."""
+    """The weights of one block, head by head, whatever way its family stores them; in float32 or better."""
 
     value_weight: Float[Tensor, "head model head_dim"]
     """W_V."""

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from normscope.maths.normalisation import Normalisation
-from normscope.models.block import BlockParameters
+from normscope.models.block import BlockParameters, full_precision
 
 NormPosition = Literal["post"]
 
@@ -88,11 +88,12 @@ class BlockModules:
         assert isinstance(value, nn.Linear)
         assert isinstance(output, nn.Linear)
         assert isinstance(norm, nn.LayerNorm)
+        value_weight, output_weight = full_precision(value.weight.T), full_precision(output.weight.T)
         bias = value.weight.new_zeros(value.out_features) if value.bias is None else value.bias
         return BlockParameters(
-            value_weight=value.weight.T.view(value.in_features, heads, -1).transpose(0, 1),
-            value_bias=bias.view(heads, -1),
-            output_weight=output.weight.T.view(heads, -1, output.out_features),
-            output_bias=output.bias,
-            normalisation=Normalisation(norm.weight, norm.bias, norm.eps),
+            value_weight=value_weight.view(value.in_features, heads, -1).transpose(0, 1),
+            value_bias=full_precision(bias).view(heads, -1),
+            output_weight=output_weight.view(heads, -1, output.out_features),
+            output_bias=None if output.bias is None else full_precision(output.bias),
+            normalisation=Normalisation(full_precision(norm.weight), full_precision(norm.bias), norm.eps),
         )

@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.attention import additive_mask, attention, repeat_heads
-from normscope.models.block import AttentionBlock
+from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.layout import BlockLayout, BlockModules
 
 IMPLEMENTATION = "normscope"
@@ -154,9 +154,14 @@ class Observer:
             self._visit(
                 AttentionBlock(
                     layer=modules.layer,
-                    inputs=self._inputs.pop(modules.layer),
-                    **call._asdict(),
-                    attention_output=output,
+                    inputs=full_precision(self._inputs.pop(modules.layer)),
+                    query=full_precision(call.query),
+                    key=full_precision(call.key),
+                    value=full_precision(call.value),
+                    mask=None if call.mask is None else full_precision(call.mask),
+                    scale=call.scale,
+                    log_normaliser=call.log_normaliser,
+                    attention_output=full_precision(output),
                     parameters=self.parameters[modules.layer],
                     real=self._real,
                 )

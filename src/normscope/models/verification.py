@@ -133,7 +133,7 @@ def _untouched(model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Te
 
 
 def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
-    weights = block.weights.to(block.value.dtype)
+    weights = block.weights
     transformed = block.transformed()
     others = weights.tril(-1) + weights.triu(1)
     explicit_mixing = torch.einsum("bhqk,bhkm->bqm", others, transformed)
