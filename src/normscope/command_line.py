@@ -30,6 +30,9 @@ BAD_INPUT = 2
 BUG = 1
 INTERRUPTED = 130
 
+# A transformers config, whose keys are not ours to know.
+_FREE = "model.architecture"
+
 _BAD_INPUT = (InputError, HydraException, OmegaConfBaseException)
 
 
@@ -39,6 +42,8 @@ class _Sweep:
 
     jobs: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
+    found: set[Path] = dataclasses.field(default_factory=set)
+    """Folders that were there before the run."""
     error: Exception | None = None
     """What a job that is no part of a sweep has raised: Hydra would print a line of its own about it."""
 
@@ -51,7 +56,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     # Hydra would print its own digest of an error and exit with 1 otherwise.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    _sweep.jobs, _sweep.failures, _sweep.error = 0, [], None
+    _sweep.jobs, _sweep.failures, _sweep.error, _sweep.found = 0, [], None, set()
     status = 0
     try:
         main()
@@ -86,6 +91,7 @@ def job(config: DictConfig) -> dict[str, float]:
     if sweeping:
         print(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task) or 'defaults'}", file=sys.stderr)
     try:
+        _refuse_unknown(config, OmegaConf.structured(RunOptions))
         options = OmegaConf.to_object(config)
         assert isinstance(options, RunOptions)
         if sweeping and options.tracking.group is None:
@@ -94,11 +100,10 @@ def job(config: DictConfig) -> dict[str, float]:
         from normscope.pipeline import run as run_pipeline
 
         return run_pipeline(options, folder)
-    except Exception as error:
-        if isinstance(error, _BAD_INPUT):
-            # Hydra made the folder before asking us; without a result in it, it should not stay.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    except BaseException as error:
+        _remove_empty(folder)
+        if not isinstance(error, Exception):
+            raise
         if sweeping:
             if isinstance(error, _BAD_INPUT):
                 print(f"normscope: {_one_line(error)}", file=sys.stderr)
@@ -108,6 +113,25 @@ def job(config: DictConfig) -> dict[str, float]:
             raise
         _sweep.error = error
         return {}
+
+
+def _remove_empty(folder: Path) -> None:
+    """Take away what Hydra made before it asked us, if nothing is in it: folders that were not there when we started."""
+    with contextlib.suppress(OSError):
+        for made in (folder, *folder.parents):
+            if made in _sweep.found or not made.name:
+                return
+            made.rmdir()
+
+
+def _refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> None:
+    """`+key=value` gets past the schema; a key that it does not know is a typo all the same."""
+    for name in map(str, config):
+        if name not in known.keys():  # noqa: SIM118 - `in` does not see keys without a value
+            raise InputError(f"unknown key {prefix}{name}{_suggestion(f'{prefix}{name}')}")
+        below, schema = config._get_node(name), known._get_node(name)
+        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" != _FREE:
+            _refuse_unknown(below, schema, f"{prefix}{name}.")
 
 
 def _one_line(error: BaseException) -> str:
@@ -123,6 +147,8 @@ def _one_line(error: BaseException) -> str:
     unknown = re.search(
         r"Could not override '([^']+)'|Key '([^']+)' not in '([^']+)'|Key '([^']+)' is not in struct", message
     )
+    # Hydra's advice to add a + would get the typo past the schema.
+    message = re.sub(r"\.?\s*To append to your config use \S+", ".", message)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kept = [
         line
@@ -157,8 +183,11 @@ def _moment() -> str:
 def _run_folder(given: str | None, sweep: bool) -> str:
     """`output_dir`, or a dated folder below outputs/ that is not there yet."""
     if given is not None:
+        folder = Path(given)
+        _sweep.found |= {place for place in (folder, *folder.parents) if place.exists()}
         return given
     parent = Path("outputs/multirun" if sweep else "outputs")
+    _sweep.found |= {place for place in (parent, *parent.parents) if place.exists()}
     return str(parent / _unused(parent))
 
 

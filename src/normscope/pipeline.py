@@ -11,33 +11,25 @@ import torch
 from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
+from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.data import frequency
 from normscope.data.batching import Batch, batches
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
+from normscope.data.files import TextFile
 from normscope.data.frequency import TokenFrequencies
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
 from normscope.models.loading import LoadedModel, load
 from normscope.models.observer import Observer
 from normscope.models.verification import Verification, verify
-from normscope.reporting.comparison import Comparison, compare
+from normscope.reporting.comparison import Comparison, compare, published
 from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
 from normscope.reporting.tracking import Tracker, track
-from normscope.schema import (
-    DatasetKind,
-    DatasetOptions,
-    FrequencyOptions,
-    RunOptions,
-    check,
-    chosen_categories,
-    chosen_layers,
-    enabled_analyses,
-    plain,
-)
+from normscope.schema import FrequencyOptions, RunOptions, enabled_analyses, plain
 
 log = logging.getLogger("normscope")
 
@@ -68,6 +60,8 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     check(options)
     started = time.monotonic()
     results = RunFolder(folder)
+    if options.recipe.paper is not None:
+        published(options.recipe.paper)  # that it is not there must not be found out after the run
     torch.manual_seed(options.seed)
     model = load(options.model, options.device)
     layers = chosen_layers(options.layers, model.layers)
@@ -86,7 +80,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     )
     analyses = [ANALYSES[name](getattr(options.analysis, name), subject) for name in enabled_analyses(options.analysis)]
     counts = CorpusCounts()
-    stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options)
+    stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)
 
     progress = _Progress(started, counts, model, verification)
     say(
@@ -98,6 +92,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         with track(options, folder) as tracker:
             _observe(observer, model.device, analyses, stream, corpus.total, counts)
             _say_counts(counts, encoder)
+            _say_absent(categories, counts)
             findings = {analysis.name: analysis.findings() for analysis in analyses}
             metrics = _write(findings, results, tracker)
             comparison = _compare(options, metrics, results, tracker)
@@ -124,8 +119,14 @@ def _frequencies(wanted: FrequencyOptions, options: RunOptions, encoder: Encoder
     elif wanted.source == "corpus":
         found = frequency.counted(open_corpus(options.dataset).examples(), encoder, vocabulary)
     else:
-        counted = DatasetOptions(kind=DatasetKind.text, path=wanted.source)
-        found = frequency.counted(open_corpus(counted).examples(), encoder, vocabulary)
+        text = TextFile(
+            Path(wanted.source).expanduser(),
+            options.dataset.text_column,
+            options.dataset.pair_column,
+            options.dataset.header,
+            key="analysis.frequency.source",
+        )
+        found = frequency.counted(text.examples(), encoder, vocabulary)
     return frequency.conventional(found, encoder) if wanted.conventional else found
 
 
@@ -149,14 +150,13 @@ def _observe(
             bar.update(counts.used + counts.skipped.total() - bar.n)
 
 
-def _not_empty(stream: Iterator[Batch], options: RunOptions) -> Iterator[Batch]:
+def _not_empty(stream: Iterator[Batch], options: RunOptions, counts: CorpusCounts) -> Iterator[Batch]:
     """The stream, once its first batch has shown that there is one."""
     first = next(stream, None)
     if first is None:
         where = options.dataset.path or options.dataset.kind
-        raise InputError(
-            f"dataset {where}: no usable example (all are empty); check dataset.path and dataset.text_column"
-        )
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
+        raise InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")
 
     def whole() -> Iterator[Batch]:
         yield first
@@ -196,6 +196,15 @@ def _say_counts(counts: CorpusCounts, encoder: Encoder) -> None:
         say(f"{counts.cut:,} of them were longer than {encoder.max_length} tokens and were cut (dataset.max_length)")
     for reason, number in counts.skipped.items():
         say(f"{number:,} examples were skipped: {reason}")
+
+
+def _say_absent(categories: list[str], counts: CorpusCounts) -> None:
+    """Categories that never occurred have no rows; if none of those asked for did, there is nothing to report."""
+    absent = [category for category in categories if category != ALL and not counts.categories[category]]
+    if len(absent) == len(categories):
+        raise InputError(f"categories=[{','.join(categories)}]: no token of these in the corpus")
+    if absent:
+        say(f"no token of category {', '.join(absent)} in the corpus: the tables have no rows of it")
 
 
 def _provenance(progress: _Progress, options: RunOptions) -> dict[str, object]:

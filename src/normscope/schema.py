@@ -8,8 +8,6 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
-from normscope.errors import InputError
-
 
 @dataclass
 class Pin:
@@ -217,78 +215,3 @@ def plain(options: RunOptions) -> dict[str, Any]:
         return str(value) if isinstance(value, enum.Enum) else value
 
     return {key: simplified(value) for key, value in dataclasses.asdict(options).items()}
-
-
-def check(options: RunOptions) -> None:
-    """Check what types cannot say, as far as it is known before a model is loaded.
-
-    Raises:
-        InputError: Naming the key, what was expected and what came.
-    """
-    if not enabled_analyses(options.analysis):
-        names = ", ".join(node.name for node in dataclasses.fields(options.analysis))
-        raise InputError(f"analysis=[]: expected at least one of {names}, for example analysis=mixing")
-    _positive("device.batch_tokens", options.device.batch_tokens)
-    if options.dataset.limit is not None:
-        _positive("dataset.limit", options.dataset.limit)
-    if options.dataset.max_length is not None and options.dataset.max_length < 3:
-        raise InputError(f"dataset.max_length={options.dataset.max_length}: expected at least 3 tokens")
-    if not 0 <= options.dataset.mask_fraction < 1:
-        raise InputError(f"dataset.mask_fraction={options.dataset.mask_fraction}: expected a share in [0, 1)")
-    for key, value in (
-        ("analysis.norms.exact_pairs", options.analysis.norms.exact_pairs),
-        ("analysis.frequency.exact_pairs", options.analysis.frequency.exact_pairs),
-    ):
-        if value < 0:
-            raise InputError(f"{key}={value}: expected a number of pairs, or 0 to estimate")
-    _positive("analysis.norms.scatter_pairs", options.analysis.norms.scatter_pairs)
-    for key, value in (
-        ("seed", options.seed),
-        ("dataset.seed", options.dataset.seed),
-        ("model.seed", options.model.seed),
-    ):
-        if not 0 <= value < 2**63:
-            raise InputError(f"{key}={value}: expected a whole number from 0 to 2^63 − 1")
-
-
-def chosen_layers(layers: Any, count: int) -> list[int]:
-    """The `layers` key as sorted layer numbers.
-
-    Raises:
-        InputError: If it is neither `all` nor a list of numbers from 1 to `count`.
-    """
-    if layers == "all":
-        return list(range(1, count + 1))
-    numbers = layers if isinstance(layers, list) else [layers]
-    for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
-            raise InputError(
-                f"layers={layers}: expected all or numbers from 1 to {count} (this model's layers), got {number!r}"
-            )
-    if not numbers:
-        raise InputError(f"layers=[]: expected all or numbers from 1 to {count}")
-    return sorted(set(numbers))
-
-
-def chosen_categories(categories: Any, known: list[str]) -> list[str]:
-    """The `categories` key as names, in the order of `known`.
-
-    Raises:
-        InputError: If it is neither `all` nor a list of known categories.
-    """
-    if categories == "all":
-        return known
-    names = categories if isinstance(categories, list) else [categories]
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"categories={categories}: unknown category {name!r}; expected all or some of {', '.join(known)}"
-            )
-    if not names:
-        raise InputError(f"categories=[]: expected all or some of {', '.join(known)}")
-    return [name for name in known if name in names]
-
-
-def _positive(key: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{key}={value}: expected a whole number of at least 1")

@@ -121,6 +121,11 @@ def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
             break  # leaving early must not leave a thread behind that waits
 
 
+def test_two_observations_at_once_are_refused(family, family_model):
+    with Observer(family_model, layout_of(family)), pytest.raises(RuntimeError, match="being observed already"):
+        Observer(family_model, layout_of(family)).__enter__()
+
+
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     """A norm that is not the block's own is noticed at load, with the layer and the figure."""
     import dataclasses
@@ -136,19 +141,14 @@ def test_an_unknown_family_lists_the_known_ones():
         layout_of("gpt-9")
 
 
-def test_causal_attention_is_respected(family_model, family, inputs):
-    if family != "bert":
-        pytest.skip("one decoder is enough to see a missing mask taken for a causal one")
-    for modules in layout_of(family).bind(family_model):
+def test_causal_attention_is_respected():
+    """No mask on a causal module means that keys after the query are hidden."""
+    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
+    for modules in layout.bind(model):
         modules.attention.is_causal = True
-    try:
-        full = {name: tensor[:1] for name, tensor in inputs.items()}
-        for block in blocks_of(family_model, family, full):
-            assert (block.weights.triu(1) == 0).all()
-            torch.testing.assert_close(block.mixing[:, 0], torch.zeros_like(block.mixing[:, 0]), **EXACT)
-    finally:
-        for modules in layout_of(family).bind(family_model):
-            modules.attention.is_causal = False
+    for block in blocks_of(model, "bert", token_batch(model, (7,))):
+        assert (block.weights.triu(1) == 0).all()
+        torch.testing.assert_close(block.mixing[:, 0], torch.zeros_like(block.mixing[:, 0]), **EXACT)
 
 
 def _attention(*arguments):

@@ -154,3 +154,54 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     assert outcome.status == 0, outcome.err
     assert "tracked offline" in outcome.err
     assert list(folder.glob("wandb/offline-run-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dataset.path=a.txt"], "dataset.path is set, but dataset=sample reads no file; add dataset=text"),
+        (
+            ["+analysis.norms.exactpairs=0"],
+            "unknown key analysis.norms.exactpairs; did you mean analysis.norms.exact_pairs?",
+        ),
+        (["analysis.norms.seed=-1"], "analysis.norms.seed=-1"),
+        (["model.sha256=00ff", "model.random_init=true"], "random weights are asked for"),
+        (["device.name=cpu:x"], "device.name=cpu:x: expected auto"),
+        (["model=bert-random", "+model.architecture.hidden_size=100"], "cannot be built from its config"),
+        (["recipe.paper=nobody"], "recipe.paper=nobody"),
+        (
+            ["analysis=frequency", "analysis.frequency.source=/nope.txt"],
+            "analysis.frequency.source=/nope.txt: no such file",
+        ),
+    ],
+)
+def test_refused_too(capsys, monkeypatch, tmp_path, arguments, message):
+    assert message in refuse(capsys, monkeypatch, tmp_path, *arguments)
+
+
+@pytest.mark.parametrize("tracking", ["offline", "disabled"])
+def test_a_file_that_turns_bad_late_is_one_line_too(capsys, monkeypatch, tmp_path, saved_model, tracking):
+    path = tmp_path / "late.txt"
+    path.write_bytes(b"fine\n" * 6000 + b"caf\xe9\n")
+    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}", f"tracking={tracking}"]
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}")
+    assert outcome.status == 2
+    assert "Traceback" not in outcome.err
+    assert "not UTF-8 (byte 0xe9" in outcome.err
+    assert json.loads((tmp_path / "a/results.json").read_text())["status"] == "failed"
+
+
+def test_categories_that_never_occur_are_refused_if_they_are_all(capsys, monkeypatch, tmp_path, saved_model):
+    arguments = [f"model.name={saved_model}", "categories=[mask]", "analysis=[mixing,norms]", "tracking=disabled"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "dataset.limit=3", f"output_dir={tmp_path / 'a'}")
+    assert outcome.status == 2
+    assert "categories=[mask]: no token of these in the corpus" in outcome.err
+
+
+def test_folders_that_were_there_stay(capsys, monkeypatch, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert run_here(capsys, monkeypatch, "layers=[9]", f"output_dir={mine}").status == 2
+    assert mine.is_dir()
+    assert run_here(capsys, monkeypatch, "layers=[9]", f"output_dir={mine}/deep/er").status == 2
+    assert not list(mine.iterdir())

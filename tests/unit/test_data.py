@@ -76,6 +76,16 @@ def test_empty_rows_say_why_they_are_skipped(tmp_path):
     assert list(TextFile(path).examples()) == [Example("x"), "empty", "empty", "empty", "not text", Example("y")]
 
 
+def test_rows_that_hold_nothing(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,b\nx,1\n\ny,2")
+    assert list(TextFile(path).examples()) == [Example("x"), "empty", Example("y")]
+    assert TextFile(path).total == 3
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sentence": "x"}\n\n{"sentence": "\\ud800"}\n')
+    assert list(TextFile(path, "sentence").examples()) == [Example("x"), "empty", "not text"]
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfhello\r\nworld\r\n")
@@ -87,6 +97,9 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     [
         ("a.jsonl", b'{"text": "x"}\n{oops\n', "line 2 is not JSON"),
         ("a.jsonl", b'["x"]\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "row 2 of .* has no such column; it has txt"),
+        ("a.csv", b"text,b\nx,1\ny\n", "line 3 has 1 cells where the header has 2"),
         ("a.jsonl", b'{"body": "x"}\n', "dataset.text_column=text: .* has body"),
         ("a.txt", b"fine\n\xff\xfe\n", "not UTF-8"),
         ("a.txt", b"", "is empty"),

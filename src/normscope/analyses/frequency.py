@@ -81,7 +81,7 @@ class FrequencyAnalysis(Analysis):
         overall = table[table["layer"] == 0].drop(columns="layer").reset_index(drop=True)
         by_layer = table[table["layer"] > 0].reset_index(drop=True)
         by_token = self._by_token()
-        if by_token[list(MEASURES)].isna().any().any():
+        if not np.isfinite(by_token[list(MEASURES)]).all().all():
             raise InputError("NaN or infinity in the activations; try device.dtype=float32")
         known = overall.dropna(subset="spearman")
         return Findings(
@@ -101,9 +101,11 @@ class FrequencyAnalysis(Analysis):
                 for specials, rows in by_layer[by_layer["measure"] == measure].dropna().groupby("specials")
             },
             figures=self._figures(),
-            summary=overall.pivot_table(index="measure", columns="specials", values="spearman", sort=False).rename(
-                columns=lambda name: f"ρ {name} specials"
-            ),
+            summary=overall.assign(spearman=overall["spearman"].astype(float))
+            .pivot(index="measure", columns="specials", values="spearman")
+            .loc[list(MEASURES)]
+            .rename(columns=lambda name: f"ρ {name} specials"),
+            notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
         )
 
     def _groups(self) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -47,7 +48,7 @@ class MixingAnalysis(Analysis):
     def findings(self) -> Findings:
         """Tables, figures and the K21 summary: mean, maximum and minimum over all tokens of all layers."""
         table = self._table()
-        broken = table[table["mean"].isna() & (table["count"] > 0)]
+        broken = table[~np.isfinite(table["mean"]) & (table["count"] > 0)]
         if len(broken):
             raise InputError(
                 f"NaN or infinity in the activations of layer {broken['layer'].min()}; try device.dtype=float32"

@@ -55,7 +55,11 @@ def read(path: Path, vocabulary: int) -> TokenFrequencies:
                 fields = line.split()
                 if not fields:
                     continue
-                if len(fields) != 3 or not all(field.isdecimal() for field in fields) or int(fields[0]) < 1:
+                if (
+                    len(fields) != 3
+                    or not all(field.isdecimal() for field in fields)
+                    or not 1 <= int(fields[0]) < 2**31
+                ):
                     raise InputError(
                         f"analysis.frequency.path={path}: line {number} is not `rank count token_id`: {line.strip()[:80]!r}"
                     )
@@ -64,7 +68,7 @@ def read(path: Path, vocabulary: int) -> TokenFrequencies:
                     raise InputError(
                         f"analysis.frequency.path={path}: line {number}: the model has no token {token}; it knows {vocabulary}"
                     )
-                rank[token], count[token] = int(fields[0]), int(fields[1])
+                rank[token], count[token] = int(fields[0]), min(int(fields[1]), 2**62)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"analysis.frequency.path={path}: cannot be read: {error}") from error
     if not rank.any():

@@ -19,10 +19,10 @@ def norm_factors(
     """A factor L of each head's W_O with ‖v W_O‖ = ‖v L‖ for every v, as small as a head.
 
     W_Oᵀ = Q R with orthonormal Q, so v W_O = v Rᵀ Qᵀ and L = Rᵀ. Unlike v (W_O W_Oᵀ) vᵀ it squares no condition number.
-    The factor depends on weights alone: it is computed once, in float64.
+    The factor depends on weights alone: it is computed once, in float64 on the CPU (not every accelerator has float64).
     """
-    triangular = torch.linalg.qr(output_weight.double().transpose(-1, -2), mode="r").R
-    return triangular.transpose(-1, -2).contiguous().to(output_weight.dtype)
+    triangular = torch.linalg.qr(output_weight.cpu().double().transpose(-1, -2), mode="r").R
+    return triangular.transpose(-1, -2).contiguous().to(output_weight)
 
 
 def transformed_norms(
@@ -138,21 +138,21 @@ def expansion_rate(
 
     Source: Kobayashi et al. 2021, section 4.4.
     """
-    linear = torch.einsum("hmd,hdn->mn", value_weight.double(), output_weight.double())
-    constant = torch.einsum("hd,hdn->n", value_bias.double(), output_weight.double())
+    linear = torch.einsum("hmd,hdn->mn", value_weight.cpu().double(), output_weight.cpu().double())
+    constant = torch.einsum("hd,hdn->n", value_bias.cpu().double(), output_weight.cpu().double())
     if output_bias is not None:
-        constant = constant + output_bias.double()
+        constant = constant + output_bias.cpu().double()
     squares = linear.square().sum() + constant.square().sum() + 1
     return float((squares / (len(linear) + 1)).sqrt())
 
 
 def _affine_factors(value_weight: Tensor, value_bias: Tensor, output_weight: Tensor) -> tuple[Tensor, Tensor]:
     heads, model, head_dim = value_weight.shape
-    tall = value_weight.new_zeros(heads, model + 1, head_dim + 1, dtype=torch.float64)
+    tall = torch.zeros(heads, model + 1, head_dim + 1, dtype=torch.float64)
     tall[:, :model, :head_dim] = value_weight
     tall[:, model, :head_dim] = value_bias
     tall[:, model, head_dim] = 1
-    wide = value_weight.new_zeros(heads, head_dim + 1, model + 1, dtype=torch.float64)
+    wide = torch.zeros(heads, head_dim + 1, model + 1, dtype=torch.float64)
     wide[:, :head_dim, :model] = output_weight
     wide[:, head_dim, model] = 1
     return tall, wide

@@ -7,6 +7,7 @@ the checkpoint lacks, a checksum that differs, a weight that is not a number, an
 import dataclasses
 import inspect
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,7 +108,10 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     _refuse_unsupported(config)
     if random:
         torch.manual_seed(options.seed)
-        model = AutoModel.from_config(config, dtype=DTYPES[device.dtype])
+        try:
+            model = AutoModel.from_config(config, dtype=DTYPES[device.dtype])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"model {options.name} cannot be built from its config: {_one_line(error)}") from error
     else:
         assert source is not None
         _check_digest(source, options)
@@ -146,16 +150,20 @@ def torch_device(name: str) -> torch.device:
     }
     if name == "auto":
         return torch.device(next(kind for kind, there in available.items() if there))
-    kind = name.partition(":")[0]
-    if kind not in available:
-        raise InputError(f"device.name={name!r}: expected auto, cpu, cuda, cuda:<number> or mps")
-    if not available[kind]:
-        raise InputError(f"device={name}: this machine has no such device; set device=auto or device=cpu")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise InputError(f"device.name={name}: expected auto, cpu, cuda, cuda:<number> or mps")
+    kind, _, number = name.partition(":")
+    if not available[kind] or (number and int(number) >= torch.cuda.device_count()):
+        raise InputError(f"device.name={name}: this machine has no such device; set device=auto or device=cpu")
     return torch.device(name)
 
 
 def _configured(architecture: Mapping[str, Any]) -> PretrainedConfig:
     shapes = dict(architecture)
+    if "model_type" not in shapes:
+        raise InputError(
+            "model.architecture has no model_type: expected a transformers config, model_type: bert for instance"
+        )
     try:
         return AutoConfig.for_model(shapes.pop("model_type"), **shapes)
     except (KeyError, ValueError, TypeError) as error:

@@ -81,6 +81,10 @@ class Observer:
 
     def __enter__(self) -> "Observer":
         previous = self._model.config._attn_implementation
+        if previous == IMPLEMENTATION:
+            raise RuntimeError(
+                "this model is being observed already: finish or close the other loop over its blocks first"
+            )
         self._model.set_attn_implementation(IMPLEMENTATION)
         self._exit.callback(self._model.set_attn_implementation, previous)
         for modules in self._blocks.values():

@@ -162,6 +162,6 @@ def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
 
 def _relative(got: Tensor, expected: Tensor, scale: Tensor, real: Tensor) -> float:
     """Largest ‖got − expected‖ / ‖scale‖ over real tokens."""
-    difference = torch.linalg.vector_norm((got - expected).double(), dim=-1)
-    size = torch.linalg.vector_norm(scale.double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
-    return float((difference / size)[real].max())
+    difference = torch.linalg.vector_norm((got - expected).cpu().double(), dim=-1)
+    size = torch.linalg.vector_norm(scale.cpu().double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return float((difference / size)[real.cpu()].max())

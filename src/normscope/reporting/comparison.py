@@ -36,12 +36,9 @@ def compare(paper: str, metrics: Mapping[str, float], config: Mapping[str, Any])
     Raises:
         InputError: If the paper's numbers are not there.
     """
-    path = PAPERS / paper / "published.yaml"
-    if not path.is_file():
-        raise InputError(f"recipe.paper={paper}: {path} is not there; run from a clone of the repository")
     flat = _flat(config)
     rows, refused = [], []
-    for group in yaml.safe_load(path.read_text()):
+    for group in published(paper):
         differences = {key: wanted for key, wanted in group["when"].items() if flat.get(key) != wanted}
         measured = [name for name in group["values"] if name in metrics]
         if not measured:
@@ -62,6 +59,19 @@ def compare(paper: str, metrics: Mapping[str, float], config: Mapping[str, Any])
         wanted = ", ".join(f"{key}={value} (here {flat.get(key)})" for key, value in nearest.items())
         refusal = f"the comparison with {paper} does not apply: the paper has {wanted or 'none of these metrics'}"
     return Comparison(pd.DataFrame(rows, columns=list(COLUMNS)), refusal)
+
+
+def published(paper: str) -> list[dict[str, Any]]:
+    """The groups of published numbers of a paper.
+
+    Raises:
+        InputError: If they are not there.
+    """
+    path = PAPERS / paper / "published.yaml"
+    if not path.is_file():
+        raise InputError(f"recipe.paper={paper}: {path} is not there; run from a clone of the repository")
+    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())
+    return groups
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.reporting.terminal import say
 from normscope.schema import RunOptions, TrackingMode, enabled_analyses, plain
 
@@ -96,8 +97,15 @@ def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     if mode is TrackingMode.disabled:
         yield _Nowhere()
         return
-    with _data_in(folder), _start(options, folder, mode) as run:
-        yield _Wandb(run)
+    with _data_in(folder):
+        run = _start(options, folder, mode)
+        # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
+        status = 1
+        try:
+            yield _Wandb(run)
+            status = 0
+        finally:
+            run.finish(exit_code=status)
 
 
 @contextlib.contextmanager
@@ -137,7 +145,10 @@ def _start(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
         )
 
     if mode is TrackingMode.offline:
-        return init(mode)
+        try:
+            return init(mode)
+        except UsageError as error:
+            raise InputError(f"tracking: Weights & Biases refuses a setting: {' '.join(str(error).split())}") from error
     try:
         return init(mode)
     except (CommError, UsageError) as error:

@@ -115,7 +115,7 @@ class PairHistogram:
         held = self.counts
         if held.numel():
             low, high = min(low, self.low), max(high, self.low + held.shape[1] - 1)
-            if (low, high - low + 1) == (self.low, held.shape[1]):
+            if (low, high - low + 1) == (self.low, held.shape[1]) and held.device == device:
                 return
         cells = self._first.cells * (high - low + 1) * self._groups
         flat = torch.zeros(cells + 1, dtype=self._flat.dtype, device=device)
