@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.scenarios import BARE, SCENARIOS, STRAIGHTFORWARD, Scenario, prepare
+from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
+from normscope.statistics.rank_correlation import RankCorrelation
 
 
 def main() -> None:
@@ -46,10 +48,32 @@ def main() -> None:
                 f"{seconds[way]:>10.3f}{memory[way][0] / 2**20:>9.0f}",
                 flush=True,
             )
+    _correlation_costs(arguments.repeats)
     print(
         "\ntime/bare: median over paired passes. An analysis ends the pass at the last attention block, so the bare pass"
     )
     print("does what no analysis needs: the last feed-forward network.")
+
+
+def _correlation_costs(repeats: int) -> None:
+    """Nanoseconds per pair of α and ‖f‖, counted or kept, ranking at the end included."""
+    torch.manual_seed(0)
+    weights = torch.softmax(torch.randn(8, 12, 128, 128) * 2, dim=-1)
+    norms, group = torch.rand(8, 12, 128) * 3 + 1, torch.zeros(8, 128, dtype=torch.long)
+    pairs = weights.numel()
+    for name, budget in (("estimated", 0), ("exact", 10**12)):
+        updates, ends = [], []
+        for _ in range(repeats):
+            correlation = RankCorrelation(1, 1, WEIGHT_AXIS, NORM_AXIS, budget)
+            correlation.update(0, weights, norms, group)  # makes room
+            updates.append(_seconds(lambda: correlation.update(0, weights, norms, group)) / pairs)  # noqa: B023
+            ends.append(_seconds(lambda: correlation.compute()) / (4 * pairs))  # noqa: B023 - two updates, ranked twice
+        update, end = statistics.median(updates) * 1e9, statistics.median(ends) * 1e9
+        if name == "estimated":
+            end = 0.0  # that many cells are ranked however many pairs there are
+        print(
+            f"rank correlation, {name}: {update + end:.1f} ns per pair, so {2 * (update + end):.0f} s for 2·10⁹ pairs"
+        )
 
 
 def _times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -71,7 +95,7 @@ def _times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str
     )
 
 
-def _seconds(forward: Callable[[], None]) -> float:
+def _seconds(forward: Callable[[], object]) -> float:
     start = time.perf_counter()
     forward()
     return time.perf_counter() - start
