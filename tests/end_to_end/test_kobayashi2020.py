@@ -210,6 +210,16 @@ def test_ranks_from_a_file(capsys, monkeypatch, corpus, tmp_path, observed):
     assert found.loc[("f", "with"), "spearman"] == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_corpus_of_special_tokens_alone_is_no_accident(capsys, monkeypatch, tmp_path, saved_model):
+    text = tmp_path / "a.txt"
+    text.write_text("[SEP]\n[MASK]\n")
+    arguments = [f"model.name={saved_model}", "analysis=frequency", "dataset=text", f"dataset.path={text}"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled", f"output_dir={tmp_path / 'a'}")
+    assert outcome.status == 0, outcome.err
+    assert "ρ is undefined, no pairs" in outcome.err
+    assert table(tmp_path / "a", "frequency_correlation").set_index("specials").loc["without", "spearman"].isna().all()
+
+
 def test_the_conventional_ranks(capsys, monkeypatch, corpus, tmp_path):
     run(
         capsys, monkeypatch, corpus, tmp_path / "a", "analysis.frequency.conventional=true", "dataset.mask_fraction=0.1"

@@ -12,6 +12,7 @@ from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.schema import FrequencyOptions
+from normscope.statistics.accumulator import Nothing
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import Correlation, RankCorrelation
 from normscope.statistics.sample import UniformSample
@@ -126,14 +127,16 @@ class FrequencyAnalysis(Analysis):
         tokens = batch.input_ids[batch.real]
         self._types.update(tokens, means)
         rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.double().cpu()]).T
+        # The picture is of ordinary tokens: a [CLS] in every sequence would be most of what is seen.
+        ordinary = ~self._special[tokens.cpu()]
         start = 0
         for length, fingerprint in zip(batch.real.sum(dim=-1).tolist(), batch.fingerprints, strict=True):
-            own = rows[start : start + length]
+            own = rows[start : start + length][ordinary[start : start + length]]
 
             def take(positions: np.ndarray, own: Tensor = own) -> Tensor:
                 return own[torch.from_numpy(positions)]
 
-            self._sample.update((fingerprint,), length, take)
+            self._sample.update((fingerprint,), len(own), take)
             start += length
 
     def _by_token(self) -> pd.DataFrame:
@@ -151,7 +154,11 @@ class FrequencyAnalysis(Analysis):
         ).sort_values(["count", "token_id"], ascending=[False, True], ignore_index=True)
 
     def _sampled(self) -> pd.DataFrame:
-        table = pd.DataFrame(self._sample.compute().numpy(), columns=["rank", *MEASURES]).astype({"rank": int})
+        try:
+            rows = self._sample.compute()
+        except Nothing:
+            rows = torch.zeros(0, 1 + len(MEASURES))
+        table = pd.DataFrame(rows.numpy(), columns=["rank", *MEASURES]).astype({"rank": int})
         return table[table["rank"] > 0].reset_index(drop=True)
 
     def _figures(self) -> dict[str, Figure]:
@@ -170,7 +177,7 @@ class FrequencyAnalysis(Analysis):
                 medians=True,
                 caption=(
                     "Each measure of a token occurrence against the frequency rank of its token, with the median in bins of "
-                    "rank: where the line rises, rarer tokens have more of it."
+                    "rank: where the line rises, rarer tokens have more of it. Special tokens are left out."
                 ),
             )
         }

@@ -45,6 +45,8 @@ class UniformSample(Accumulator):
             population: How many rows it has.
             take: Gives the rows at some positions; called with those that enter.
         """
+        if population == 0:
+            return
         limit = float(self._priorities.max()) if len(self._priorities) >= self._size else 1.0
         priorities, positions = self._draws(name, population, limit)
         if len(positions):
