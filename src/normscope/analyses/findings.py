@@ -78,6 +78,7 @@ class Scatter:
     log_x: bool = False
     log_y: bool = False
     sharey: bool = True
+    """Whether the panels have one scale for y."""
     medians: bool = False
     """Whether the medians of bins along x are drawn over the points."""
 

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,29 @@ class Accumulator(abc.ABC):
     @abc.abstractmethod
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that an accumulator of the same shape gave."""
+
+
+class TensorAccumulator(Accumulator):
+    """An accumulator that is a few tensors, kept on the device of what is added to them."""
+
+    _tensors: ClassVar[tuple[str, ...]]
+    """Names of the tensors, which are attributes with an underscore before them."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that has been added up, as tensors on the CPU."""
+        return {name: getattr(self, f"_{name}").cpu().clone() for name in self._tensors}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that an accumulator of the same shape gave."""
+        for name in self._tensors:
+            setattr(self, f"_{name}", state[name].clone())
+
+    def _follow(self, values: Tensor) -> torch.device:
+        """Move to where values are added up, and say where that is."""
+        device = accumulation_device(values.device)
+        if getattr(self, f"_{self._tensors[0]}").device != device:
+            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        return device
 
 
 def accumulation_device(device: torch.device) -> torch.device:

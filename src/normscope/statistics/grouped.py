@@ -1,13 +1,12 @@
 """Mean, spread, maximum and minimum of a value over groups of tokens, per layer, with the mean over sequences beside."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.statistics.accumulator import Accumulator, Nothing, accumulation_device
+from normscope.statistics.accumulator import Nothing, TensorAccumulator
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +25,7 @@ class GroupedSummary:
     """Tokens."""
 
 
-class GroupedMoments(Accumulator):
+class GroupedMoments(TensorAccumulator):
     """Accumulates values of tokens by layer, row (a method, say) and group (a category). Groups may overlap.
 
     Sums are kept in float64 and counts as integers, so the order of the stream does not matter beyond rounding at 1e-16.
@@ -36,6 +35,8 @@ class GroupedMoments(Accumulator):
         rows: Values per token.
         groups: Groups that a token can be in.
     """
+
+    _tensors = ("total", "squares", "sequence_total", "maximum", "minimum", "count", "sequences")
 
     def __init__(self, layers: int, rows: int, groups: int) -> None:
         shape = (layers, rows, groups)
@@ -61,9 +62,7 @@ class GroupedMoments(Accumulator):
             values: One value per row and token; what stands at tokens of no group is ignored, even NaN.
             members: Which tokens are in which group.
         """
-        device = accumulation_device(values.device)
-        if self._total.device != device:
-            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        device = self._follow(values)
         values, members = values.to(device), members.to(device)
         member = members.unsqueeze(0)  # 1 group batch token
         each = values.unsqueeze(1)  # row 1 batch token
@@ -116,15 +115,3 @@ class GroupedMoments(Accumulator):
             minimum=state["minimum"].masked_fill(absent, torch.nan),
             count=count,
         )
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything that has been added up, as tensors on the CPU."""
-        return {name: getattr(self, f"_{name}").cpu().clone() for name in _STATE}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
-        for name in _STATE:
-            setattr(self, f"_{name}", state[name].clone())
-
-
-_STATE = ("total", "squares", "sequence_total", "maximum", "minimum", "count", "sequences")

@@ -1,13 +1,12 @@
 """Means over sequences of values that each sequence has one of."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.statistics.accumulator import Accumulator, Nothing, accumulation_device
+from normscope.statistics.accumulator import Nothing, TensorAccumulator
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,8 +20,10 @@ class SequenceSummary:
     sequences: int
 
 
-class SequenceMeans(Accumulator):
+class SequenceMeans(TensorAccumulator):
     """Accumulates one value per sequence, layer, row and group; sums in float64, counts as integers."""
+
+    _tensors = ("total", "weighted", "sequences", "tokens")
 
     def __init__(self, layers: int, rows: int, groups: int) -> None:
         shape = (layers, rows, groups)
@@ -39,9 +40,7 @@ class SequenceMeans(Accumulator):
             values: Each sequence's own mean over its tokens.
             lengths: Tokens of each sequence.
         """
-        device = accumulation_device(values.device)
-        if self._total.device != device:
-            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        device = self._follow(values)
         values, lengths = values.to(device).double(), lengths.to(device)
         self._total[layer] += values.sum(dim=1)
         self._weighted[layer] += torch.einsum("rbg,b->rg", values, lengths.double())
@@ -69,15 +68,3 @@ class SequenceMeans(Accumulator):
             sequence_mean=state["total"] / state["sequences"][:, None, None],
             sequences=int(state["sequences"][0]),
         )
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything that has been added up, as tensors on the CPU."""
-        return {name: getattr(self, f"_{name}").cpu().clone() for name in _STATE}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
-        for name in _STATE:
-            setattr(self, f"_{name}", state[name].clone())
-
-
-_STATE = ("total", "weighted", "sequences", "tokens")

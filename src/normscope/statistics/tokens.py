@@ -1,15 +1,13 @@
 """Means per token type."""
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.statistics.accumulator import Accumulator, Nothing, accumulation_device
+from normscope.statistics.accumulator import Nothing, TensorAccumulator
 
 
-class TokenMeans(Accumulator):
+class TokenMeans(TensorAccumulator):
     """Accumulates values of token occurrences by the type of the token.
 
     Args:
@@ -17,15 +15,15 @@ class TokenMeans(Accumulator):
         columns: Values per occurrence.
     """
 
+    _tensors = ("total", "count")
+
     def __init__(self, vocabulary: int, columns: int) -> None:
         self._total = torch.zeros(vocabulary, columns, dtype=torch.float64)
         self._count = torch.zeros(vocabulary, dtype=torch.int64)
 
     def update(self, tokens: Int[Tensor, " occurrence"], values: Float[Tensor, "column occurrence"]) -> None:
         """Add some occurrences."""
-        device = accumulation_device(values.device)
-        if self._total.device != device:
-            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        device = self._follow(values)
         tokens = tokens.to(device)
         self._total.index_add_(0, tokens, values.T.to(device).double())
         self._count.index_add_(0, tokens, torch.ones_like(tokens))
@@ -47,11 +45,3 @@ class TokenMeans(Accumulator):
         if not state["count"].any():
             raise Nothing("no occurrence has been added up")
         return state["total"] / state["count"].unsqueeze(1), state["count"]
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything that has been added up, as tensors on the CPU."""
-        return {"total": self._total.cpu().clone(), "count": self._count.cpu().clone()}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
-        self._total, self._count = state["total"].clone(), state["count"].clone()
