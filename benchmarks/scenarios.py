@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from benchmarks.straightforward import mixing_ratios
@@ -17,7 +18,7 @@ from normscope.data.frequency import TokenFrequencies
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.schema import AnalysisOptions, FrequencyOptions, NormsOptions
+from normscope.schema import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
 
 SHAPES = {
     "BERT-base": BertConfig(),
@@ -40,10 +41,12 @@ class Scenario:
     """`bare`, `straightforward`, or names of analyses joined by +; `, exact` keeps every pair for the correlation."""
 
 
+EVERYTHING = "mixing+norms+frequency+outliers+score"
+
 SCENARIOS = (
-    Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "mixing+norms+frequency")),
+    Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "outliers+score", EVERYTHING)),
     Scenario("BERT-base", 2, 512, (BARE, "mixing")),
-    Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "mixing+norms+frequency")),
+    Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING)),
     Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD)),
 )
 
@@ -66,13 +69,18 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
 
     def analysed(names: list[str]) -> Callable[[], None]:
         # Correlations are estimated, as they are on a corpus that is worth measuring.
-        options = AnalysisOptions(norms=NormsOptions(exact_pairs=0, seed=0), frequency=FrequencyOptions(seed=0))
+        options = AnalysisOptions(
+            norms=NormsOptions(exact_pairs=0, seed=0), frequency=FrequencyOptions(seed=0), score=ScoreOptions(seed=0)
+        )
         if EXACT in names:
             options.norms.exact_pairs = 10**12
+        observed = Observer(model, layout_of("bert"))
         subject = Subject(
             layers=layers,
             categories=[*CATEGORIES, ALL],
-            parameters=Observer(model, layout_of("bert")).parameters,
+            parameters=observed.parameters,
+            hidden_norms=observed.hidden_norms,
+            depth=len(layers),
             frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
         )
         analyses = [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
@@ -81,9 +89,15 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
             for analysis in analyses:
                 analysis.observe(block, batch)
 
+        def visit_hidden(layer: int, vectors: Tensor) -> None:
+            for analysis in analyses:
+                analysis.observe_hidden(layer, vectors, batch)
+
+        hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
+
         def forward() -> None:
-            with Observer(model, layout_of("bert"), layers) as observer:
-                observer.run(inputs, visit)
+            with Observer(model, layout_of("bert"), layers, hidden) as observer:
+                observer.run(inputs, visit, visit_hidden)
 
         return forward
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.schema import DatasetKind, RunOptions, enabled_analyses
+from normscope.schema import DatasetKind, OutliersOptions, RunOptions, ScoreOptions, enabled_analyses
 
 
 def check(options: RunOptions) -> None:
@@ -38,12 +38,15 @@ def check(options: RunOptions) -> None:
         if value < 0:
             raise InputError(f"{key}={value}: expected a number of pairs, or 0 to estimate")
     _positive("analysis.norms.scatter_pairs", options.analysis.norms.scatter_pairs)
+    _check_outliers(options.analysis.outliers)
+    _check_score(options.analysis.score)
     for key, value in (
         ("seed", options.seed),
         ("dataset.seed", options.dataset.seed),
         ("model.seed", options.model.seed),
         ("analysis.norms.seed", options.analysis.norms.seed),
         ("analysis.frequency.seed", options.analysis.frequency.seed),
+        ("analysis.score.seed", options.analysis.score.seed),
     ):
         if not 0 <= value < 2**63:
             raise InputError(f"{key}={value}: expected a whole number from 0 to 2^63 − 1")
@@ -85,6 +88,23 @@ def chosen_categories(categories: Any, known: list[str]) -> list[str]:
     if not names:
         raise InputError(f"categories=[]: expected all or some of {', '.join(known)}")
     return [name for name in known if name in names]
+
+
+def _check_outliers(options: OutliersOptions) -> None:
+    if not options.threshold > 0:
+        raise InputError(f"analysis.outliers.threshold={options.threshold}: expected a number above 0")
+    if not 0 <= options.share <= 1:
+        raise InputError(f"analysis.outliers.share={options.share}: expected a share of the layers in [0, 1]")
+
+
+def _check_score(options: ScoreOptions) -> None:
+    if options.sequences is not None:
+        _positive("analysis.score.sequences", options.sequences)
+    _positive("analysis.score.intervention_sequences", options.intervention_sequences)
+    _positive("analysis.score.ablation_sequences", options.ablation_sequences)
+    for key, value in (("controls", options.controls), ("ablation_controls", options.ablation_controls)):
+        if value < 0:
+            raise InputError(f"analysis.score.{key}={value}: expected a number of random sets, 0 for none")
 
 
 def _positive(key: str, value: int) -> None:

@@ -21,6 +21,7 @@ from normscope.data.files import TextFile
 from normscope.data.frequency import TokenFrequencies
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
+from normscope.laboratory import ModelLaboratory
 from normscope.models.loading import LoadedModel, load
 from normscope.models.observer import Observer
 from normscope.models.verification import Verification, verify
@@ -69,16 +70,22 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     encoder = Encoder(model, options.dataset)
     corpus = open_corpus(options.dataset)
     verification = verify(model.model, model.layout, model.name)
-    observer = Observer(model.model, model.layout, layers)
+    chosen = [ANALYSES[name] for name in enabled_analyses(options.analysis)]
+    hidden = range(model.layers + 1) if any(analysis.hidden for analysis in chosen) else ()
+    observer = Observer(model.model, model.layout, layers, hidden)
     subject = Subject(
         layers=layers,
         categories=categories,
         parameters=observer.parameters,
+        hidden_norms=observer.hidden_norms,
+        depth=model.layers,
+        outliers=options.analysis.outliers,
         special_tokens=encoder.categories.special,
         token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
         frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),
     )
-    analyses = [ANALYSES[name](getattr(options.analysis, name), subject) for name in enabled_analyses(options.analysis)]
+    analyses = [analysis(getattr(options.analysis, analysis.name), subject) for analysis in chosen]
+    laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
     counts = CorpusCounts()
     stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)
 
@@ -93,9 +100,11 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
             _observe(observer, model.device, analyses, stream, corpus.total, counts)
             _say_counts(counts, encoder)
             _say_absent(categories, counts)
+            for analysis in analyses:
+                analysis.experiment(laboratory)
             findings = {analysis.name: analysis.findings() for analysis in analyses}
             metrics = _write(findings, results, tracker)
-            comparison = _compare(options, metrics, results, tracker)
+            comparison = _compare(options, metrics, findings, results, tracker)
             facts = _provenance(progress, options)
             tracker.summary(metrics, facts)
     except BaseException as error:
@@ -146,7 +155,11 @@ def _observe(
                 for analysis in analyses:
                     analysis.observe(block, batch)
 
-            observer.run(batch.model_inputs(), visit)
+            def visit_hidden(layer, vectors, batch=batch):  # type: ignore[no-untyped-def]
+                for analysis in analyses:
+                    analysis.observe_hidden(layer, vectors, batch)
+
+            observer.run(batch.model_inputs(), visit, visit_hidden)
             bar.update(counts.used + counts.skipped.total() - bar.n)
 
 
@@ -169,8 +182,8 @@ def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker) 
     metrics: dict[str, float] = {}
     for name, found in findings.items():
         for table_name, table in found.tables.items():
-            results.write_table(f"{name}_{table_name}", table)
-            tracker.table(f"{name}_{table_name}", table)
+            path = results.write_table(f"{name}_{table_name}", table)
+            tracker.table(f"{name}_{table_name}", table, path)
         for figure_name, figure in found.figures.items():
             picture = results.write_figure(f"{name}_{figure_name}", figure)
             tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
@@ -179,13 +192,20 @@ def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker) 
     return metrics
 
 
-def _compare(options: RunOptions, metrics: dict[str, float], results: RunFolder, tracker: Tracker) -> Comparison | None:
+def _compare(
+    options: RunOptions,
+    metrics: dict[str, float],
+    findings: dict[str, Findings],
+    results: RunFolder,
+    tracker: Tracker,
+) -> Comparison | None:
     if options.recipe.paper is None:
         return None
-    comparison = compare(options.recipe.paper, metrics, plain(options))
+    tables = {f"{name}_{table}": rows for name, found in findings.items() for table, rows in found.tables.items()}
+    comparison = compare(options.recipe.paper, metrics, tables, plain(options))
     if len(comparison.table):
-        results.write_table("comparison", comparison.table)
-        tracker.table("comparison", comparison.table)
+        path = results.write_table("comparison", comparison.table)
+        tracker.table("comparison", comparison.table, path)
     return comparison
 
 

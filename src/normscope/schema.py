@@ -157,6 +157,50 @@ class FrequencyOptions:
     seed: int = II("seed")
 
 
+class OutlierCriterion(enum.StrEnum):
+    """What a dimension's distance from the others is measured in: see `maths/outliers.py`."""
+
+    sigma = "sigma"
+    mad = "mad"
+
+
+@dataclass
+class OutliersOptions:
+    """Outlier dimensions (Maruta & Matsuzaki 2024); what they are holds for every analysis that speaks of them."""
+
+    enabled: bool = False
+    criterion: OutlierCriterion = OutlierCriterion.sigma
+    """Unit of the distance: standard deviations (`sigma`), or median absolute deviations (`mad`)."""
+    threshold: float = 3.0
+    """Distance beyond which a dimension is an outlier of a layer."""
+    share: float = 0.5
+    """Share of the layers in which it must be one to be an outlier of the model."""
+    dimensions: list[int] | None = None
+    """The outlier dimensions, in the place of those that are detected."""
+
+
+@dataclass
+class ScoreOptions:
+    """Contributions of the dimensions to attention scores (Maruta & Matsuzaki 2024)."""
+
+    enabled: bool = False
+    sequences: int | None = None
+    """Sequences, drawn by the seed, that contributions are averaged over; all of the corpus by default."""
+    interventions: bool = True
+    """Whether attention is computed again without the outlier dimensions' part of the scores, the block alone."""
+    intervention_sequences: int = 100
+    """Sequences, drawn by the seed, that this is done on."""
+    controls: int = 20
+    """Random sets of dimensions of the same size that it is compared with."""
+    ablation: bool = True
+    """Whether the model is run again with the outlier dimensions of the residual stream replaced."""
+    ablation_sequences: int = 16
+    """Sequences, drawn by the seed, that this is done on."""
+    ablation_controls: int = 5
+    """Random sets of dimensions of the same size that it is compared with."""
+    seed: int = II("seed")
+
+
 @dataclass
 class AnalysisOptions:
     """Every analysis, whether or not it is chosen."""
@@ -164,6 +208,8 @@ class AnalysisOptions:
     mixing: MixingOptions = field(default_factory=MixingOptions)
     norms: NormsOptions = field(default_factory=NormsOptions)
     frequency: FrequencyOptions = field(default_factory=FrequencyOptions)
+    outliers: OutliersOptions = field(default_factory=OutliersOptions)
+    score: ScoreOptions = field(default_factory=ScoreOptions)
 
 
 @dataclass

@@ -13,8 +13,10 @@ from hypothesis import given
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.pooled import PooledMeans
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sample import UniformSample
+from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.sequences import SequenceMeans
 
 
@@ -57,12 +59,26 @@ def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:
         accumulator.update((name,), len(rows), lambda positions, rows=rows: rows[positions])
 
 
+def _feed_pooled(accumulator: PooledMeans, values: torch.Tensor) -> None:
+    groups = torch.stack([values[0] > -1, values[0] > 0])
+    for layer in (0, 1):
+        sums = torch.einsum("rbt,gbt->gr", values + layer, groups.double())
+        accumulator.update(layer, sums, groups.sum(dim=(1, 2)))
+
+
+def _feed_sequence_sample(accumulator: SequenceSample, values: torch.Tensor) -> None:
+    tokens = (values * 1000).long()
+    accumulator.update(tuple(tokens[0, :, 0].abs().tolist()), tokens, values[0] > -1)
+
+
 CASES = {
     "GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped),
     "SequenceMeans": Case(lambda: SequenceMeans(2, 2, 2), _feed_sequences),
     "RankCorrelation, exact": Case(lambda: RankCorrelation(2, 2, *AXES, 10_000), _feed_pairs),
     "RankCorrelation, estimated": Case(lambda: RankCorrelation(2, 2, *AXES, 0), _feed_pairs),
     "RankCorrelation, on the way": Case(lambda: RankCorrelation(2, 2, *AXES, 400), _feed_pairs),
+    "PooledMeans": Case(lambda: PooledMeans(2, 2, 2), _feed_pooled),
+    "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
 

@@ -1,12 +1,14 @@
 """What every family must keep, in float64, on a tiny random model with random biases and a padded batch."""
 
+import copy
+
 import pytest
 import torch
 
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
 from normscope.models.families import FAMILIES, layout_of
-from normscope.models.observer import Observer, observe_blocks
+from normscope.models.observer import Observer, Replacement, observe_blocks
 from normscope.models.verification import BOUNDS, verify
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
@@ -59,6 +61,65 @@ def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, i
         diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
         torch.testing.assert_close(block.preserving[real], diagonal[real], **EXACT)
         torch.testing.assert_close(block.mixing[real], (vectors.sum(dim=2) - diagonal)[real], **EXACT)
+
+
+def test_contributions_of_the_dimensions_are_the_score(family, family_model, inputs):
+    """Σ_j C_j and the key-bias term make q·k, whatever the query."""
+    for block in blocks_of(family_model, family, inputs):
+        query = torch.randn(block.query.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        weights = block.parameters
+        projected = torch.einsum("bhqd,hmd->bhqm", query, weights.key_weight)
+        contributions = torch.einsum("bhqm,bkm->bhqk", projected, block.attention_inputs)
+        key_bias = torch.einsum("bhqd,hd->bhq", query, weights.key_bias)
+        torch.testing.assert_close(contributions + key_bias[..., None], query @ block.key.transpose(-1, -2), **EXACT)
+
+
+def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs):
+    shown = {}
+    layers = len(layout_of(family).bind(family_model))
+    with Observer(family_model, layout_of(family), hidden=range(layers + 1)) as observer:
+        observer.run(inputs, lambda _block: None, lambda layer, vectors: shown.update({layer: vectors}))
+        norms = observer.hidden_norms
+    with torch.inference_mode():  # of a copy, since transformers leaves hooks of its own behind
+        expected = copy.deepcopy(family_model)(**inputs, output_hidden_states=True).hidden_states
+    assert sorted(shown) == list(range(layers + 1))
+    real = inputs["attention_mask"].bool()
+    for layer, vectors in shown.items():
+        torch.testing.assert_close(vectors[real], expected[layer][real], **EXACT)
+        if layer in norms:  # γ and β: what a layer normalisation makes has these for its mean and spread
+            centred = (vectors[real] - norms[layer].bias) / norms[layer].weight
+            torch.testing.assert_close(centred.mean(dim=-1), torch.zeros(len(centred)).double(), rtol=0, atol=1e-9)
+
+
+def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family, family_model, inputs):
+    """The same as a model whose hidden vectors are changed by hand before the second layer."""
+    replaced = Replacement(torch.tensor([1, 4]), torch.tensor([0.0, 2.0]))
+    blocks: list[AttentionBlock] = []
+    with Observer(family_model, layout_of(family)) as observer:
+        observer.run(inputs, blocks.append, replacements={2: replaced})
+    untouched = blocks_of(family_model, family, inputs)
+    torch.testing.assert_close(blocks[0].attention_output, untouched[0].attention_output)
+    expected = untouched[1].inputs.clone()
+    expected[..., 1], expected[..., 4] = 0.0, 2.0
+    torch.testing.assert_close(blocks[1].inputs, expected)
+    layer = layout_of(family).bind(family_model)[1]
+    seen = []
+    handles = [
+        layer.whole.register_forward_pre_hook(
+            lambda _module, args, kwargs: ((expected, *args[1:]), kwargs), with_kwargs=True
+        ),
+        layer.output.register_forward_hook(lambda _module, _args, output: seen.append(output)),
+        layer.norm.register_forward_hook(lambda _module, _args, output: seen.append(output)),
+    ]
+    with torch.inference_mode():
+        family_model(**inputs)
+    for handle in handles:
+        handle.remove()
+    real = blocks[1].real
+    torch.testing.assert_close(blocks[1].attention_output[real], seen[0][real], **EXACT)
+    norm = blocks[1].normalisation
+    normalised = norm.scaled(blocks[1].inputs + blocks[1].attention_output) / blocks[1].deviation[..., None] + norm.bias
+    torch.testing.assert_close(normalised[real], seen[1][real], **EXACT)
 
 
 def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from normscope.reporting.comparison import PAPERS, compare
+from normscope.schema import plain
 from tests.contract.test_configs import composed
 from tests.end_to_end.shell import ROOT, run_here
 
@@ -28,11 +29,33 @@ def test_a_recipe_runs_on_another_model_and_says_that_nothing_is_compared(
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
     assert outcome.status == 0, outcome.err
     assert "does not apply: the paper has model.name=" in outcome.err
-    assert "dataset.name=wikipedia (here sample)" in outcome.err
+    data = "stsb" if name.startswith("maruta") else "wikipedia"
+    assert f"dataset.name={data} (here sample)" in outcome.err
     assert not (folder / "tables/comparison.parquet").exists()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def test_a_published_table_is_compared_cell_by_cell():
+    """Table 1 of M24 as it would look if it had been measured, but for one cell."""
+    options = composed("experiment=maruta2024", "dataset=stsb", "dataset.path=dev.csv")
+    assert (options.model.name, options.dataset.name) == (BERT, "stsb")
+    [group] = published("maruta2024")
+    cells = [
+        row["at"] | {"head": head, "mean": value}
+        for row in group["rows"]
+        for head, value in enumerate(row["values"], 1)
+    ]
+    table = pd.DataFrame(cells)
+    table.loc[7, "mean"] += 2.0
+    comparison = compare("maruta2024", {}, {"score_contributions": table}, plain(options))
+    assert comparison.refusal == ""
+    assert len(comparison.table) == 24 * 12
+    assert comparison.table["within"].sum() == 24 * 12 - 1
+    wrong = comparison.table[~comparison.table["within"]].iloc[0]
+    assert wrong["metric"] == "score_contributions layer=2 dimension=308 category=cls head=8"
+    assert wrong["published"] == 10.7
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("kobayashi")])
 def test_the_papers_model_and_data_are_compared(name):
     options = composed(f"experiment={name}")
     assert options.recipe.name == name
@@ -43,9 +66,9 @@ def test_the_papers_model_and_data_are_compared(name):
         "dataset": {"name": "wikipedia", "mask_fraction": options.dataset.mask_fraction},
     }
     chosen = [analysis for analysis in ("mixing", "norms", "frequency") if getattr(options.analysis, analysis).enabled]
-    groups = published(options.recipe.paper)
+    groups = [group for group in published(options.recipe.paper) if "values" in group]
     measured = {key: value for group in groups for key, value in group["values"].items() if key.split("/")[0] in chosen}
-    comparison = compare(options.recipe.paper, measured, config)
+    comparison = compare(options.recipe.paper, measured, {}, config)
     assert comparison.refusal == ""
     assert len(comparison.table) >= 2
     for row in comparison.table.itertuples():

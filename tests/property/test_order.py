@@ -13,7 +13,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.schema import DatasetKind, DatasetOptions
+from normscope.schema import DatasetKind, DatasetOptions, MixingOptions
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 from tests.unit.test_data import Reader
 
@@ -29,7 +29,7 @@ def model(tokenizer):
 
 def summary(model, tokenizer, examples, batch_tokens):
     encoder = Encoder(Reader(tokenizer), DatasetOptions(kind=DatasetKind.sample, mask_fraction=0.2, seed=0))
-    analysis = MixingAnalysis(Subject([1, 2, 3], [*CATEGORIES, ALL], {}))
+    analysis = MixingAnalysis(MixingOptions(), Subject([1, 2, 3], [*CATEGORIES, ALL], {}))
     with Observer(model, layout_of("bert")) as observer:
         for batch in batches(examples, encoder, batch_tokens, CorpusCounts()):
             observer.run(batch.model_inputs(), lambda block, batch=batch: analysis.observe(block, batch))

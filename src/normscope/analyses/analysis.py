@@ -3,18 +3,20 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.analyses.findings import Findings
+from normscope.analyses.laboratory import Laboratory
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
+from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
-from normscope.schema import FrequencyOptions
+from normscope.schema import FrequencyOptions, OutliersOptions
 from normscope.statistics.accumulator import Accumulator
 
 
@@ -38,6 +40,12 @@ class Subject:
     """Ids of the tokenizer's special tokens."""
     token: Callable[[int], str] = str
     """The text of a token, by its id."""
+    hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
+    """The norms whose outputs are hidden vectors, by layer from 0."""
+    depth: int = 0
+    """Layers of the model."""
+    outliers: OutliersOptions = dataclasses.field(default_factory=OutliersOptions)
+    """Which dimensions are outliers."""
     frequencies: Callable[[FrequencyOptions], TokenFrequencies] = _unknown
     """How frequent tokens are, where the options say; may read a whole corpus."""
 
@@ -45,6 +53,11 @@ class Subject:
     def heads(self) -> int:
         """Heads of a layer."""
         return len(next(iter(self.parameters.values())).value_bias)
+
+    @property
+    def model(self) -> int:
+        """Size of the hidden vectors."""
+        return int(next(iter(self.parameters.values())).key_weight.shape[1])
 
     def index(self, layer: int) -> int:
         """Where a layer stands among those that are shown."""
@@ -69,10 +82,28 @@ class Analysis(abc.ABC):
 
     name: ClassVar[str]
     accumulators: dict[str, Accumulator]
+    hidden: ClassVar[bool] = False
+    """Whether the hidden vectors are looked at as well."""
+
+    @abc.abstractmethod
+    def __init__(self, options: Any, subject: Subject) -> None:
+        """Make ready for the first batch.
+
+        Raises:
+            InputError: If an option does not fit the subject.
+        """
 
     @abc.abstractmethod
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
         """Look at one block of one batch. The block must not be kept."""
+
+    def observe_hidden(  # noqa: B027 - most analyses have no use for it
+        self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch
+    ) -> None:
+        """Look at the hidden vectors of one layer (from 0, the embedding output) of one batch, where `hidden` asks for them."""
+
+    def experiment(self, laboratory: Laboratory) -> None:  # noqa: B027 - nor for this
+        """Run the model again in another way, once the whole corpus has been seen."""
 
     @abc.abstractmethod
     def findings(self) -> Findings:

@@ -6,6 +6,7 @@ page, tracker) draws from one description.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -41,6 +42,8 @@ class HeatmapGrid:
     row: str
     column: str
     caption: str
+    diverging: bool = False
+    """Whether the values have two signs: all panels then share one scale, whose middle is zero."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +57,30 @@ class Lines:
     """Column that tells the lines apart."""
     caption: str
     y_label: str
-    series_titles: Mapping[str, str] | None = None
+    series_titles: Mapping[Any, str] | None = None
     """Titles of the lines, in order; None draws all alike and without a legend."""
     panel: str | None = None
     """Column that tells the panels apart; each has a scale of its own."""
-    panel_titles: Mapping[str, str] | None = None
+    panel_titles: Mapping[Any, str] | None = None
     limits: tuple[float, float] | None = None
     log_y: bool = False
+    band: tuple[str, str] | None = None
+    """Columns of the lower and upper end of a band around each line; NaN where a line has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Profiles:
+    """Values over all hidden dimensions, one panel per layer, with some dimensions labelled."""
+
+    table: pd.DataFrame
+    panel: str
+    x: str
+    y: str
+    labelled: Sequence[int]
+    y_label: str
+    caption: str
+    series: str | None = None
+    """Column that tells several lines of a panel apart; all are drawn alike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +103,7 @@ class Scatter:
     """Whether the medians of bins along x are drawn over the points."""
 
 
-Figure = HeatmapPanels | HeatmapGrid | Lines | Scatter
+Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
+from normscope.schema import MixingOptions
 from normscope.statistics.grouped import GroupedMoments
 
 METHODS = tuple(Method)
@@ -32,7 +33,7 @@ class MixingAnalysis(Analysis):
 
     name = "mixing"
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, _options: MixingOptions, subject: Subject) -> None:
         self._subject = subject
         # `all` is always counted: the run's metrics are of all tokens, whichever categories are reported.
         categories = [*(category for category in subject.categories if category != ALL), ALL]

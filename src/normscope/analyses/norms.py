@@ -45,12 +45,14 @@ class NormsAnalysis(Analysis):
         layers, heads = len(subject.layers), subject.heads
         self._shares = SequenceMeans(layers, 2 * heads, len(self._groups))
         self._norms = GroupedMoments(layers, heads, len(self._groups))
+        self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._pairs = RankCorrelation(layers, len(CATEGORIES), WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
         self._sample = UniformSample(options.scatter_pairs, len(SAMPLE_COLUMNS), options.seed)
         self.accumulators: dict[str, Accumulator] = {
             "shares": self._shares,
             "norms": self._norms,
+            "per_key": self._per_key,
             "inputs": self._inputs,
             "pairs": self._pairs,
             "sample": self._sample,
@@ -63,8 +65,10 @@ class NormsAnalysis(Analysis):
         norms = block.transformed_norms
         lengths = batch.real.sum(dim=-1)
         # Per query, Σ over the category's keys of α (and of α‖f‖), averaged over the queries of a sequence.
-        received = torch.cat([block.received, block.received * norms], dim=1) / lengths[:, None, None]
+        per_key = block.received / lengths[:, None, None]
+        received = torch.cat([per_key, per_key * norms], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
+        self._per_key.update(layer, per_key.transpose(0, 1), members)
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.real[None])
@@ -78,7 +82,7 @@ class NormsAnalysis(Analysis):
         broken = by_head[~np.isfinite(by_head[list(MEASURES)].to_numpy()).all(axis=1)]
         if len(broken):
             raise InputError(f"NaN or infinity in layer {broken['layer'].min()}; try device.dtype=float32")
-        by_layer = self._by_layer(by_head)
+        by_layer, per_key = self._by_layer(by_head), self._mean_per_key()
         dispersion, inputs = self._dispersion(self._norms, "head"), self._dispersion(self._inputs, None)
         correlation = self._correlation()
         values, rates = self._spectra()
@@ -93,6 +97,7 @@ class NormsAnalysis(Analysis):
             tables={
                 "by_layer": by_layer,
                 "by_head": by_head,
+                "per_key": per_key,
                 "dispersion": dispersion,
                 "dispersion_summary": _extremes(dispersion),
                 "input_dispersion": inputs,
@@ -119,7 +124,7 @@ class NormsAnalysis(Analysis):
                 },
             },
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
-            figures=describe_figures(by_layer, by_head, sample, values, rates),
+            figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
             summary=_summary(by_layer, pooled),
         )
 
@@ -168,6 +173,15 @@ class NormsAnalysis(Analysis):
         return long[["layer", "measure", "category", "sequence_mean"]].sort_values(
             "layer", kind="stable", ignore_index=True
         )
+
+    def _mean_per_key(self) -> pd.DataFrame:
+        """The weight that a single key of a category gets on average, instead of the sum over the category's keys."""
+        found = self._per_key.compute()
+        return pd.DataFrame(
+            (layer, category, found.mean[i, :, c].mean().item(), found.sequence_mean[i, :, c].mean().item(), count)
+            for (i, layer), (c, category) in itertools.product(enumerate(self._subject.layers), enumerate(self._groups))
+            if category in self._subject.categories and (count := found.count[i, c].item())
+        ).set_axis(["layer", "category", "mean", "sequence_mean", "count"], axis=1)
 
     def _dispersion(self, moments: GroupedMoments, row: str | None) -> pd.DataFrame:
         """Spread over all tokens."""

@@ -11,11 +11,12 @@ MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted 
 def describe_figures(
     by_layer: pd.DataFrame,
     by_head: pd.DataFrame,
+    per_key: pd.DataFrame,
     sample: pd.DataFrame,
     values: pd.DataFrame,
     rates: pd.DataFrame,
 ) -> dict[str, Figure]:
-    """Figures 3, 4 (and 10 to 12), 5 and 9 of K20, and the expansion rates of K21, from the tables of the norms analysis."""
+    """Figures 3, 4 (and 10 to 12), 5 and 9 of K20, figure 2 of M24 and the expansion rates of K21, from the tables."""
     shown = list(dict.fromkeys(by_head["category"]))
     parts = [category for category in shown if category != ALL] or shown
     titles = {category: category for category in parts}
@@ -32,6 +33,18 @@ def describe_figures(
             caption=(
                 "What falls on the keys of each category: the weight α and the contribution ‖αf(x)‖, summed over the "
                 "category's keys for each query, and the mean length ‖f(x)‖ of what they have to give."
+            ),
+        ),
+        "per_key": Lines(
+            table=per_key[per_key["category"].isin(parts)],
+            x="layer",
+            y="mean",
+            series="category",
+            series_titles=titles,
+            y_label="mean weight per key",
+            caption=(
+                "Attention weight that a single key of each category gets from a query: the mean per key, over heads, not the "
+                "sum over the category's keys. Rare categories stand out here although their sum is small."
             ),
         ),
         "by_head": HeatmapGrid(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -67,15 +67,22 @@ def batches(
         counts.read += len(window)
         counts.skipped.update(reason for reason in window if isinstance(reason, str))
         sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
-        # Longest first: what does not fit in memory fails at once.
-        sequences.sort(key=lambda sequence: -len(sequence.input_ids))
-        for group in _groups(sequences, batch_tokens):
-            batch = collate(group, encoder)
-            counts.used += len(group)
-            counts.tokens += sum(len(sequence.input_ids) for sequence in group)
+        for batch in batches_of(sequences, encoder, batch_tokens):
+            counts.used += batch.sequences
+            counts.tokens += int(batch.real.sum())
             numbers = np.bincount(batch.categories[batch.real].numpy(), minlength=len(CATEGORIES))
             counts.categories.update(dict(zip(CATEGORIES, numbers.tolist(), strict=True)))
             yield batch
+
+
+def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_tokens: int) -> Iterator[Batch]:
+    """Batches of sequences, like lengths together, longest first: what does not fit in memory fails at once."""
+    ordered = sorted(sequences, key=lambda sequence: -len(sequence.input_ids))
+    start = 0
+    while start < len(ordered):
+        rows = max(1, batch_tokens // len(ordered[start].input_ids))
+        yield collate(ordered[start : start + rows], encoder)
+        start += rows
 
 
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
@@ -102,11 +109,3 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         categories=torch.from_numpy(categories),
         fingerprints=tuple(fingerprint(sequence.input_ids) for sequence in sequences),
     )
-
-
-def _groups(sequences: list[TokenSequence], batch_tokens: int) -> Iterator[list[TokenSequence]]:
-    start = 0
-    while start < len(sequences):
-        rows = max(1, batch_tokens // len(sequences[start].input_ids))
-        yield sequences[start : start + rows]
-        start += rows

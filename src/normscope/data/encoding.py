@@ -117,25 +117,25 @@ class Encoder:
                 counts.cut += 1
             sequences.append(
                 TokenSequence(
-                    self._masked(np.asarray(input_ids, dtype=np.int64)),
+                    self.masked(np.asarray(input_ids, dtype=np.int64), self._mask_fraction),
                     None if segments is None else np.asarray(segments, dtype=np.int64) * self._second_segment,
                 )
             )
         return sequences
 
-    def _masked(self, input_ids: np.ndarray) -> np.ndarray:
+    def masked(self, input_ids: np.ndarray, fraction: float) -> np.ndarray:
         """The ids with a share of the ordinary ones replaced by the mask token, at least one of them.
 
         Which ones follows from the seed and the sequence itself, so neither the order of examples nor the way they are
         batched or split over processes can change it.
         """
-        if self._mask_fraction == 0:
+        if fraction == 0:
             return input_ids
         ordinary = np.flatnonzero(~np.isin(input_ids, list(self.categories.special)))
         if len(ordinary) == 0:
             return input_ids
         generator = np.random.default_rng([self._seed, fingerprint(input_ids)])
-        count = max(1, round(self._mask_fraction * len(ordinary)))
+        count = max(1, round(fraction * len(ordinary)))
         masked = input_ids.copy()
         masked[generator.choice(ordinary, size=count, replace=False)] = self.tokenizer.mask_token_id
         return masked

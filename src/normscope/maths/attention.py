@@ -70,6 +70,33 @@ def attention(
     return Attention(output, log_normaliser(query, key, mask, scale))
 
 
+def attention_by_group(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch head key head_dim"],
+    members: Bool[Tensor, "group batch key"],
+    mask: Float[Tensor, "#batch #head #query #key"] | None,
+    scale: float,
+) -> Float[Tensor, "batch head query group"]:
+    """Σ_{j∈group} α_ij, the weight that a group's keys get together, without building α.
+
+    It is attention whose values say which group a key is in.
+
+    Args:
+        query: Queries.
+        key: Keys, one head per query head.
+        members: Which keys are in which group.
+        mask: Term to add to the scores, or None.
+        scale: Factor on q·k before the softmax.
+    """
+    groups = len(members)
+    # The fused kernel wants values as wide as the keys.
+    width = max(groups, key.shape[-1])
+    indicators = torch.zeros(*key.shape[:1], key.shape[2], width, dtype=key.dtype, device=key.device)
+    indicators[..., :groups] = members.permute(1, 2, 0).to(key.dtype)
+    values = indicators.unsqueeze(1).expand(-1, key.shape[1], -1, -1)
+    return attention(query, key, values, mask, scale).output[..., :groups]
+
+
 def log_normaliser(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],

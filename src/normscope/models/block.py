@@ -23,6 +23,10 @@ def full_precision(tensor: Tensor) -> Tensor:
 class BlockParameters:
     """The weights of one block, head by head, whatever way its family stores them; in float32 or better."""
 
+    key_weight: Float[Tensor, "head model head_dim"]
+    """W_K."""
+    key_bias: Float[Tensor, "head head_dim"]
+    """b_K; zero where there is none."""
     value_weight: Float[Tensor, "head model head_dim"]
     """W_V."""
     value_bias: Float[Tensor, "head head_dim"]
@@ -58,6 +62,8 @@ class AttentionBlock:
     """v = x W_V + b_V."""
     mask: Float[Tensor, "#batch #head #query #key"] | None
     """What is added to the scores: 0 where visible, −∞ elsewhere; None where everything is visible."""
+    everything_visible: bool
+    """Whether every token sees every token, padding aside."""
     scale: float
     """Factor on q·k before the softmax."""
     log_normaliser: Float[Tensor, "batch head query"]
@@ -72,6 +78,11 @@ class AttentionBlock:
     def weights(self) -> Float[Tensor, "batch head query key"]:
         """Post-softmax attention α; zero at invisible keys."""
         return attention_maths.attention_weights(self.query, self.key, self.mask, self.scale)
+
+    @property
+    def attention_inputs(self) -> Float[Tensor, "batch key model"]:
+        """What enters W_Q, W_K and W_V."""
+        return self.inputs
 
     @property
     def output_bias(self) -> Float[Tensor, " model"] | None:

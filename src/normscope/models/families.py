@@ -1,5 +1,7 @@
 """One BlockLayout literal per architecture family. CONTRIBUTING.md says how to add one."""
 
+import dataclasses
+
 from normscope.errors import InputError
 from normscope.models.layout import BlockLayout
 
@@ -12,10 +14,13 @@ def _bert_like(model_type: str) -> BlockLayout:
         model_type=model_type,
         layers="encoder.layer",
         attention="attention.self",
+        key="attention.self.key",
         value="attention.self.value",
         output="attention.output.dense",
         norm="attention.output.LayerNorm",
         norm_position="post",
+        embedding_norm="embeddings.LayerNorm",
+        output_norm="output.LayerNorm",
         position_embedding="embeddings.position_embeddings",
         source=f"{_MODELS}/{model_type.replace('-', '_')}/modeling_{model_type.replace('-', '_')}.py",
     )
@@ -28,15 +33,19 @@ FAMILIES: dict[str, BlockLayout] = {
         _bert_like("roberta"),
         _bert_like("xlm-roberta"),
         _bert_like("camembert"),
-        _bert_like("electra"),
+        # ELECTRA projects its embeddings after their norm.
+        dataclasses.replace(_bert_like("electra"), embedding_norm=None),
         BlockLayout(
             model_type="distilbert",
             layers="transformer.layer",
             attention="attention",
+            key="attention.k_lin",
             value="attention.v_lin",
             output="attention.out_lin",
             norm="sa_layer_norm",
             norm_position="post",
+            embedding_norm="embeddings.LayerNorm",
+            output_norm="output_layer_norm",
             position_embedding="embeddings.position_embeddings",
             source=f"{_MODELS}/distilbert/modeling_distilbert.py",
         ),

@@ -8,7 +8,8 @@ import dataclasses
 import inspect
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError
 from normscope.models.families import layout_of
+from normscope.models.heads import masked_language_head
 from normscope.models.layout import BlockLayout
 from normscope.models.sources import Source, locate, weights_digest
 from normscope.schema import DeviceOptions, ModelOptions
@@ -52,6 +54,14 @@ class LoadedModel:
     """Digest of the weight files; None for random weights."""
     max_length: int | None
     """Tokens that the model and its tokenizer take; None where nothing bounds them."""
+
+    load_head: Callable[[], PreTrainedModel | None] = lambda: None
+    """Loads the masked language model around `model`; None where there is none."""
+
+    @cached_property
+    def masked_language_head(self) -> PreTrainedModel | None:
+        """The masked language model around `model`, if the checkpoint has its weights."""
+        return self.load_head()
 
     @property
     def layers(self) -> int:
@@ -134,6 +144,7 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
         revision=None if source is None else source.revision,
         weights_sha256=None if random or source is None else weights_digest(source.folder),
         max_length=min(known, default=None),
+        load_head=lambda: None if random or source is None else _head(source, config, model, options),
     )
 
 
@@ -215,6 +226,18 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
             "they would be random. Is it a checkpoint of this family?"
         )
     return model
+
+
+def _head(
+    source: Source, config: PretrainedConfig, model: PreTrainedModel, options: ModelOptions
+) -> PreTrainedModel | None:
+    return masked_language_head(
+        source.folder,
+        config,
+        model,
+        allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
+    )
 
 
 def _refuse_non_finite(model: PreTrainedModel, name: str) -> None:

@@ -1,9 +1,9 @@
 """Proof, before a run counts, that what is observed is what the model does.
 
 Two probe batches, one padded and one not, pass through the untouched model with its own fused attention and through the
-observed one. Every block input, attention output and norm output must agree; and within the observed pass the vectors are
-built explicitly from α and v and compared with the output projection and with the short cuts that the analyses use.
-(Adding up parts of which one was defined as the remainder would prove nothing.)
+observed one. Every block input, attention output, norm output and hidden vector must agree; and within the observed pass the
+vectors are built explicitly from α and v and compared with the output projection and with the short cuts that the analyses
+use. (Adding up parts of which one was defined as the remainder would prove nothing.)
 """
 
 import dataclasses
@@ -67,23 +67,35 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
     worst = Verification(0.0, 1, "block input")
     for lengths in _PROBE_LENGTHS:
         inputs = _probe(model, lengths)
-        references = _untouched(model, layout, inputs)
+        references, hidden = _untouched(model, layout, inputs)
+
+        def note(layer: int, part: str, error: float) -> None:
+            nonlocal worst
+            # `not <` rather than `>`: NaN must not pass.
+            if not error < BOUNDS[model.dtype]:
+                raise InputError(
+                    f"{name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
+                    f"(relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype}); the installed transformers may have "
+                    f"changed this family, see {layout.source}"
+                )
+            if error > worst.error:
+                worst = Verification(error, layer, part)
 
         def compare(block: AttentionBlock, references: Mapping[int, _Reference] = references) -> None:
-            nonlocal worst
             for part, error in _errors(block, references[block.layer]).items():
-                # `not <` rather than `>`: NaN must not pass.
-                if not error < BOUNDS[model.dtype]:
-                    raise InputError(
-                        f"{name} cannot be observed exactly: the {part} of layer {block.layer} differs by {error:.1e} "
-                        f"(relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype}); the installed transformers may have "
-                        f"changed this family, see {layout.source}"
-                    )
-                if error > worst.error:
-                    worst = Verification(error, block.layer, part)
+                note(block.layer, part, error)
 
-        with Observer(model, layout) as observer:
-            observer.run(inputs, compare)
+        def compare_hidden(
+            layer: int,
+            vectors: Tensor,
+            hidden: Mapping[int, Tensor] = hidden,
+            real: Tensor = inputs["attention_mask"].bool(),  # noqa: B008 - this batch's, not the next one's
+        ) -> None:
+            if layer in hidden:
+                note(layer, "hidden vector", _relative(vectors, hidden[layer], hidden[layer], real))
+
+        with Observer(model, layout, hidden=range(len(references) + 1)) as observer:
+            observer.run(inputs, compare, compare_hidden)
     return worst
 
 
@@ -102,8 +114,12 @@ def _probe(model: PreTrainedModel, lengths: tuple[int, ...]) -> dict[str, Tensor
     return {"input_ids": ids.to(model.device), "attention_mask": real.long().to(model.device)}
 
 
-def _untouched(model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]) -> dict[int, _Reference]:
+def _untouched(
+    model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]
+) -> tuple[dict[int, _Reference], dict[int, Tensor]]:
+    """What the model does by itself in every layer, and the hidden vectors as far as norms make them, from layer 0."""
     seen: dict[int, dict[str, Tensor]] = {}
+    hidden: dict[int, Tensor] = {}
     handles = []
 
     def remember(layer: int, part: str, take: Any) -> Any:
@@ -120,6 +136,12 @@ def _untouched(model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Te
             modules.output.register_forward_hook(remember(layer, "attention_output", lambda _args, output: output)),
             modules.norm.register_forward_hook(remember(layer, "norm_output", lambda _args, output: output)),
         ]
+    for layer, norm in layout.hidden_norms(model).items():
+
+        def remember_hidden(_module: nn.Module, _args: Any, output: Tensor, layer: int = layer) -> None:
+            hidden[layer] = output
+
+        handles.append(norm.register_forward_hook(remember_hidden))
     previous = model.config._attn_implementation
     model.set_attn_implementation(_FUSED)
     try:
@@ -129,7 +151,7 @@ def _untouched(model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Te
         model.set_attn_implementation(previous)
         for handle in handles:
             handle.remove()
-    return {layer: _Reference(**parts) for layer, parts in seen.items()}
+    return {layer: _Reference(**parts) for layer, parts in seen.items()}, hidden
 
 
 def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
@@ -149,8 +171,14 @@ def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
     if norm.bias is not None:
         normalised = normalised + norm.bias
 
+    parameters = block.parameters
+    key = torch.einsum("bkm,hmd->bhkd", block.inputs, parameters.key_weight)
+    key = (key + parameters.key_bias.unsqueeze(1)).transpose(1, 2).flatten(2)
+    observed_key = block.key.transpose(1, 2).flatten(2)
+
     output = reference.attention_output
     return {
+        "key": _relative(key, observed_key, observed_key, block.real),
         "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.real),
         "attention output": _relative(block.attention_output, output, output, block.real),
         "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.real),

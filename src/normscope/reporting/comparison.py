@@ -25,12 +25,17 @@ class Comparison:
     """What of the config differs from the paper's, where nothing can be compared."""
 
 
-def compare(paper: str, metrics: Mapping[str, float], config: Mapping[str, Any]) -> Comparison:
+def compare(
+    paper: str, metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame], config: Mapping[str, Any]
+) -> Comparison:
     """Compare metrics with every group of published numbers whose conditions hold of the config.
+
+    A group has `values`, by metric; or a `table`, of which it gives a `column`, each row of it `along` an axis.
 
     Args:
         paper: Folder below `experiments/`.
         metrics: Flat names, as in results.json.
+        tables: By the names of their files.
         config: The resolved config.
 
     Raises:
@@ -40,18 +45,16 @@ def compare(paper: str, metrics: Mapping[str, float], config: Mapping[str, Any])
     rows, refused = [], []
     for group in published(paper):
         differences = {key: wanted for key, wanted in group["when"].items() if flat.get(key) != wanted}
-        measured = [name for name in group["values"] if name in metrics]
-        if not measured:
+        pairs = _pairs(group, metrics, tables)
+        if not pairs and group.get("table") not in tables:
             continue
         if differences:
             refused.append((group["when"], differences))
             continue
-        for name in measured:
-            difference = metrics[name] - group["values"][name]
-            within = abs(difference) <= group["tolerance"]
-            rows.append(
-                (name, metrics[name], group["values"][name], difference, group["tolerance"], within, group["source"])
-            )
+        for name, (measured, printed) in pairs.items():
+            tolerance = group["tolerance"] + group.get("relative_tolerance", 0.0) * abs(printed)
+            difference = measured - printed
+            rows.append((name, measured, printed, difference, tolerance, abs(difference) <= tolerance, group["source"]))
     refusal = ""
     if not rows:
         # The strictest group that the run comes nearest to says most of what would have to change.
@@ -59,6 +62,28 @@ def compare(paper: str, metrics: Mapping[str, float], config: Mapping[str, Any])
         wanted = ", ".join(f"{key}={value} (here {flat.get(key)})" for key, value in nearest.items())
         refusal = f"the comparison with {paper} does not apply: the paper has {wanted or 'none of these metrics'}"
     return Comparison(pd.DataFrame(rows, columns=list(COLUMNS)), refusal)
+
+
+def _pairs(
+    group: Mapping[str, Any], metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame]
+) -> dict[str, tuple[float, float]]:
+    """Measured and published numbers of a group, as far as they were measured."""
+    if "table" not in group:
+        return {name: (metrics[name], printed) for name, printed in group["values"].items() if name in metrics}
+    table, along = tables.get(group["table"]), group["along"]
+    if table is None:
+        return {}
+    pairs = {}
+    for row in group["rows"]:
+        chosen = table
+        for column, wanted in row["at"].items():
+            chosen = chosen[chosen[column] == wanted]
+        measured = chosen.set_index(along)[group["column"]]
+        name = " ".join(f"{column}={wanted}" for column, wanted in row["at"].items())
+        for number, printed in enumerate(row["values"], start=1):
+            if number in measured.index:
+                pairs[f"{group['table']} {name} {along}={number}"] = (float(measured[number]), printed)
+    return pairs
 
 
 def published(paper: str) -> list[dict[str, Any]]:

@@ -11,12 +11,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Scatter
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter
 
 # Perceptually uniform and legible to the colour-blind; light means little, dark means much, as on paper.
 _COLOURS = mpl.colormaps["viridis_r"]
+_DIVERGING = mpl.colormaps["RdBu_r"]
 # Okabe and Ito's palette: distinct for all common kinds of colour vision.
-_LINE_COLOURS = ("#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#000000", "#F0E442")
+_LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _MARKERS = "osD^vPX*"
 
 _STYLE: dict[Any, Any] = {
@@ -39,6 +40,8 @@ def draw(figure: Figure, paths: Sequence[Path]) -> None:
                 canvas = _heatmap_grid(figure)
             case Lines():
                 canvas = _lines(figure)
+            case Profiles():
+                canvas = _profiles(figure)
             case Scatter():
                 canvas = _scatter(figure)
             case _:
@@ -102,14 +105,17 @@ def _heatmap_grid(figure: HeatmapGrid) -> Canvas:
     size = (0.22 * len(columns) + 1.2, 0.22 * len(rows) + 0.5)
     canvas = Canvas(figsize=(size[0] * len(figure.values) + 1.0, size[1] * len(grid_rows) + 1.2), layout="constrained")
     panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
+    extreme = float(figure.table[list(figure.values)].abs().to_numpy().max())
     for j, (value, title) in enumerate(figure.values.items()):
         for i, grid_row in enumerate(grid_rows):
             table = figure.table[figure.table[figure.grid_row] == grid_row]
             grid = table.pivot(index=figure.row, columns=figure.column, values=value).loc[rows, columns]
             axes = panels[i, j]
-            image = axes.imshow(
-                grid, cmap=_COLOURS, vmin=0, vmax=figure.table[value].max(), origin="lower", aspect="auto"
-            )
+            if figure.diverging:
+                colours, limits = _DIVERGING, (-extreme, extreme)
+            else:
+                colours, limits = _COLOURS, (0.0, figure.table[value].max())
+            image = axes.imshow(grid, cmap=colours, vmin=limits[0], vmax=limits[1], origin="lower", aspect="auto")
             axes.spines[:].set_visible(False)
             axes.set_xticks(range(len(columns)), columns, fontsize=6)
             axes.set_yticks(range(len(rows)), rows, fontsize=6)
@@ -120,7 +126,48 @@ def _heatmap_grid(figure: HeatmapGrid) -> Canvas:
                 axes.set_ylabel(f"{grid_row}\n{figure.row}")
             if i == len(grid_rows) - 1:
                 axes.set_xlabel(figure.column)
-        canvas.colorbar(image, ax=panels[:, j], location="right", pad=0.01, aspect=40)
+        if not figure.diverging or j == len(figure.values) - 1:
+            canvas.colorbar(image, ax=panels[:, j], location="right", pad=0.01, aspect=40)
+    return canvas
+
+
+def _across(panels: int) -> int:
+    """Panels side by side: three, unless four make a square."""
+    return 2 if panels == 4 else min(3, panels)
+
+
+def _profiles(figure: Profiles) -> Canvas:
+    panels = sorted(figure.table[figure.panel].unique())
+    across = _across(len(panels))
+    down = -(-len(panels) // across)
+    canvas = Canvas(figsize=(3.6 * across, 2.1 * down + 0.4), layout="constrained")
+    grid = canvas.subplots(down, across, sharex=True, squeeze=False)
+    for unused in range(len(panels), grid.size):
+        grid.flat[unused].set_visible(False)
+        grid.flat[unused - across].tick_params(labelbottom=True)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        rows = figure.table[figure.table[figure.panel] == panel]
+        lines = [rows] if figure.series is None else [line for _, line in rows.groupby(figure.series)]
+        for line in lines:
+            axes.plot(line[figure.x], line[figure.y], color=_LINE_COLOURS[0], linewidth=0.7, alpha=0.7, rasterized=True)
+        for dimension in figure.labelled:
+            values = rows[rows[figure.x] == dimension][figure.y]
+            furthest = values.loc[values.abs().idxmax()]
+            axes.annotate(
+                str(dimension),
+                (dimension, furthest),
+                xytext=(0, 3 if furthest >= 0 else -3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if furthest >= 0 else "top",
+                fontsize=7,
+                color=_LINE_COLOURS[3],
+            )
+        axes.margins(y=0.18)
+        axes.set_title(f"{figure.panel} {panel}")
+        axes.axhline(0, color="black", linewidth=0.4)
+    canvas.supxlabel(figure.x, fontsize=9)
+    canvas.supylabel(figure.y_label, fontsize=9)
     return canvas
 
 
@@ -128,7 +175,7 @@ def _lines(figure: Lines) -> Canvas:
     panels = (
         [None] if figure.panel is None else list(figure.panel_titles or sorted(figure.table[figure.panel].unique()))
     )
-    across = min(3, len(panels))
+    across = _across(len(panels))
     down = -(-len(panels) // across)
     canvas = Canvas(
         figsize=(6.4 if across == 1 else 3.6 * across, (4.2 if across == 1 else 3.2) * down), layout="constrained"
@@ -162,6 +209,10 @@ def _draw_lines(axes: Axes, figure: Lines, table: pd.DataFrame) -> None:
                 marker=_MARKERS[number % len(_MARKERS)],
                 markersize=5,
             )
+            if figure.band is not None:
+                low, high = figure.band
+                colour = _LINE_COLOURS[number % len(_LINE_COLOURS)]
+                axes.fill_between(rows[figure.x], rows[low], rows[high], color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(figure.x)
     if table[figure.x].nunique() <= 24:
         axes.set_xticks(sorted(table[figure.x].unique()))

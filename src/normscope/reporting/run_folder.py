@@ -62,12 +62,13 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"output_dir={self.path}: cannot be written to: {error.strerror}") from error
 
-    def write_table(self, name: str, table: pd.DataFrame) -> None:
-        """A table as Parquet, and as CSV too if it is small enough to be opened by hand."""
+    def write_table(self, name: str, table: pd.DataFrame) -> Path:
+        """A table as Parquet, and as CSV too if it is small enough to be opened by hand; returns the path of the former."""
         path = self.path / "tables" / name
         table.to_parquet(path.with_suffix(".parquet"), index=False)
         if len(table) <= CSV_ROWS:
             table.to_csv(path.with_suffix(".csv"), index=False)
+        return path.with_suffix(".parquet")
 
     def write_figure(self, name: str, figure: Figure) -> Path:
         """A figure as PNG and SVG; returns the path of the PNG."""

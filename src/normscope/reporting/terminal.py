@@ -1,12 +1,15 @@
 """What the user sees while a run goes and when it ends. Talk goes to stderr, the closing table to stdout."""
 
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import pandas as pd
 from tqdm import tqdm
 
 from normscope.reporting.comparison import Comparison
+
+T = TypeVar("T")
 
 # A bar in a log file is a line every now and then, not a thousand.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -19,15 +22,22 @@ def say(*sentences: str) -> None:
 
 def progress_bar(total: int | None) -> "tqdm[Any]":
     """A bar over the examples of a corpus, of known or unknown number."""
+    return tqdm(total=total, unit=" examples", **_style())
+
+
+def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
+    """The steps of something that takes a while, with a bar that names it."""
+    return tqdm(steps, total=total, desc=what, **_style())
+
+
+def _style() -> dict[str, Any]:
     quiet = not sys.stderr.isatty()
-    return tqdm(
-        total=total,
-        unit=" examples",
-        file=sys.stderr,
-        dynamic_ncols=not quiet,
-        ascii=True if quiet else None,
-        mininterval=_SECONDS_BETWEEN_LINES if quiet else 0.1,
-    )
+    return {
+        "file": sys.stderr,
+        "dynamic_ncols": not quiet,
+        "ascii": True if quiet else None,
+        "mininterval": _SECONDS_BETWEEN_LINES if quiet else 0.1,
+    }
 
 
 def show_comparison(comparison: Comparison) -> None:

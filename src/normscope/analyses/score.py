@@ -1,0 +1,138 @@
+"""Which dimensions decide the attention scores, and what attention does without them (Maruta & Matsuzaki 2024, section 3)."""
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.findings import Findings
+from normscope.analyses.hidden_moments import HiddenMoments
+from normscope.analyses.interventions import Propagated, Removals, block_alone, propagated
+from normscope.analyses.laboratory import Laboratory
+from normscope.analyses.score_report import ScoreReport, describe_figures
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.errors import InputError
+from normscope.maths.scores import (
+    contribution_sums,
+    score_spread,
+    visible_contribution_sums,
+    visible_score_spread,
+)
+from normscope.models.block import AttentionBlock
+from normscope.schema import ScoreOptions
+from normscope.statistics.accumulator import Accumulator
+from normscope.statistics.pooled import PooledMeans
+from normscope.statistics.sequence_sample import SequenceSample
+
+
+class ScoreAnalysis(Analysis):
+    """C_j by layer, head, category of the key and dimension; its share of the scores' spread; and the causal test."""
+
+    name = "score"
+    hidden = True
+
+    def __init__(self, options: ScoreOptions, subject: Subject) -> None:
+        self._options, self._subject = options, subject
+        self._moments = HiddenMoments(subject, [ALL])
+        layers, heads, model = len(subject.layers), subject.heads, subject.model
+        # Beside the dimensions: what b_K adds to the score, and the score itself.
+        self._contributions = PooledMeans(layers, len(subject.categories), heads, model + 2)
+        # Beside the dimensions: the spread of which they have shares.
+        self._spread = PooledMeans(layers, 1, heads, model + 1)
+        sizes = [options.intervention_sequences, options.ablation_sequences, options.sequences or 0]
+        self._sample = SequenceSample(max(sizes), options.seed)
+        self._interventions: pd.DataFrame | None = None
+        self._propagated: Propagated | None = None
+        self.accumulators: dict[str, Accumulator] = {
+            "moments": self._moments.accumulator,
+            "contributions": self._contributions,
+            "spread": self._spread,
+            "sample": self._sample,
+        }
+
+    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the scores of one block."""
+        if block.layer == self._subject.layers[0]:
+            kinds = [batch.input_ids, *([] if batch.token_type_ids is None else [batch.token_type_ids])]
+            self._sample.update(batch.fingerprints, torch.stack(kinds), batch.real)
+        if self._options.sequences is None:
+            self._add(block, batch)
+
+    def observe_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+        """Add the hidden vectors of one layer."""
+        self._moments.update(layer, vectors, batch)
+
+    def experiment(self, laboratory: Laboratory) -> None:
+        """Contributions, where they are asked for on a sample only; interventions and ablations."""
+        options, subject = self._options, self._subject
+        sample = self._sample.compute()
+        if options.sequences is not None:
+            for batch in laboratory.batches(sample[: options.sequences]):
+                laboratory.observe(batch, lambda block, batch=batch: self._add(block, batch))  # type: ignore[misc]
+        found = self._moments.compute()
+        if not found.outliers:
+            return
+        if options.interventions:
+            removals = Removals.of(found.outliers, subject.model, options.controls, options.seed)
+            batches = laboratory.batches(sample[: options.intervention_sequences])
+            self._interventions = block_alone(laboratory, batches, subject, removals)
+        if options.ablation:
+            removals = Removals.of(found.outliers, subject.model, options.ablation_controls, options.seed, alone=False)
+            batches = laboratory.batches(sample[: options.ablation_sequences])
+            self._propagated = propagated(laboratory, batches, subject, removals, found.mean[:, -1])
+
+    def findings(self) -> Findings:
+        """Table 1, figures 4 and 5 of the paper, the ranking of dimensions, and the causal test."""
+        contributions, spread = self._contributions.compute(), self._spread.compute()
+        for number, layer in enumerate(self._subject.layers):
+            if not torch.isfinite(spread.mean[number]).all():
+                raise InputError(f"NaN or infinity in the scores of layer {layer}; try device.dtype=float32")
+        outliers = self._moments.compute().outliers
+        report = ScoreReport(self._subject, contributions, spread, outliers)
+        tables = report.tables()
+        notes = [f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({self._moments.criterion})"]
+        if self._interventions is not None:
+            tables["intervention"] = self._interventions
+        if self._propagated is not None:
+            tables["ablation"] = self._propagated.attention
+            if len(self._propagated.loss):
+                tables["ablation_loss"] = self._propagated.loss
+            else:
+                notes.append("the checkpoint has no masked-language-modelling head: no loss under ablation")
+        return Findings(
+            tables=tables,
+            metrics=report.metrics(tables),
+            curves=report.curves(tables),
+            figures=describe_figures(tables, outliers),
+            summary=report.summary(tables),
+            notes=notes,
+        )
+
+    def _add(self, block: AttentionBlock, batch: Batch) -> None:
+        layer = self._subject.index(block.layer)
+        members = self._subject.members(batch)
+        weights, inputs = block.parameters, block.attention_inputs
+        real = batch.real.to(block.query.dtype)
+        groups = members.to(block.query.dtype)
+        if block.everything_visible:
+            query_sums = torch.einsum("bhqd,bq->bhd", block.query, real)
+            key_sums = torch.einsum("gbk,bhkd->gbhd", groups, block.key)
+            sums = contribution_sums(query_sums, weights.key_weight, torch.einsum("gbk,bkm->gbm", groups, inputs))
+            bias = torch.einsum("bhd,hd,gb->gh", query_sums, weights.key_bias, groups.sum(dim=-1))
+            score = torch.einsum("bhd,gbhd->gh", query_sums, key_sums)
+            pairs = (members.sum(dim=-1) * batch.real.sum(dim=-1)).sum(dim=-1)
+            spread = score_spread(block.query, block.key, weights.key_weight, inputs, batch.real)
+        else:
+            assert block.invisible is not None
+            visible = ~block.invisible.expand(len(inputs), -1, block.query.shape[2], block.key.shape[2])
+            seen_by = visible.to(block.query.dtype).transpose(-1, -2) @ block.query
+            sums = visible_contribution_sums(seen_by, weights.key_weight, inputs, members)
+            bias = torch.einsum("bhkd,hd,gbk->gh", seen_by, weights.key_bias, groups)
+            score = torch.einsum("bhkd,bhkd,gbk->gh", seen_by, block.key, groups)
+            pairs = (visible[:, 0].sum(dim=1) * members).sum(dim=(1, 2))
+            spread = visible_score_spread(block.query, block.key, weights.key_weight, inputs, visible)
+        self._contributions.update(layer, torch.cat([sums, bias[..., None], score[..., None]], dim=-1), pairs)
+        columns = torch.cat([spread.covariance, spread.variance[:, None]], dim=-1)
+        self._spread.update(layer, columns[None], batch.real.sum()[None])

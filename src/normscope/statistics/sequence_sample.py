@@ -1,0 +1,82 @@
+"""A uniform sample of a corpus's sequences, the same whatever order or batches they come in."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, Nothing
+
+
+class SequenceSample(Accumulator):
+    """Keeps the sequences with the smallest priorities, which follow from the seed and a sequence's own fingerprint.
+
+    Args:
+        size: Sequences to keep.
+        seed: Seed of the priorities.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size, self._seed = size, seed
+        # Priority, tokens (one row per kind of token number: ids, segments), sorted by both.
+        self._kept: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
+
+    def update(
+        self, fingerprints: tuple[int, ...], tokens: Int[Tensor, "kind batch token"], real: Bool[Tensor, "batch token"]
+    ) -> None:
+        """Offer the sequences of a batch.
+
+        Args:
+            fingerprints: A number that names each sequence by its tokens.
+            tokens: What the model reads, one row per kind (ids, segments).
+            real: Which tokens are no padding.
+        """
+        limit = self._kept[-1][0] if len(self._kept) == self._size else 1.0
+        for row, fingerprint in enumerate(fingerprints):
+            priority = float(np.random.default_rng([self._seed, fingerprint]).random())
+            if priority <= limit:
+                sequence = tokens[:, row, real[row]].tolist()
+                self._kept.append((priority, tuple(tuple(kind) for kind in sequence)))
+        self._cut()
+
+    def merge(self, other: "SequenceSample") -> "SequenceSample":
+        """A new sample of what both have been offered."""
+        merged = SequenceSample(self._size, self._seed)
+        merged._kept = self._kept + other._kept
+        merged._cut()
+        return merged
+
+    def compute(self) -> list[Int[Tensor, "kind token"]]:
+        """The sequences of the sample, in random order.
+
+        Raises:
+            Nothing: If none has been offered.
+        """
+        if not self._kept:
+            raise Nothing("no sequence has been offered")
+        return [torch.tensor(sequence) for _, sequence in self._kept]
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that is kept, the sequences end to end."""
+        kinds = len(self._kept[0][1]) if self._kept else 1
+        return {
+            "priorities": torch.tensor([priority for priority, _ in self._kept], dtype=torch.float64),
+            "lengths": torch.tensor([len(sequence[0]) for _, sequence in self._kept], dtype=torch.int64),
+            "tokens": torch.cat(
+                [torch.zeros(kinds, 0, dtype=torch.int64), *(torch.tensor(s) for _, s in self._kept)], dim=1
+            ),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that a sample of the same size gave."""
+        sequences = state["tokens"].split(state["lengths"].tolist(), dim=1) if len(state["lengths"]) else ()
+        self._kept = [
+            (priority, tuple(tuple(kind) for kind in sequence.tolist()))
+            for priority, sequence in zip(state["priorities"].tolist(), sequences, strict=True)
+        ]
+
+    def _cut(self) -> None:
+        self._kept.sort()
+        del self._kept[self._size :]

@@ -1,0 +1,133 @@
+"""Score contributions, their spread and attention by group, against every pair built, in float64."""
+
+import pytest
+import torch
+
+from normscope.maths.attention import additive_mask, attention_by_group, attention_weights
+from normscope.maths.outliers import deviation_scores, outlier_dimensions
+from normscope.maths.scores import (
+    contribution_sums,
+    keys_without,
+    score_spread,
+    visible_contribution_sums,
+    visible_score_spread,
+)
+
+BATCH, HEADS, TOKENS, MODEL, HEAD_DIM = 3, 2, 5, 6, 3
+
+
+@pytest.fixture
+def parts():
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    inputs, key_weight = random(BATCH, TOKENS, MODEL), random(HEADS, MODEL, HEAD_DIM)
+    bias = random(HEADS, HEAD_DIM)
+    key = torch.einsum("bkm,hmd->bhkd", inputs, key_weight) + bias[:, None]
+    real = torch.arange(TOKENS) < torch.tensor([5, 3, 4])[:, None]
+    members = torch.stack([real, real & (torch.arange(TOKENS) % 2 == 0)])
+    return random(BATCH, HEADS, TOKENS, HEAD_DIM), key, key_weight, bias, inputs, real, members
+
+
+def contributions(query, key_weight, inputs):
+    """C with axes batch head query key model."""
+    return torch.einsum("bhqd,hmd->bhqm", query, key_weight)[:, :, :, None] * inputs[:, None, None]
+
+
+def visibility(real, kind):
+    visible = real[:, :, None] & real[:, None, :]
+    return visible.tril() if kind == "causal" else visible
+
+
+def expected_sums(every, members, visible):
+    pairs = (visible[None] & members[:, :, None, :]).double()
+    return torch.einsum("bhqkm,gbqk->ghm", every, pairs)
+
+
+def test_contributions_and_key_bias_are_the_score(parts):
+    query, key, key_weight, bias, inputs, *_ = parts
+    score = contributions(query, key_weight, inputs).sum(dim=-1) + torch.einsum("bhqd,hd->bhq", query, bias)[..., None]
+    torch.testing.assert_close(score, query @ key.transpose(-1, -2))
+
+
+def test_sums_factorise(parts):
+    query, _key, key_weight, _bias, inputs, real, members = parts
+    expected = expected_sums(contributions(query, key_weight, inputs), members, visibility(real, "all"))
+    query_sums = torch.einsum("bhqd,bq->bhd", query, real.double())
+    input_sums = torch.einsum("gbk,bkm->gbm", members.double(), inputs)
+    torch.testing.assert_close(contribution_sums(query_sums, key_weight, input_sums), expected)
+
+
+@pytest.mark.parametrize("kind", ["all", "causal"])
+def test_sums_over_visible_pairs(parts, kind):
+    query, _key, key_weight, _bias, inputs, real, members = parts
+    visible = visibility(real, kind)
+    expected = expected_sums(contributions(query, key_weight, inputs), members, visible)
+    seen_by = visible[:, None].double().transpose(-1, -2) @ query
+    torch.testing.assert_close(visible_contribution_sums(seen_by, key_weight, inputs, members), expected)
+
+
+def expected_spread(every, visible):
+    """Covariance of C_j with the score over the keys of every query, one query at a time."""
+    covariance, variance = torch.zeros(HEADS, MODEL).double(), torch.zeros(HEADS).double()
+    for b, h, q in torch.cartesian_prod(*map(torch.arange, every.shape[:3])).tolist():
+        parts = every[b, h, q][visible[b, q]]
+        if len(parts):
+            score = parts.sum(dim=-1)
+            centred = score - score.mean()
+            covariance[h] += ((parts - parts.mean(dim=0)) * centred[:, None]).mean(dim=0)
+            variance[h] += centred.square().mean()
+    return covariance, variance
+
+
+def test_spread_where_everything_is_visible(parts):
+    query, key, key_weight, _bias, inputs, real, _members = parts
+    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(real, "all"))
+    found = score_spread(query, key, key_weight, inputs, real)
+    torch.testing.assert_close(found.covariance, covariance)
+    torch.testing.assert_close(found.variance, variance)
+    torch.testing.assert_close(found.covariance.sum(dim=-1), found.variance)
+
+
+@pytest.mark.parametrize("kind", ["all", "causal"])
+def test_spread_over_visible_keys(parts, kind):
+    query, key, key_weight, _bias, inputs, real, _members = parts
+    visible = visibility(real, kind)
+    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visible)
+    found = visible_score_spread(query, key, key_weight, inputs, visible[:, None])
+    torch.testing.assert_close(found.covariance, covariance)
+    torch.testing.assert_close(found.variance, variance)
+
+
+def test_keys_without_dimensions_lower_the_scores_by_their_contributions(parts):
+    query, key, key_weight, _bias, inputs, *_ = parts
+    expected = query @ key.transpose(-1, -2) - contributions(query, key_weight, inputs)[..., [1, 4]].sum(dim=-1)
+    found = query @ keys_without(key, key_weight, inputs, [1, 4]).transpose(-1, -2)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("groups", [2, 5])  # fewer, and more than a head is wide
+def test_attention_by_group_is_the_sum_of_weights(parts, groups):
+    query, key, *_, real, _members = parts
+    members = torch.stack([real & (torch.arange(TOKENS) % groups == group) for group in range(groups)])
+    mask = additive_mask(real[:, None, None, :], torch.float64).expand(-1, -1, TOKENS, -1).contiguous()
+    expected = torch.einsum("bhqk,gbk->bhqg", attention_weights(query, key, mask, 0.5), members.double())
+    torch.testing.assert_close(attention_by_group(query, key, members, mask, 0.5), expected)
+
+
+def test_deviations_by_hand():
+    means = torch.tensor([[0.0, 2.0, 4.0, 10.0, 4.0]], dtype=torch.float64)
+    sigma = deviation_scores(means, "sigma")
+    torch.testing.assert_close(sigma[0, 3], torch.tensor(6 / (56 / 5) ** 0.5, dtype=torch.float64))
+    mad = deviation_scores(means, "mad")  # median 4, deviations 4 2 0 6 0, their median 2
+    torch.testing.assert_close(mad[0], torch.tensor([-2.0, -1.0, 0.0, 3.0, 0.0], dtype=torch.float64) / 1.4826)
+    assert (deviation_scores(torch.ones(1, 4), "sigma") == 0).all()
+
+
+def test_an_outlier_of_the_model_is_one_in_a_share_of_layers():
+    flags = torch.tensor([[True, True, False], [True, False, False]])
+    assert outlier_dimensions(flags, 0.5) == [0, 1]
+    assert outlier_dimensions(flags, 0.6) == [0]
+    assert outlier_dimensions(flags, 0.0) == [0, 1]
