@@ -114,8 +114,9 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     results.finish(Status.COMPLETED, metrics, facts)
     for name, found in findings.items():
         show_table(name, found.summary, found.summary_digits)
-        for note in found.notes:
-            say(note)
+    # Analyses may have the same to say.
+    for note in dict.fromkeys(note for found in findings.values() for note in found.notes):
+        say(note)
     if comparison is not None:
         show_comparison(comparison)
     say(f"results in {folder}")

@@ -65,7 +65,7 @@ class _Wandb(Tracker):
         import wandb
 
         if len(table) > _TABLE_ROWS:
-            self._run.save(str(path), base_path=str(path.parent), policy="now")
+            self._run.save(str(path), base_path=str(path.parent), policy="live", glob=False)
         else:
             self._run.log({f"tables/{name}": wandb.Table(dataframe=table)})
 
