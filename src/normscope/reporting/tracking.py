@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,8 @@ class _Wandb(Tracker):
         import wandb
 
         if len(table) > _TABLE_ROWS:
-            self._run.save(str(path), base_path=str(path.parent), policy="live", glob=False)
+            with contextlib.redirect_stderr(io.StringIO()):  # where it warns of what it was asked to do
+                self._run.save(str(path), base_path=str(path.parent), policy="now", glob=False)
         else:
             self._run.log({f"tables/{name}": wandb.Table(dataframe=table)})
 
@@ -143,7 +145,7 @@ def _start(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
             # A failed job of a multirun must not hand its run to the next.
             reinit="finish_previous",
             settings=wandb.Settings(
-                silent=True, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
+                silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
             ),
         )
 
