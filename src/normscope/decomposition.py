@@ -13,12 +13,13 @@ from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError
-from normscope.maths.mixing import Method
+from normscope.maths.mixing import METHODS, Method
 from normscope.maths.norms import pair_norms, replaced_diagonal, scaled_output_weight
 from normscope.models.block import AttentionBlock
 from normscope.models.loading import LoadedModel
 from normscope.models.loading import load as load_options
-from normscope.models.observer import Observer, observe_blocks
+from normscope.models.observer import Observer
+from normscope.models.pulling import observe_blocks
 from normscope.models.verification import verify
 from normscope.schema import DatasetKind, DatasetOptions, DeviceOptions, DType, ModelOptions, Pin
 
@@ -36,12 +37,14 @@ class Decomposition:
     """α, the mean over heads."""
     vectors: Float[Tensor, "layer query key"]
     """‖F_ij‖ = ‖Σ_h αf(x_j)‖."""
-    residual: Float[Tensor, "layer query key"]
-    """‖R_ij‖: with the residual connection."""
-    normalised: Float[Tensor, "layer query key"]
-    """‖T_ij‖: with the residual connection and the layer normalisation."""
+    residual: Float[Tensor, "layer query key"] | None
+    """‖R_ij‖: with the residual connection; None where the norm comes between (OLMo 2)."""
+    normalised: Float[Tensor, "layer query key"] | None
+    """‖T_ij‖: with the residual connection and the layer normalisation; None where no norm comes after attention."""
     ratios: Float[Tensor, "method layer query"]
-    """Mixing ratios, methods in the order of `Method`."""
+    """Mixing ratios by method."""
+    methods: tuple[Method, ...]
+    """The methods that the model's blocks have."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -55,8 +58,11 @@ class Decomposition:
             key_token=[self.tokens[key] for key in index["key"]],
             attn_w=self.weights.flatten().numpy(),
             attn_n=self.vectors.flatten().numpy(),
-            attnres_n=self.residual.flatten().numpy(),
-            attnresln_n=self.normalised.flatten().numpy(),
+            **{
+                name: maps.flatten().numpy()
+                for name, maps in (("attnres_n", self.residual), ("attnresln_n", self.normalised))
+                if maps is not None
+            },
         )
 
     @cached_property
@@ -64,7 +70,7 @@ class Decomposition:
         """Mixing ratio of every token: one row per layer, method and token."""
         rows = [
             (layer + 1, str(method), position, token, self.ratios[number, layer, position].item())
-            for number, method in enumerate(Method)
+            for number, method in enumerate(self.methods)
             for layer in range(self.ratios.shape[1])
             for position, token in enumerate(self.tokens)
         ]
@@ -139,29 +145,43 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
     if not isinstance(text, str | tuple):
         raise InputError(f"decompose takes one text or one pair of texts, got {type(text).__name__}")
     batch = _batch(model, text)
-    layers: list[tuple[Tensor, ...]] = []
+    methods = METHODS[model.layout.norm_position]
+    layers: list[dict[str, Tensor]] = []
     for block in observe(model, batch):
-        ratios = torch.stack([block.mixing_ratios[method][0] for method in Method]).cpu().double()
-        layers.append((*_pair_maps(block), ratios))
-    weights, vectors, residual, normalised, ratios = (torch.stack(parts) for parts in zip(*layers, strict=True))
+        ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()
+        layers.append(_pair_maps(block) | {"ratios": ratios})
+    maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
     tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
-    return Decomposition(tuple(tokens), weights, vectors, residual, normalised, ratios.transpose(0, 1))
+    return Decomposition(
+        tokens=tuple(tokens),
+        weights=maps["weights"],
+        vectors=maps["vectors"],
+        residual=maps.get("residual"),
+        normalised=maps.get("normalised"),
+        ratios=maps["ratios"].transpose(0, 1),
+        methods=methods,
+    )
 
 
-def _pair_maps(block: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _pair_maps(block: AttentionBlock) -> dict[str, Tensor]:
+    """Norms of every pair's vectors in one layer, as far as its block has them."""
     weights, value = block.weights.cpu().double(), block.value.cpu().double()
-    norm = block.normalisation
-    norm = norm._replace(weight=norm.weight.cpu().double())
     output_weight = block.parameters.output_weight.cpu().double()
+    preserving, inputs = block.preserving.cpu().double(), block.inputs.cpu().double()
     vectors = pair_norms(weights, value, output_weight)
-    own = (block.preserving + block.inputs).cpu().double()  # R_ii
-    residual = replaced_diagonal(vectors, torch.linalg.vector_norm(own, dim=-1))
-    scaled = pair_norms(weights, value, scaled_output_weight(output_weight, norm))
-    scaled = replaced_diagonal(scaled, torch.linalg.vector_norm(norm.scaled(own), dim=-1))
-    normalised = scaled / block.deviation.cpu().double().unsqueeze(-1)
-    mean_weights = weights.mean(dim=1)
-    first = [tensor[0] for tensor in (mean_weights, vectors, residual, normalised)]
-    return first[0], first[1], first[2], first[3]
+    maps = {"weights": weights.mean(dim=1), "vectors": vectors}
+    if block.norm_position != "branch":
+        maps["residual"] = replaced_diagonal(vectors, torch.linalg.vector_norm(preserving + inputs, dim=-1))
+    if block.normalisation is not None:
+        norm = block.normalisation._replace(weight=block.normalisation.weight.cpu().double())
+        deviation = block.deviation.cpu().double().unsqueeze(-1)
+        scaled = pair_norms(weights, value, scaled_output_weight(output_weight, norm)) / deviation
+        if block.norm_position == "branch":
+            own = norm.scaled(preserving) / deviation + inputs
+        else:
+            own = norm.scaled(preserving + inputs) / deviation
+        maps["normalised"] = replaced_diagonal(scaled, torch.linalg.vector_norm(own, dim=-1))
+    return {name: tensor[0] for name, tensor in maps.items()}
 
 
 def _batch(model: LoadedModel, texts: Text | list[Text]) -> Batch:

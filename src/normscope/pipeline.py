@@ -22,6 +22,7 @@ from normscope.data.frequency import TokenFrequencies
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
 from normscope.laboratory import ModelLaboratory
+from normscope.maths.mixing import METHODS
 from normscope.models.loading import LoadedModel, load
 from normscope.models.observer import Observer
 from normscope.models.verification import Verification, verify
@@ -78,6 +79,8 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         categories=categories,
         parameters=observer.parameters,
         hidden_norms=observer.hidden_norms,
+        methods=METHODS[model.layout.norm_position],
+        content_only=not model.layout.registry,
         depth=model.layers,
         outliers=options.analysis.outliers,
         special_tokens=encoder.categories.special,

@@ -15,6 +15,7 @@ from normscope import command_line  # registers the schema and the resolvers
 from normscope.analyses import ANALYSES
 from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.errors import InputError
+from normscope.maths.mixing import METHODS, Method
 from normscope.models.families import FAMILIES
 from normscope.schema import AnalysisOptions, RunOptions, enabled_analyses
 
@@ -149,7 +150,10 @@ def test_the_help_page_knows_every_key():
                 assert f"{group}.{field.name}=" in page, f"{group}.{field.name}"
 
 
-def test_the_readme_names_every_family():
-    readme = (ROOT / "README.md").read_text()
-    for family in FAMILIES:
-        assert f"`{family}`" in readme, family
+def test_the_readme_has_every_family_in_the_row_of_its_norm():
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `")]
+    for family, layout in FAMILIES.items():
+        [row] = [row for row in rows if f"`{family}`" in row.split("|")[1]]
+        assert f"`{layout.norm_position}`" in row.split("|")[2], family
+        for method in set(Method) - set(METHODS[layout.norm_position]):
+            assert f"no `{method}`" in row, family

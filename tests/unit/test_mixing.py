@@ -15,6 +15,7 @@ def test_ratios_of_one_token_by_hand():
         preserving=torch.tensor([[[0.0, 1.0]]], dtype=F64),
         mixing=torch.tensor([[[3.0, 4.0]]], dtype=F64),
         inputs=torch.tensor([[[0.0, 11.0]]], dtype=F64),
+        norm_position="post",
         normalisation=Normalisation(torch.tensor([2.0, 1.0], dtype=F64), None, 0.0),
     )
     # Centred: mixing (−½, ½), the rest (−6, 6); scaled by γ: √1.25 and √180.

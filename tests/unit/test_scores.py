@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from normscope.maths.attention import additive_mask, attention_by_group, attention_weights
+from normscope.maths.keys import KeyMap
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
 from normscope.maths.scores import (
     contribution_sums,
-    keys_without,
+    covariances,
+    part_of_keys,
     score_spread,
     visible_contribution_sums,
     visible_score_spread,
@@ -85,10 +87,10 @@ def expected_spread(every, visible):
 def test_spread_where_everything_is_visible(parts):
     query, key, key_weight, _bias, inputs, real, _members = parts
     covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(real, "all"))
-    found = score_spread(query, key, key_weight, inputs, real)
-    torch.testing.assert_close(found.covariance, covariance)
+    found = score_spread(query, key, real)
+    torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
     torch.testing.assert_close(found.variance, variance)
-    torch.testing.assert_close(found.covariance.sum(dim=-1), found.variance)
+    torch.testing.assert_close(covariance.sum(dim=-1), found.variance)
 
 
 @pytest.mark.parametrize("kind", ["all", "causal"])
@@ -96,15 +98,28 @@ def test_spread_over_visible_keys(parts, kind):
     query, key, key_weight, _bias, inputs, real, _members = parts
     visible = visibility(real, kind)
     covariance, variance = expected_spread(contributions(query, key_weight, inputs), visible)
-    found = visible_score_spread(query, key, key_weight, inputs, visible[:, None])
-    torch.testing.assert_close(found.covariance, covariance)
+    found = visible_score_spread(query, key, visible[:, None])
+    torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
     torch.testing.assert_close(found.variance, variance)
 
 
-def test_keys_without_dimensions_lower_the_scores_by_their_contributions(parts):
+@pytest.mark.parametrize("rotary", [0, 2, 4])
+def test_the_map_of_the_keys_and_its_transpose(rotary):
+    generator = torch.Generator().manual_seed(0)
+    vectors, others = torch.randn(2, 3, 2, 5, 4, generator=generator, dtype=torch.float64).unbind()
+    angles = torch.randn(1, 5, rotary // 2, generator=generator, dtype=torch.float64).repeat(1, 1, 2)
+    factors = torch.rand(3, 2, 5, 4, generator=generator, dtype=torch.float64)
+    there = KeyMap(angles.cos() if rotary else None, angles.sin() if rotary else None, factors)
+    torch.testing.assert_close((there(vectors) * others).sum(-1), (vectors * there.back(others)).sum(-1))
+    turned = KeyMap(there.cosine, there.sine)(vectors)
+    torch.testing.assert_close(turned.norm(dim=-1), vectors.norm(dim=-1))
+    torch.testing.assert_close(turned[..., rotary:], vectors[..., rotary:])
+
+
+def test_keys_less_some_dimensions_lower_the_scores_by_their_contributions(parts):
     query, key, key_weight, _bias, inputs, *_ = parts
     expected = query @ key.transpose(-1, -2) - contributions(query, key_weight, inputs)[..., [1, 4]].sum(dim=-1)
-    found = query @ keys_without(key, key_weight, inputs, [1, 4]).transpose(-1, -2)
+    found = query @ (key - part_of_keys(inputs, key_weight, [1, 4])).transpose(-1, -2)
     torch.testing.assert_close(found, expected)
 
 

@@ -14,6 +14,7 @@ from normscope.analyses.laboratory import Laboratory
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
+from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.schema import FrequencyOptions, OutliersOptions
@@ -42,6 +43,10 @@ class Subject:
     """The text of a token, by its id."""
     hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
     """The norms whose outputs are hidden vectors, by layer from 0."""
+    methods: Sequence[Method] = tuple(Method)
+    """The methods that the model's blocks have."""
+    content_only: bool = False
+    """Whether scores have terms beside q·k that are not looked at."""
     depth: int = 0
     """Layers of the model."""
     outliers: OutliersOptions = dataclasses.field(default_factory=OutliersOptions)

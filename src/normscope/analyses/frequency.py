@@ -18,7 +18,6 @@ from normscope.statistics.rank_correlation import Correlation, RankCorrelation
 from normscope.statistics.sample import UniformSample
 from normscope.statistics.tokens import TokenMeans
 
-MEASURES = ("alpha", "f", *(str(method) for method in Method))
 TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {str(method): f"mixing, {method}" for method in Method}
 SPECIALS = ("with", "without")
 
@@ -29,7 +28,7 @@ _POINTS = 5_000
 
 
 class FrequencyAnalysis(Analysis):
-    """Spearman's ρ of the frequency rank of every token occurrence against seven measures of it.
+    """Spearman's ρ of the frequency rank of every token occurrence against the measures of it.
 
     A measure is a mean over queries (α received), heads (α and ‖f‖) and layers; the table by layer leaves the layers apart.
     """
@@ -42,11 +41,12 @@ class FrequencyAnalysis(Analysis):
         self._frequencies = frequencies
         self._rank = torch.from_numpy(frequencies.rank)
         self._special = torch.from_numpy(np.isin(np.arange(len(frequencies.rank)), list(subject.special_tokens)))
-        groups = len(MEASURES) * len(SPECIALS)
+        self._measures = ("alpha", "f", *(str(method) for method in subject.methods))
+        groups = len(self._measures) * len(SPECIALS)
         # The mean over layers, then every layer.
         self._ranks = RankCorrelation(1 + len(subject.layers), groups, MEASURE_AXIS, RANK_AXIS, options.exact_pairs)
-        self._types = TokenMeans(len(frequencies.rank), len(MEASURES))
-        self._sample = UniformSample(_POINTS, 1 + len(MEASURES), options.seed)
+        self._types = TokenMeans(len(frequencies.rank), len(self._measures))
+        self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
         self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
         # Sums over the layers of the batch that is being visited; gone when its last layer has been seen.
         self._sums: Tensor | None = None
@@ -59,7 +59,7 @@ class FrequencyAnalysis(Analysis):
             [
                 block.received.mean(dim=1) / lengths,
                 block.transformed_norms.mean(dim=1),
-                *(ratios[method] for method in Method),
+                *(ratios[method] for method in self._subject.methods),
             ]
         )[:, batch.real]
         index = self._subject.index(block.layer)
@@ -82,7 +82,7 @@ class FrequencyAnalysis(Analysis):
         overall = table[table["layer"] == 0].drop(columns="layer").reset_index(drop=True)
         by_layer = table[table["layer"] > 0].reset_index(drop=True)
         by_token = self._by_token()
-        if not np.isfinite(by_token[list(MEASURES)]).all().all():
+        if not np.isfinite(by_token[list(self._measures)]).all().all():
             raise InputError("NaN or infinity in the activations; try device.dtype=float32")
         known = overall.dropna(subset="spearman")
         return Findings(
@@ -98,27 +98,27 @@ class FrequencyAnalysis(Analysis):
             },
             curves={
                 f"spearman/{measure}/{specials}_specials": rows.set_index("layer")["spearman"].astype(float)
-                for measure in MEASURES
+                for measure in self._measures
                 for specials, rows in by_layer[by_layer["measure"] == measure].dropna().groupby("specials")
             },
             figures=self._figures(),
             summary=overall.assign(spearman=overall["spearman"].astype(float))
             .pivot(index="measure", columns="specials", values="spearman")
-            .loc[list(MEASURES)]
+            .loc[list(self._measures)]
             .rename(columns=lambda name: f"ρ {name} specials"),
             notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
         )
 
     def _groups(self) -> list[tuple[str, str]]:
-        return [(measure, specials) for measure in MEASURES for specials in SPECIALS]
+        return [(measure, specials) for measure in self._measures for specials in SPECIALS]
 
     def _correlate(self, row: int, measures: Tensor, batch: Batch) -> None:
         tokens = batch.input_ids[batch.real].cpu()
         ranks, special = self._rank[tokens], self._special[tokens]
-        number = torch.arange(len(MEASURES))[:, None] * len(SPECIALS)
+        number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
         # One measure after another along the batch axis: each is a group of its own.
         first = measures.cpu()[:, None, None]
-        second = ranks.to(measures.dtype).expand(len(MEASURES), 1, -1)
+        second = ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
         for place, counted in enumerate((ranks > 0, (ranks > 0) & ~special)):
             self._ranks.update(row, first, second, torch.where(counted, number + place, -1))
 
@@ -149,7 +149,7 @@ class FrequencyAnalysis(Analysis):
                 "rank": pd.Series(self._frequencies.rank[seen]).replace(0, None).astype("Int64"),
                 "reference_count": self._frequencies.count[seen],
                 "count": count[seen].numpy(),
-                **{measure: means[seen, column].numpy() for column, measure in enumerate(MEASURES)},
+                **{measure: means[seen, column].numpy() for column, measure in enumerate(self._measures)},
             }
         ).sort_values(["count", "token_id"], ascending=[False, True], ignore_index=True)
 
@@ -157,8 +157,8 @@ class FrequencyAnalysis(Analysis):
         try:
             rows = self._sample.compute()
         except Nothing:
-            rows = torch.zeros(0, 1 + len(MEASURES))
-        table = pd.DataFrame(rows.numpy(), columns=["rank", *MEASURES]).astype({"rank": int})
+            rows = torch.zeros(0, 1 + len(self._measures))
+        table = pd.DataFrame(rows.numpy(), columns=["rank", *self._measures]).astype({"rank": int})
         return table[table["rank"] > 0].reset_index(drop=True)
 
     def _figures(self) -> dict[str, Figure]:
@@ -169,7 +169,7 @@ class FrequencyAnalysis(Analysis):
                 x="rank",
                 y="value",
                 panel="measure",
-                panel_titles=TITLES,
+                panel_titles={measure: TITLES[measure] for measure in self._measures},
                 x_label="frequency rank (1 = most frequent)",
                 y_label="mean over layers",
                 log_x=True,

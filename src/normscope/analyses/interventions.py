@@ -19,8 +19,6 @@ from normscope.analyses.analysis import Subject
 from normscope.analyses.laboratory import Ablation, Laboratory
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.maths.attention import attention_by_group
-from normscope.maths.scores import keys_without
 from normscope.models.block import AttentionBlock
 
 TOGETHER = "outliers"
@@ -90,12 +88,9 @@ def block_alone(laboratory: Laboratory, batches: Sequence[Batch], subject: Subje
 
         def visit(block: AttentionBlock, members: Tensor = members) -> None:
             layer = subject.index(block.layer)
-            shares[0, layer] += _shares(block, block.key, members)
+            shares[0, layer] += _shares(block, members)
             for number, removal in enumerate(everything, start=1):
-                key = keys_without(
-                    block.key, block.parameters.key_weight, block.attention_inputs, list(removal.dimensions)
-                )
-                shares[number, layer] += _shares(block, key, members)
+                shares[number, layer] += _shares(block, members, removal.dimensions)
 
         laboratory.observe(batch, visit)
     shares /= sum(batch.sequences for batch in batches)
@@ -185,7 +180,7 @@ def _measure(laboratory: Laboratory, batches: Sequence[Batch], counted: Subject,
 
         def visit(block: AttentionBlock, members: Tensor = members) -> None:
             if ablation is None or block.layer >= min(ablation.values):  # nothing has changed before
-                shares[counted.index(block.layer)] += _shares(block, block.key, members)
+                shares[counted.index(block.layer)] += _shares(block, members)
 
         laboratory.observe(batch, visit, ablation)
         if laboratory.predicts_masked_tokens:
@@ -194,9 +189,9 @@ def _measure(laboratory: Laboratory, batches: Sequence[Batch], counted: Subject,
     return _Outcome(shares / sum(batch.sequences for batch in batches), loss / tokens if tokens else None)
 
 
-def _shares(block: AttentionBlock, key: Tensor, members: Tensor) -> Float[Tensor, " group"]:
+def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ()) -> Float[Tensor, " group"]:
     """Σ over a category's keys of α: mean over real queries and heads, summed over the sequences of a batch."""
-    by_query = attention_by_group(block.query, key, members, block.mask, block.scale).mean(dim=1)
+    by_query = block.weight_of_groups(members, without).mean(dim=1)
     real = block.real.to(by_query.dtype)
     by_sequence = torch.einsum("bqg,bq->bg", by_query, real) / real.sum(dim=-1, keepdim=True)
     return by_sequence.double().sum(dim=0).cpu()

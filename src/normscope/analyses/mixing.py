@@ -17,8 +17,6 @@ from normscope.models.block import AttentionBlock
 from normscope.schema import MixingOptions
 from normscope.statistics.grouped import GroupedMoments
 
-METHODS = tuple(Method)
-
 TITLES = {
     Method.ATTN_W: "Attn-W: weights",
     Method.ATTN_N: "Attn-N: vectors",
@@ -38,12 +36,12 @@ class MixingAnalysis(Analysis):
         # `all` is always counted: the run's metrics are of all tokens, whichever categories are reported.
         categories = [*(category for category in subject.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(subject, categories=categories)
-        self._moments = GroupedMoments(len(subject.layers), len(METHODS), len(categories))
+        self._moments = GroupedMoments(len(subject.layers), len(subject.methods), len(categories))
         self.accumulators = {"moments": self._moments}
 
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the ratios of one block's tokens."""
-        values = torch.stack([block.mixing_ratios[method] for method in METHODS])
+        values = torch.stack([block.mixing_ratios[method] for method in self._subject.methods])
         self._moments.update(self._subject.index(block.layer), values, self._counted.members(batch))
 
     def findings(self) -> Findings:
@@ -80,7 +78,7 @@ class MixingAnalysis(Analysis):
     def _table(self) -> pd.DataFrame:
         moments = self._moments.compute()
         rows = itertools.product(
-            enumerate(self._subject.layers), enumerate(METHODS), enumerate(self._counted.categories)
+            enumerate(self._subject.layers), enumerate(self._subject.methods), enumerate(self._counted.categories)
         )
         return pd.DataFrame(
             {
@@ -123,7 +121,9 @@ class MixingAnalysis(Analysis):
                 x="layer",
                 y="mean",
                 series="method",
-                series_titles=titles,
+                series_titles={
+                    method: title for method, title in titles.items() if (overall["method"] == method).any()
+                },
                 y_label="mean mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(

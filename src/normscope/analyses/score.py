@@ -16,6 +16,7 @@ from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.scores import (
     contribution_sums,
+    covariances,
     score_spread,
     visible_contribution_sums,
     visible_score_spread,
@@ -93,6 +94,10 @@ class ScoreAnalysis(Analysis):
         report = ScoreReport(self._subject, contributions, spread, outliers)
         tables = report.tables()
         notes = [f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({self._moments.criterion})"]
+        if self._subject.content_only:
+            notes.append(
+                "scores of this family have terms of position beside q·k: contributions are those of q·k alone"
+            )
         if self._interventions is not None:
             tables["intervention"] = self._interventions
         if self._propagated is not None:
@@ -116,23 +121,26 @@ class ScoreAnalysis(Analysis):
         weights, inputs = block.parameters, block.attention_inputs
         real = batch.real.to(block.query.dtype)
         groups = members.to(block.query.dtype)
-        if block.everything_visible:
+        if block.everything_visible and block.key_map.same_for_all_keys:
             query_sums = torch.einsum("bhqd,bq->bhd", block.query, real)
             key_sums = torch.einsum("gbk,bhkd->gbhd", groups, block.key)
             sums = contribution_sums(query_sums, weights.key_weight, torch.einsum("gbk,bkm->gbm", groups, inputs))
             bias = torch.einsum("bhd,hd,gb->gh", query_sums, weights.key_bias, groups.sum(dim=-1))
             score = torch.einsum("bhd,gbhd->gh", query_sums, key_sums)
             pairs = (members.sum(dim=-1) * batch.real.sum(dim=-1)).sum(dim=-1)
-            spread = score_spread(block.query, block.key, weights.key_weight, inputs, batch.real)
         else:
-            assert block.invisible is not None
-            visible = ~block.invisible.expand(len(inputs), -1, block.query.shape[2], block.key.shape[2])
+            visible = block.visible
             seen_by = visible.to(block.query.dtype).transpose(-1, -2) @ block.query
+            score = torch.einsum("bhkd,bhkd,gbk->gh", seen_by, block.key, groups)
+            seen_by = block.key_map.back(seen_by)
             sums = visible_contribution_sums(seen_by, weights.key_weight, inputs, members)
             bias = torch.einsum("bhkd,hd,gbk->gh", seen_by, weights.key_bias, groups)
-            score = torch.einsum("bhkd,bhkd,gbk->gh", seen_by, block.key, groups)
             pairs = (visible[:, 0].sum(dim=1) * members).sum(dim=(1, 2))
-            spread = visible_score_spread(block.query, block.key, weights.key_weight, inputs, visible)
+        if block.everything_visible:
+            spread = score_spread(block.query, block.key, batch.real)
+        else:
+            spread = visible_score_spread(block.query, block.key, block.visible)
+        shares = covariances(block.key_map.back(spread.directions), weights.key_weight, inputs)
         self._contributions.update(layer, torch.cat([sums, bias[..., None], score[..., None]], dim=-1), pairs)
-        columns = torch.cat([spread.covariance, spread.variance[:, None]], dim=-1)
+        columns = torch.cat([shares, spread.variance[:, None]], dim=-1)
         self._spread.update(layer, columns[None], batch.real.sum()[None])

@@ -13,16 +13,27 @@ and with V one of F, R, T
 Only two vectors per token are needed: the preserving F_ii and the mixing Σ_{j≠i} F_ij = (attention output − b_O) − F_ii.
 No tensor with axes query × key × model is ever built.
 
+The block of other Transformers has its norm elsewhere:
+
+    post      y = LN(x + attention(x))    all five methods
+    pre       y = x + attention(LN(x))    no attnresln_n: no norm comes after the sum
+    parallel  the feed-forward network is added to the same sum; as pre
+    branch    y = x + LN(attention(x))    T_ij = γ ⊙ F_ij / σ_i + δ_ij x_i is attnresln_n; no attnres_n
+
 Source: Kobayashi et al. 2021, sections 3 and 4 (arXiv:2109.07152).
 """
 
 import enum
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation, scaled_norm
+
+NormPosition = Literal["post", "pre", "parallel", "branch"]
 
 
 class Method(enum.StrEnum):
@@ -33,6 +44,15 @@ class Method(enum.StrEnum):
     ATTNRES_W = "attnres_w"
     ATTNRES_N = "attnres_n"
     ATTNRESLN_N = "attnresln_n"
+
+
+METHODS: Mapping[NormPosition, tuple[Method, ...]] = {
+    "post": tuple(Method),
+    "pre": (Method.ATTN_W, Method.ATTN_N, Method.ATTNRES_W, Method.ATTNRES_N),
+    "parallel": (Method.ATTN_W, Method.ATTN_N, Method.ATTNRES_W, Method.ATTNRES_N),
+    "branch": (Method.ATTN_W, Method.ATTN_N, Method.ATTNRES_W, Method.ATTNRESLN_N),
+}
+"""The methods that a block has, by the place of its norm. What it does not have is left out, never faked."""
 
 
 def preserving_vectors(
@@ -70,29 +90,43 @@ def mixing_ratios(
     preserving: Float[Tensor, "batch token model"],
     mixing: Float[Tensor, "batch token model"],
     inputs: Float[Tensor, "batch token model"],
-    normalisation: Normalisation,
+    norm_position: NormPosition,
+    normalisation: Normalisation | None,
+    deviation: Float[Tensor, "batch token"] | None = None,
 ) -> dict[Method, Float[Tensor, "batch token"]]:
-    """The mixing ratio r_i of every token by each method, for a block whose norm comes after the residual (post-LN).
+    """The mixing ratio r_i of every token by each method that the block has.
 
-    σ_i divides both norms of `attnresln_n` alike and falls out of the ratio: it is never computed here.
+    Where the norm comes after the residual connection, σ_i divides both norms of `attnresln_n` alike and falls out of the
+    ratio.
 
     Args:
         self_weights: α_ii per head.
         preserving: F_ii (see `preserving_vectors`).
         mixing: Σ_{j≠i} F_ij.
         inputs: x_i, what the residual connection adds.
-        normalisation: The norm of the block.
+        norm_position: Where the norm stands.
+        normalisation: The norm of the block, where it is `post` or `branch`.
+        deviation: σ_i of the attention output, where it is `branch`.
 
     Returns:
-        Ratios in [0, 1], one tensor per method. Rows of padding hold meaningless finite numbers.
+        Ratios in [0, 1], one tensor per method of METHODS. Rows of padding hold meaningless finite numbers.
     """
     attn_w = 1.0 - self_weights.mean(dim=1)
     mixing_norm = torch.linalg.vector_norm(mixing, dim=-1)
-    residual = preserving + inputs  # R_ii; R_ij = F_ij elsewhere
-    return {
+    ratios = {
         Method.ATTN_W: attn_w,
         Method.ATTN_N: ratio(mixing_norm, torch.linalg.vector_norm(preserving, dim=-1)),
         Method.ATTNRES_W: attn_w / 2,
-        Method.ATTNRES_N: ratio(mixing_norm, torch.linalg.vector_norm(residual, dim=-1)),
-        Method.ATTNRESLN_N: ratio(scaled_norm(mixing, normalisation), scaled_norm(residual, normalisation)),
     }
+    if norm_position == "branch":
+        assert normalisation is not None
+        assert deviation is not None
+        own = normalisation.scaled(preserving) / deviation.unsqueeze(-1) + inputs  # T_ii
+        others = scaled_norm(mixing, normalisation) / deviation
+        return ratios | {Method.ATTNRESLN_N: ratio(others, torch.linalg.vector_norm(own, dim=-1))}
+    residual = preserving + inputs  # R_ii; R_ij = F_ij elsewhere
+    ratios[Method.ATTNRES_N] = ratio(mixing_norm, torch.linalg.vector_norm(residual, dim=-1))
+    if norm_position == "post":
+        assert normalisation is not None
+        ratios[Method.ATTNRESLN_N] = ratio(scaled_norm(mixing, normalisation), scaled_norm(residual, normalisation))
+    return ratios

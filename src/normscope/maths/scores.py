@@ -7,6 +7,7 @@ factorise, so that no tensor with axes query × key × model is built.
 Source: Maruta & Matsuzaki 2024, section 3.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,10 +54,10 @@ def visible_contribution_sums(
 
 
 class ScoreSpread(NamedTuple):
-    """Sums over queries: divided by their number, a variance over keys and what each dimension has of it."""
+    """How far the scores of a query's keys lie apart, added up over queries."""
 
-    covariance: Float[Tensor, "head model"]
-    """Σ_m Cov_n(C_j(m,n), s(m,n)) with s = Σ_j C_j; adds up to `variance` over dimensions."""
+    directions: Float[Tensor, "batch head key head_dim"]
+    """Σ_m s̃_mn q_m / N_m, with s̃ the scores less their mean over the N_m keys that query m sees."""
     variance: Float[Tensor, " head"]
     """Σ_m Var_n(s(m,n))."""
 
@@ -64,66 +65,70 @@ class ScoreSpread(NamedTuple):
 def score_spread(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    key_weight: Float[Tensor, "head model head_dim"],
-    inputs: Float[Tensor, "batch key model"],
     real: Bool[Tensor, "batch key"],
 ) -> ScoreSpread:
-    """How far a query's scores of its keys lie apart, and which dimensions put them apart.
+    """The spread where every query sees every key.
 
     What is the same for all keys of a query changes no attention weight, so the spread is the variance over keys, query by
-    query; Cov_n(C_j, s) / Var_n(s) is the share of dimension j. With k̃ the keys less their mean, Σ_m (q_m·k̃_n) q_m = k̃_n Q for
-    Q = Σ_m q_mᵀ q_m: linear in length where every query sees every key.
+    query. With k̃ the keys less their mean, Σ_m (q_m·k̃_n) q_m = k̃_n Q for Q = Σ_m q_mᵀ q_m: linear in length.
 
     Args:
         query: Queries.
-        key: Keys; what all keys of a sequence have in common (b_K) does not matter.
-        key_weight: W_K.
-        inputs: x, what enters W_K.
+        key: Keys.
         real: Which tokens are no padding.
     """
     tokens = real[:, None, :, None].to(key.dtype)
     lengths = tokens.sum(dim=2, keepdim=True)
     centred = (key - (key * tokens).sum(dim=2, keepdim=True) / lengths) * tokens
     queries = query * tokens
-    between = queries.transpose(-1, -2) @ queries / lengths
-    weighted = centred @ between  # Σ_m (q_m·k̃_n) q_m / N
-    covariance = _diagonal(inputs.flatten(0, 1), weighted.transpose(1, 2).flatten(0, 1), key_weight)
-    return ScoreSpread(covariance, (weighted * centred).sum(dim=(0, 2, 3)))
+    directions = centred @ (queries.transpose(-1, -2) @ queries / lengths)
+    return ScoreSpread(directions, (directions * centred).sum(dim=(0, 2, 3)))
 
 
 def visible_score_spread(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    key_weight: Float[Tensor, "head model head_dim"],
-    inputs: Float[Tensor, "batch key model"],
     visible: Bool[Tensor, "batch #head query key"],
 ) -> ScoreSpread:
     """The same where a query does not see every key: the variance is over the keys that it sees.
 
     Args:
         query: Queries.
-        key: Keys, without b_K where position makes it differ from key to key.
-        key_weight: W_K.
-        inputs: x, what enters W_K.
+        key: Keys.
         visible: Which keys a query sees; none in rows of padding.
     """
     seen = visible.to(key.dtype)
     counts = seen.sum(dim=-1, keepdim=True).clamp(min=1)
     scores = query @ key.transpose(-1, -2)
     centred = (scores - (scores * seen).sum(dim=-1, keepdim=True) / counts) * seen
-    weighted = (centred / counts).transpose(-1, -2) @ query
-    covariance = _diagonal(inputs.flatten(0, 1), weighted.transpose(1, 2).flatten(0, 1), key_weight)
-    return ScoreSpread(covariance, (centred.square() / counts).sum(dim=(0, 2, 3)))
+    return ScoreSpread((centred / counts).transpose(-1, -2) @ query, (centred.square() / counts).sum(dim=(0, 2, 3)))
 
 
-def keys_without(
-    key: Float[Tensor, "batch head key head_dim"],
+def covariances(
+    directions: Float[Tensor, "batch head key head_dim"],
     key_weight: Float[Tensor, "head model head_dim"],
     inputs: Float[Tensor, "batch key model"],
-    dimensions: list[int],
+) -> Float[Tensor, "head model"]:
+    """Σ_m Cov_n(C_j(m,n), s(m,n)): divided by the variance, the share of dimension j in the spread.
+
+    Over all j, and what b_K adds where position makes it differ from key to key, it adds up to the variance.
+
+    Args:
+        directions: Those of the spread, taken back through the keys' map (see `keys.KeyMap`).
+        key_weight: W_K.
+        inputs: x, what enters W_K.
+    """
+    return _diagonal(inputs.flatten(0, 1), directions.transpose(1, 2).flatten(0, 1), key_weight)
+
+
+def part_of_keys(
+    inputs: Float[Tensor, "batch key model"],
+    key_weight: Float[Tensor, "head model head_dim"],
+    dimensions: Sequence[int],
 ) -> Float[Tensor, "batch head key head_dim"]:
-    """Keys from which some dimensions of what enters W_K are taken away: q·k falls by Σ_{j∈dimensions} C_j for every query."""
-    return key - torch.einsum("bkm,hmd->bhkd", inputs[..., dimensions], key_weight[:, dimensions])
+    """Σ_{j∈dimensions} x_j W_K[j]: what some dimensions put into the keys."""
+    chosen = list(dimensions)
+    return torch.einsum("bkm,hmd->bhkd", inputs[..., chosen], key_weight[:, chosen])
 
 
 def _diagonal(

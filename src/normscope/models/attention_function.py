@@ -12,9 +12,18 @@ from transformers.masking_utils import sdpa_mask
 IMPLEMENTATION = "normscope"
 """The name under which our attention function stands in transformers' registry."""
 
-# What transformers may pass to an attention function without changing what it computes.
+# What transformers may pass to an attention function without changing what it computes; windows are in the mask.
 _HARMLESS_KEYWORDS = frozenset(
-    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
+    {
+        "position_ids",
+        "position_embeddings",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "sliding_window",
+        "deterministic",
+    }
 )
 
 
@@ -23,7 +32,14 @@ class Attends(Protocol):
     """Who computes attention in the place of the model."""
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: Tensor | None,
+        bias: Tensor | None,
+        scale: float,
     ) -> Tensor | None:
         """Attention for a module that is observed, or None for any other."""
         ...
@@ -42,6 +58,7 @@ def _attention_function(
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls instead of its own fused attention while a model is observed."""
@@ -60,7 +77,7 @@ def _attention_function(
             and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         ):
             visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-        output = observer.attend(module, query, key, value, visible, scale)
+        output = observer.attend(module, query, key, value, visible, position_bias, scale)
         if output is not None:
             return output, None
     return sdpa_attention_forward(
@@ -72,6 +89,7 @@ def _attention_function(
         dropout=dropout,
         scaling=scale,
         is_causal=is_causal,
+        position_bias=position_bias,
         **keywords,
     )
 

@@ -1,7 +1,7 @@
 """What one attention block is made of, and what it did on one batch."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -9,9 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.maths import attention as attention_maths
-from normscope.maths.mixing import Method, mixing_ratios, preserving_vectors
+from normscope.maths.keys import KeyMap
+from normscope.maths.mixing import Method, NormPosition, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
+from normscope.maths.scores import part_of_keys
 
 
 def full_precision(tensor: Tensor) -> Tensor:
@@ -23,6 +25,10 @@ def full_precision(tensor: Tensor) -> Tensor:
 class BlockParameters:
     """The weights of one block, head by head, whatever way its family stores them; in float32 or better."""
 
+    query_weight: Float[Tensor, "head model head_dim"]
+    """W_Q."""
+    query_bias: Float[Tensor, "head head_dim"]
+    """b_Q; zero where there is none."""
     key_weight: Float[Tensor, "head model head_dim"]
     """W_K."""
     key_bias: Float[Tensor, "head head_dim"]
@@ -35,8 +41,12 @@ class BlockParameters:
     """W_O."""
     output_bias: Float[Tensor, " model"] | None
     """b_O."""
-    normalisation: Normalisation
-    """The norm after the residual connection."""
+    normalisation: Normalisation | None
+    """The norm after the residual connection, or of the attention output; None where the block has none of these."""
+    norm_position: NormPosition
+    """Where it stands."""
+    key_normalisation: Normalisation | None
+    """A norm of the keys, over one head or over all; None where there is none."""
 
     @cached_property
     def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:
@@ -56,6 +66,8 @@ class AttentionBlock:
     """Counted from 1."""
     inputs: Float[Tensor, "batch query model"]
     """x_i: the block's input, which the residual connection carries past attention."""
+    attention_inputs: Float[Tensor, "batch key model"]
+    """What enters W_Q, W_K and W_V: the block's input, or its norm."""
     query: Float[Tensor, "batch head query head_dim"]
     key: Float[Tensor, "batch head key head_dim"]
     value: Float[Tensor, "batch head key head_dim"]
@@ -66,23 +78,24 @@ class AttentionBlock:
     """Whether every token sees every token, padding aside."""
     scale: float
     """Factor on q·k before the softmax."""
-    log_normaliser: Float[Tensor, "batch head query"]
-    """log Σ_j exp(scale·q_i·k_j)."""
+    log_normaliser: Float[Tensor, "batch head query"] | None
+    """log Σ_j exp(scale·q_i·k_j); None with `own_weights`."""
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     parameters: BlockParameters
     real: Bool[Tensor, "batch query"]
     """True at tokens, False at padding. Rows of padding hold meaningless finite numbers everywhere."""
+    key_map: KeyMap
+    """What position and norm make of the keys."""
+    own_weights: Float[Tensor, "batch head query key"] | None = None
+    """α as the model's own module gave it, where attention is more than a softmax of q·k."""
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch head query key"]:
         """Post-softmax attention α; zero at invisible keys."""
+        if self.own_weights is not None:
+            return self.own_weights
         return attention_maths.attention_weights(self.query, self.key, self.mask, self.scale)
-
-    @property
-    def attention_inputs(self) -> Float[Tensor, "batch key model"]:
-        """What enters W_Q, W_K and W_V."""
-        return self.inputs
 
     @property
     def output_bias(self) -> Float[Tensor, " model"] | None:
@@ -90,9 +103,14 @@ class AttentionBlock:
         return self.parameters.output_bias
 
     @property
-    def normalisation(self) -> Normalisation:
-        """The norm after the residual connection."""
+    def normalisation(self) -> Normalisation | None:
+        """The norm after the residual connection, or of the attention output, where there is one."""
         return self.parameters.normalisation
+
+    @property
+    def norm_position(self) -> NormPosition:
+        """Where the block's norm stands."""
+        return self.parameters.norm_position
 
     @cached_property
     def invisible(self) -> Bool[Tensor, "#batch #head query #key"] | None:
@@ -102,6 +120,14 @@ class AttentionBlock:
             return hidden
         padding = ~self.real[:, None, :, None]
         return padding if hidden is None else hidden | padding
+
+    @property
+    def visible(self) -> Bool[Tensor, "batch #head query key"]:
+        """Which pairs count: none in rows of padding."""
+        shape = (len(self.inputs), 1, self.query.shape[2], self.key.shape[2])
+        if self.invisible is None:
+            return torch.ones(shape, dtype=torch.bool, device=self.inputs.device)
+        return (~self.invisible).expand(*shape[:1], -1, *shape[2:])
 
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
@@ -116,6 +142,9 @@ class AttentionBlock:
     @cached_property
     def self_weights(self) -> Float[Tensor, "batch head query"]:
         """α_ii, what each token gives to itself, without building `weights`."""
+        if self.own_weights is not None:
+            return self.own_weights.diagonal(dim1=-2, dim2=-1)
+        assert self.log_normaliser is not None
         return attention_maths.self_attention_weights(self.query, self.key, self.log_normaliser, self.scale)
 
     @cached_property
@@ -132,12 +161,36 @@ class AttentionBlock:
     @cached_property
     def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch query"]]:
         """r_i of every token, by method."""
-        return mixing_ratios(self.self_weights, self.preserving, self.mixing, self.inputs, self.normalisation)
+        position, norm = self.norm_position, self.normalisation
+        deviation = self.deviation if position == "branch" else None
+        return mixing_ratios(self.self_weights, self.preserving, self.mixing, self.inputs, position, norm, deviation)
 
     @cached_property
     def deviation(self) -> Float[Tensor, "batch query"]:
-        """σ_i of the norm after the residual connection."""
-        return self.normalisation.deviation(self.inputs + self.attention_output)
+        """σ_i of the norm after the residual connection, or of the attention output."""
+        assert self.normalisation is not None
+        normed = self.attention_output if self.norm_position == "branch" else self.inputs + self.attention_output
+        return self.normalisation.deviation(normed)
+
+    def weight_of_groups(
+        self, members: Bool[Tensor, "group batch key"], without: Sequence[int] = ()
+    ) -> Float[Tensor, "batch head query group"]:
+        """Σ_{j∈group} α_ij, with the part of some dimensions taken out of the scores where that is asked for.
+
+        scores − scale·Σ_j C_j: the same queries over keys from which x_j W_K[j] is taken away.
+        """
+        taken = (
+            self.key_map(part_of_keys(self.attention_inputs, self.parameters.key_weight, without)) if without else None
+        )
+        if self.own_weights is None:
+            key = self.key if taken is None else self.key - taken
+            return attention_maths.attention_by_group(self.query, key, members, self.mask, self.scale)
+        weights = self.own_weights
+        if taken is not None:
+            # exp(score − difference) / Σ, with scores that are only known through their softmax.
+            difference = self.scale * self.query @ taken.transpose(-1, -2)
+            weights = (weights.log() - difference).softmax(dim=-1)
+        return torch.einsum("bhqk,gbk->bhqg", weights, members.to(weights.dtype))
 
     def transformed(self) -> Float[Tensor, "batch head key model"]:
         """f^h(x_j) of every head, explicitly. As large as `head` times the activations: for looking, not for corpora."""

@@ -114,6 +114,7 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     else:
         source = locate(options.name, options, weights=not random)
         config = _pretrained_config(source, options)
+    config.use_cache = False  # nothing is generated, and a cache would keep every layer's keys
     layout = layout_of(config.model_type)
     _refuse_unsupported(config)
     if random:
@@ -193,6 +194,10 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
     kind = getattr(config, "position_embedding_type", None)
     if kind not in (None, "absolute"):
         raise InputError(f"position_embedding_type={kind!r} is not supported by transformers; set another model.name")
+    if getattr(config, "talking_head", False):
+        raise InputError(
+            "talking_head=true mixes the weights of heads, which may become negative; set another model.name"
+        )
 
 
 def _check_digest(source: Source, options: ModelOptions) -> None:

@@ -7,19 +7,19 @@ neither depth nor corpus.
 """
 
 import contextlib
-import queue
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.attention import additive_mask, attention, repeat_heads
 from normscope.models.attention_function import IMPLEMENTATION, active
 from normscope.models.block import AttentionBlock, full_precision
-from normscope.models.layout import BlockLayout, BlockModules, normalisation
+from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.parts import Parts
 
 Visitor = Callable[[AttentionBlock], None]
 HiddenVisitor = Callable[[int, Tensor], None]
@@ -32,17 +32,7 @@ class Replacement(NamedTuple):
     values: Tensor
 
 
-class _AttentionCall(NamedTuple):
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    everything_visible: bool
-    scale: float
-    log_normaliser: Tensor
-
-
-class _Stop(Exception):
+class Stop(Exception):
     """Ends a forward pass once nothing more of it is wanted."""
 
 
@@ -71,52 +61,66 @@ class Observer:
         hidden: Collection[int] = (),
     ) -> None:
         self._model = model
-        blocks = layout.bind(model)
-        wanted = set(range(1, len(blocks) + 1) if layers is None else layers)
-        self._layers = blocks
-        self._blocks = {id(modules.attention): modules for modules in blocks if modules.layer in wanted}
+        self._layout = layout
+        self._layers = layout.bind(model)
+        self._wanted = frozenset(range(1, len(self._layers) + 1) if layers is None else layers)
         self._hidden = frozenset(hidden)
-        heads = model.config.num_attention_heads
-        self.parameters = {modules.layer: modules.parameters(heads) for modules in self._blocks.values()}
+        self._extra_terms = layout.extra_terms(model.config)
+        heads = int(model.config.num_attention_heads)
+        key_heads = int(getattr(model.config, "num_key_value_heads", None) or heads)
+        self.parameters = {
+            modules.layer: modules.parameters(heads, key_heads)
+            for modules in self._layers
+            if modules.layer in self._wanted
+        }
         """Weights of the blocks that are shown, by layer."""
         self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
         """Weights of the norms whose outputs are hidden vectors, by layer from 0."""
         # The hidden vectors of a layer come after its block, and before the next one.
-        self._end = max([*((layer, 0) for layer in wanted), *((layer, 1) for layer in hidden)])
-        self._whole = False
+        self._end = max([*((layer, 0) for layer in self._wanted), *((layer, 1) for layer in hidden)])
         self._exit = contextlib.ExitStack()
-        # What the current forward pass has gathered of blocks not yet shown, by layer.
-        self._inputs: dict[int, Tensor] = {}
-        self._calls: dict[int, _AttentionCall] = {}
+        # The state of the current forward pass.
+        self._whole = False
+        self._passed = 0
+        self._parts: Parts | None = None
         self._shown: set[int] = set()
-        self._mask: tuple[Tensor, Tensor, bool] | None = None
+        self._mask: tuple[Tensor | None, Tensor | None, Tensor | None, bool] | None = None
         self._real: Tensor | None = None
         self._visit: Visitor | None = None
         self._visit_hidden: HiddenVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
 
     def __enter__(self) -> "Observer":
-        previous = self._model.config._attn_implementation
-        if previous == IMPLEMENTATION:
+        if id(self._model) in _observed:
             raise RuntimeError(
                 "this model is being observed already: finish or close the other loop over its blocks first"
             )
-        self._model.set_attn_implementation(IMPLEMENTATION)
-        self._exit.callback(self._model.set_attn_implementation, previous)
-        handles = [
-            modules.whole.register_forward_pre_hook(self._input_hook(modules), with_kwargs=True)
-            for modules in self._layers
-        ]
-        handles += [
-            modules.output.register_forward_hook(self._output_hook(modules)) for modules in self._blocks.values()
-        ]
-        handles.append(self._layers[-1].whole.register_forward_hook(self._last_hook))
-        for handle in handles:
+        _observed.add(id(self._model))
+        self._exit.callback(_observed.discard, id(self._model))
+        if self._layout.registry:
+            previous = self._model.config._attn_implementation
+            self._model.set_attn_implementation(IMPLEMENTATION)
+            self._exit.callback(self._model.set_attn_implementation, previous)
+        for handle in self._hooks():
             self._exit.callback(handle.remove)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._exit.close()
+
+    def _hooks(self) -> Iterator[RemovableHandle]:
+        # Layers that share their modules share the hooks as well: which layer it is follows from the order of entry.
+        for modules in {id(modules.whole): modules for modules in self._layers}.values():
+            yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)
+            yield modules.whole.register_forward_hook(self._leave)
+            yield modules.key.register_forward_pre_hook(self._take_attention_inputs)
+            yield modules.output.register_forward_hook(self._take_attention_output)
+            if self._layout.rotary:
+                yield modules.attention.register_forward_pre_hook(self._take_position, with_kwargs=True)
+            if modules.key_norm is not None:
+                yield modules.key_norm.register_forward_pre_hook(self._take_unnormed_key)
+            if not self._layout.registry:
+                yield modules.attention.register_forward_hook(self._take_own_weights)
 
     def run(
         self,
@@ -144,65 +148,108 @@ class Observer:
         self._visit, self._visit_hidden = visit, visit_hidden
         self._replacements = replacements or {}
         self._whole = whole is not None
+        self._passed = 0
         self._shown.clear()
         token = active.set(self)
         stopped = False
         output = None
         try:
             with torch.inference_mode():
-                output = (self._model if whole is None else whole)(**inputs)
-        except _Stop:
+                weights = {} if self._layout.registry else {"output_attentions": True}
+                output = (self._model if whole is None else whole)(**inputs, **weights)
+        except Stop:
             stopped = True
         finally:
             active.reset(token)
-            self._inputs.clear()
-            self._calls.clear()
-            self._mask = self._real = self._visit = self._visit_hidden = None
+            self._parts = self._mask = self._real = self._visit = self._visit_hidden = None
             self._replacements = {}
-        missing = {modules.layer for modules in self._blocks.values()} - self._shown
+        missing = self._wanted - self._shown
         if missing and not stopped:
             raise RuntimeError(f"the forward pass did not show all parts of layers {sorted(missing)}")
         return output
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: Tensor | None,
+        bias: Tensor | None,
+        scale: float,
     ) -> Tensor | None:
-        """Attention for a layer that is shown, or None for any other."""
-        modules = self._blocks.get(id(module))
-        if modules is None:
+        """Attention for a layer that is shown, or None for any other module."""
+        parts = self._parts
+        if parts is None or parts.modules.attention is not module or parts.modules.layer not in self._wanted:
             return None
         heads = query.shape[1]
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        mask, everything = (None, True) if visible is None else self._additive(visible, query.dtype)
-        output, log_normaliser = attention(query, key, value, mask, scale)
-        self._calls[modules.layer] = _AttentionCall(query, key, value, mask, everything, scale, log_normaliser)
+        mask, parts.everything_visible = self._additive(visible, bias, query.dtype)
+        output, parts.log_normaliser = attention(query, key, value, mask, scale)
+        parts.query, parts.key, parts.value, parts.mask, parts.scale = query, key, value, mask, scale
         return output.transpose(1, 2).contiguous()
 
-    def _additive(self, visible: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        # All layers of a forward pass are given the same mask object: convert it once.
-        if self._mask is None or self._mask[0] is not visible:
-            assert self._real is not None
-            tokens = self._real[:, None, :, None] & self._real[:, None, None, :]
-            self._mask = (visible, additive_mask(visible, dtype), bool((visible | ~tokens).all()))
-        return self._mask[1:]
+    def _additive(self, visible: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+        # Layers are given the same mask object one after another: convert it once.
+        if self._mask is None or self._mask[0] is not visible or self._mask[1] is not bias:
+            given, mask, everything = visible, None, True
+            if visible is not None:
+                assert self._real is not None
+                tokens = self._real[:, None, :, None] & self._real[:, None, None, :]
+                everything = bool((visible | ~tokens).all())
+                if not everything:
+                    # A window may leave padding without any key: the softmax of nothing is no number.
+                    visible = visible | ~self._real[:, None, :, None]
+                mask = additive_mask(visible, dtype)
+            if bias is not None:
+                mask = bias if mask is None else bias + mask
+            self._mask = (given, bias, mask, everything)
+        return self._mask[2:]
 
-    def _input_hook(self, modules: BlockModules) -> Callable[..., Any]:
-        def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            vectors = args[0] if args else kwargs["hidden_states"]
-            self._show_hidden(modules.layer - 1, vectors)
-            replaced = self._replacements.get(modules.layer)
-            if replaced is not None:
-                vectors = vectors.clone()
-                vectors[..., replaced.dimensions] = replaced.values.to(vectors)
-            self._inputs[modules.layer] = vectors
-            if replaced is None:
-                return None
-            return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._visit is None:
+            return None
+        modules = self._layers[self._passed]
+        if modules.whole is not module:
+            raise RuntimeError(f"layer {modules.layer} was not passed in its turn")
+        self._passed += 1
+        vectors = args[0] if args else kwargs["hidden_states"]
+        self._show_hidden(modules.layer - 1, vectors)
+        replaced = self._replacements.get(modules.layer)
+        if replaced is not None:
+            vectors = vectors.clone()
+            vectors[..., replaced.dimensions] = replaced.values.to(vectors)
+        self._parts = Parts(modules, self._extra_terms, inputs=vectors)
+        if replaced is None:
+            return None
+        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
 
-        return enter
+    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if self._visit is not None and self._passed == len(self._layers):
+            self._show_hidden(len(self._layers), output[0] if isinstance(output, tuple) else output)
 
-    def _last_hook(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        self._show_hidden(len(self._layers), output[0] if isinstance(output, tuple) else output)
+    def _take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        # DeBERTa-v2 sends its positions through the same projection, after the tokens.
+        if self._parts is not None and self._parts.attention_inputs is None:
+            self._parts.attention_inputs = args[0]
+
+    def _take_position(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._parts is not None:
+            self._parts.position = kwargs["position_embeddings"]
+
+    def _take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._parts is not None:
+            self._parts.unnormed_key = args[0]
+
+    def _take_own_weights(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if self._parts is not None:
+            self._parts.own_weights = output[1]
+            self._show()
+
+    def _take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        if self._parts is not None:
+            self._parts.attention_output = output
+            self._show()
 
     def _show_hidden(self, layer: int, vectors: Tensor) -> None:
         if layer in self._hidden and self._visit_hidden is not None:
@@ -211,68 +258,23 @@ class Observer:
 
     def _stop_after(self, shown: tuple[int, int]) -> None:
         if shown == self._end and not self._whole:
-            raise _Stop
+            raise Stop
 
-    def _output_hook(self, modules: BlockModules) -> Callable[..., None]:
-        def show(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-            assert self._visit is not None
-            assert self._real is not None
-            call = self._calls.pop(modules.layer)
-            self._visit(
-                AttentionBlock(
-                    layer=modules.layer,
-                    inputs=full_precision(self._inputs.pop(modules.layer)),
-                    query=full_precision(call.query),
-                    key=full_precision(call.key),
-                    value=full_precision(call.value),
-                    mask=None if call.mask is None else full_precision(call.mask),
-                    everything_visible=call.everything_visible,
-                    scale=call.scale,
-                    log_normaliser=call.log_normaliser,
-                    attention_output=full_precision(output),
-                    parameters=self.parameters[modules.layer],
-                    real=self._real,
-                )
-            )
-            self._shown.add(modules.layer)
-            self._stop_after((modules.layer, 0))
-
-        return show
+    def _show(self) -> None:
+        """Show the block once all of its parts are there."""
+        parts = self._parts
+        assert parts is not None
+        if parts.modules.layer not in self._wanted:
+            return
+        if parts.attention_output is None or (parts.own_weights is None and not self._layout.registry):
+            return
+        assert self._visit is not None
+        self._parts = None
+        assert self._real is not None
+        self._visit(parts.block(self.parameters[parts.modules.layer], self._real))
+        self._shown.add(parts.modules.layer)
+        self._stop_after((parts.modules.layer, 0))
 
 
-def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator[AttentionBlock]:
-    """The blocks of one forward pass as an iterator: the model advances only as blocks are asked for.
-
-    The pass runs in a thread of its own that waits while a block is being looked at. Leaving the loop early ends it.
-    """
-    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[AttentionBlock | BaseException | None] = queue.SimpleQueue()
-
-    def hand_over(block: AttentionBlock) -> None:
-        answers.put(block)
-        if not requests.get():
-            raise _Stop
-
-    def forward() -> None:
-        try:
-            if requests.get():
-                observer.run(inputs, hand_over)
-            answers.put(None)
-        except BaseException as error:
-            answers.put(error)
-
-    thread = threading.Thread(target=forward, name="normscope-forward", daemon=True)
-    thread.start()
-    try:
-        while True:
-            requests.put(True)
-            answer = answers.get()
-            if answer is None:
-                return
-            if isinstance(answer, BaseException):
-                raise answer
-            yield answer
-            del answer
-    finally:
-        requests.put(False)
-        thread.join()
+# Models that are being observed; their hooks would be called twice.
+_observed: set[int] = set()

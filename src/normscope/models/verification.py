@@ -1,7 +1,7 @@
 """Proof, before a run counts, that what is observed is what the model does.
 
 Two probe batches, one padded and one not, pass through the untouched model with its own fused attention and through the
-observed one. Every block input, attention output, norm output and hidden vector must agree; and within the observed pass the
+observed one. Every block input, attention output, block output and hidden vector must agree; and within the observed pass the
 vectors are built explicitly from α and v and compared with the output projection and with the short cuts that the analyses
 use. (Adding up parts of which one was defined as the remainder would prove nothing.)
 """
@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import BlockLayout, stacked_heads
 from normscope.models.observer import Observer
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
@@ -27,6 +27,9 @@ BOUNDS: Mapping[torch.dtype, float] = {
     torch.bfloat16: 0.1,
     torch.float16: 0.02,
 }
+
+# What float32 inside a float64 model leaves: some roundings at 6e-8.
+_FLOAT32_INSIDE = 1e-6
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
 _FUSED = "sdpa"
@@ -47,7 +50,8 @@ class _Reference:
 
     inputs: Tensor
     attention_output: Tensor
-    norm_output: Tensor
+    block_output: Tensor | None = None
+    """What the block's norm makes, or what the sum of attention and residual goes into; None where it goes nowhere alone."""
 
 
 def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verification:
@@ -65,6 +69,7 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         InputError: If a difference is beyond what the dtype can explain; the layer and the figure are named.
     """
     worst = Verification(0.0, 1, "block input")
+    bound = max(BOUNDS[model.dtype], _FLOAT32_INSIDE if layout.float32_inside else 0.0)
     for lengths in _PROBE_LENGTHS:
         inputs = _probe(model, lengths)
         references, hidden = _untouched(model, layout, inputs)
@@ -72,10 +77,10 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         def note(layer: int, part: str, error: float) -> None:
             nonlocal worst
             # `not <` rather than `>`: NaN must not pass.
-            if not error < BOUNDS[model.dtype]:
+            if not error < bound:
                 raise InputError(
                     f"{name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                    f"(relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype}); the installed transformers may have "
+                    f"(relative, at most {bound:.0e} in {model.dtype}); the installed transformers may have "
                     f"changed this family, see {layout.source}"
                 )
             if error > worst.error:
@@ -118,40 +123,52 @@ def _untouched(
     model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]
 ) -> tuple[dict[int, _Reference], dict[int, Tensor]]:
     """What the model does by itself in every layer, and the hidden vectors as far as norms make them, from layer 0."""
-    seen: dict[int, dict[str, Tensor]] = {}
+    seen: list[dict[str, Tensor]] = []
     hidden: dict[int, Tensor] = {}
     handles = []
 
-    def remember(layer: int, part: str, take: Any) -> Any:
-        def hook(_module: nn.Module, *arguments: Any) -> None:
-            seen.setdefault(layer, {})[part] = take(*arguments)
+    def enter(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append({"inputs": args[0] if args else kwargs["hidden_states"]})
+
+    def take(part: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            seen[-1].setdefault(part, output)
 
         return hook
 
-    for modules in layout.bind(model):
-        layer = modules.layer
-        take_input = remember(layer, "inputs", lambda args, kwargs: args[0] if args else kwargs["hidden_states"])
+    def take_following(_module: nn.Module, args: Any) -> None:
+        seen[-1].setdefault("block_output", args[0])
+
+    blocks = layout.bind(model)
+    for modules in {id(modules.whole): modules for modules in blocks}.values():
         handles += [
-            modules.whole.register_forward_pre_hook(take_input, with_kwargs=True),
-            modules.output.register_forward_hook(remember(layer, "attention_output", lambda _args, output: output)),
-            modules.norm.register_forward_hook(remember(layer, "norm_output", lambda _args, output: output)),
+            modules.whole.register_forward_pre_hook(enter, with_kwargs=True),
+            modules.output.register_forward_hook(take("attention_output")),
         ]
+        if modules.norm is not None:
+            handles.append(modules.norm.register_forward_hook(take("block_output")))
+        if modules.following is not None:
+            handles.append(modules.following.register_forward_pre_hook(take_following))
     for layer, norm in layout.hidden_norms(model).items():
 
         def remember_hidden(_module: nn.Module, _args: Any, output: Tensor, layer: int = layer) -> None:
-            hidden[layer] = output
+            # A norm that several layers share has its turn in each of them.
+            hidden[len(seen) if layer else 0] = output
 
-        handles.append(norm.register_forward_hook(remember_hidden))
+        if norm not in (other for number, other in layout.hidden_norms(model).items() if number < layer):
+            handles.append(norm.register_forward_hook(remember_hidden))
     previous = model.config._attn_implementation
-    model.set_attn_implementation(_FUSED)
+    if layout.registry:
+        model.set_attn_implementation(_FUSED)
     try:
         with torch.inference_mode():
             model(**inputs)
     finally:
-        model.set_attn_implementation(previous)
+        if layout.registry:
+            model.set_attn_implementation(previous)
         for handle in handles:
             handle.remove()
-    return {layer: _Reference(**parts) for layer, parts in seen.items()}, hidden
+    return {number: _Reference(**parts) for number, parts in enumerate(seen, start=1)}, hidden
 
 
 def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
@@ -164,28 +181,38 @@ def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
     if block.output_bias is not None:
         explicit_output = explicit_output + block.output_bias
 
-    norm = block.normalisation
-    parts = block.mixing + (block.preserving + block.inputs)
-    normalised = norm.scaled(parts if block.output_bias is None else parts + block.output_bias)
-    normalised = normalised / block.deviation.unsqueeze(-1)
-    if norm.bias is not None:
-        normalised = normalised + norm.bias
-
     parameters = block.parameters
-    key = torch.einsum("bkm,hmd->bhkd", block.inputs, parameters.key_weight)
-    key = (key + parameters.key_bias.unsqueeze(1)).transpose(1, 2).flatten(2)
-    observed_key = block.key.transpose(1, 2).flatten(2)
-
+    key = block.key_map(stacked_heads(block.attention_inputs, parameters.key_weight, parameters.key_bias))
     output = reference.attention_output
-    return {
-        "key": _relative(key, observed_key, observed_key, block.real),
+    errors = {
+        "key": _relative(_side_by_side(key), _side_by_side(block.key), _side_by_side(block.key), block.real),
         "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.real),
         "attention output": _relative(block.attention_output, output, output, block.real),
         "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.real),
         "preserving vector": _relative(block.preserving, explicit_preserving, output, block.real),
         "mixing vector": _relative(block.mixing, explicit_mixing, output, block.real),
-        "norm output": _relative(normalised, reference.norm_output, reference.norm_output, block.real),
     }
+    if reference.block_output is not None:
+        expected = reference.block_output
+        errors["block output"] = _relative(_block_output(block), expected, expected, block.real)
+    return errors
+
+
+def _block_output(block: AttentionBlock) -> Tensor:
+    """The parts of the block, added up and normalised."""
+    attention = block.mixing + block.preserving
+    if block.output_bias is not None:
+        attention = attention + block.output_bias
+    norm = block.normalisation
+    if norm is None:
+        return block.inputs + attention
+    normed = attention if block.norm_position == "branch" else block.inputs + attention
+    normalised = norm.scaled(normed) / block.deviation.unsqueeze(-1)
+    return normalised if norm.bias is None else normalised + norm.bias
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    return heads.transpose(1, 2).flatten(2)
 
 
 def _relative(got: Tensor, expected: Tensor, scale: Tensor, real: Tensor) -> float:

@@ -1,0 +1,148 @@
+"""`python run.py model.name=FOLDER` with every analysis, for a small saved model of every family."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModel, PreTrainedTokenizerFast
+
+from normscope.models.families import FAMILIES
+from normscope.models.layout import stacked_heads
+from normscope.models.observer import Observer
+from tests.end_to_end.shell import run_here
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+
+TEXTS = [
+    "the old river walks, and the cat sees it.",
+    "a cat",
+    "the river is old. it walks, it sees, and it is cold today",
+]
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, as GPT-2 has them: no special token at all."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=120)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, family, byte_tokenizer):
+    path = tmp_path_factory.mktemp("families") / family
+    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    tiny_model(FAMILY_CONFIGS[family] | {"vocab_size": 300, limit: 130}, torch.float32).save_pretrained(path)
+    byte_tokenizer.save_pretrained(path)
+    return path
+
+
+def test_every_analysis_runs_and_equals_brute_force(capsys, monkeypatch, tmp_path, family, folder, byte_tokenizer):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(TEXTS))
+    chosen = ["analysis=[mixing,norms,outliers,score]", "analysis.outliers.dimensions=[3,7]"]
+    quick = ["analysis.score.ablation_controls=1", "analysis.score.controls=2", "tracking=disabled"]
+    data = ["dataset=text", f"dataset.path={corpus}", "device=cpu"]
+    outcome = run_here(
+        capsys, monkeypatch, f"model.name={folder}", *chosen, *quick, *data, f"output_dir={tmp_path / 'run'}"
+    )
+    assert outcome.status == 0, outcome.err
+    tables = tmp_path / "run/tables"
+    result = json.loads((tmp_path / "run/results.json").read_text())
+    assert result["provenance"]["verification_error"] < 1e-4
+    expected = reference(family, folder, byte_tokenizer)
+
+    mixing = pd.read_parquet(tables / "mixing_by_layer.parquet").query("category == 'all'")
+    assert set(mixing["method"]) == set(expected["ratios"])
+    for method, ratios in expected["ratios"].items():
+        np.testing.assert_allclose(mixing[mixing["method"] == method]["mean"], ratios, atol=2e-4, err_msg=method)
+    norms = pd.read_parquet(tables / "norms_by_layer.parquet").query("category == 'all' and measure == 'alpha_f'")
+    np.testing.assert_allclose(norms["sequence_mean"], expected["alpha_f"], rtol=1e-3)
+    contributions = pd.read_parquet(tables / "score_contributions.parquet").query("category == 'all'")
+    found = contributions.pivot_table(index=["layer", "head"], columns="dimension", values="mean", observed=True)
+    scale = np.abs(expected["contributions"]).max()
+    np.testing.assert_allclose(found.to_numpy(), expected["contributions"], atol=2e-4 * scale)
+    intervention = pd.read_parquet(tables / "score_intervention.parquet")
+    assert np.isfinite(intervention[["before", "after"]]).all().all()
+    outliers = pd.read_parquet(tables / "outliers_by_category.parquet").query("category == 'all' and dimension == 3")
+    np.testing.assert_allclose(outliers["mean"], expected["hidden_3"], atol=1e-3)
+
+
+def reference(family, folder, tokenizer) -> dict:
+    """Every vector built, one sequence at a time, in float64, from what the blocks hand out of the model as it is.
+
+    That these parts are the model's own is what `tests/contract/test_families.py` proves; here it is the sums.
+    """
+    model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval().requires_grad_(False)
+    model.config.use_cache = False
+    layout = FAMILIES[family]
+    layers = len(layout.bind(model))
+    sums: dict[str, list] = {"alpha_f": [[] for _ in range(layers)], "hidden": [[] for _ in range(layers + 1)]}
+    ratios: dict[str, list[list]] = {}
+    totals, pairs = [0.0] * layers, [0] * layers
+    for text in TEXTS:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        blocks = []
+        with Observer(model, layout, hidden=range(layers + 1)) as observer:
+            observer.run(inputs, blocks.append, lambda layer, x: sums["hidden"][layer].append(x[0, :, 3]))
+        for number, block in enumerate(blocks):
+            alpha, x = block.weights[0], block.inputs[0]
+            f = torch.einsum("hkd,hdm->hkm", block.value[0], block.parameters.output_weight)
+            vectors = torch.einsum("hqk,hkm->qkm", alpha, f)
+            sums["alpha_f"][number].append((alpha * f.norm(dim=-1)[:, None]).sum(dim=-1).mean())
+            for method, ratio in explicit_ratios(layout.norm_position, block, alpha, vectors, x).items():
+                ratios.setdefault(method, [[] for _ in range(layers)])[number].append(ratio)
+            totals[number] = totals[number] + explicit_contributions(block, alpha)
+            pairs[number] += int(block.visible[0].sum())
+    return {
+        "ratios": {method: [torch.cat(layer).mean().item() for layer in rows] for method, rows in ratios.items()},
+        "alpha_f": [torch.stack(layer).mean().item() for layer in sums["alpha_f"]],
+        "hidden_3": [torch.cat(layer).mean().item() for layer in sums["hidden"]],
+        "contributions": torch.cat([total / n for total, n in zip(totals, pairs, strict=True)]).numpy(),
+    }
+
+
+def explicit_ratios(position, block, alpha, vectors, x) -> dict[str, torch.Tensor]:
+    own = torch.arange(len(x))
+
+    def ratio(parts):
+        preserved = parts[own, own]
+        mixed = (parts.sum(dim=1) - preserved).norm(dim=-1)
+        return mixed / (mixed + preserved.norm(dim=-1))
+
+    weights = 1 - alpha[:, own, own].mean(dim=0)
+    found = {"attn_w": weights, "attnres_w": weights / 2, "attn_n": ratio(vectors)}
+    residual = vectors.clone()
+    residual[own, own] += x
+    norm = block.normalisation
+    if position != "branch":
+        found["attnres_n"] = ratio(residual)
+    if position == "post":
+        found["attnresln_n"] = ratio(norm.weight * (residual - residual.mean(dim=-1, keepdim=True)))
+    if position == "branch":
+        normed = (
+            norm.weight
+            * vectors
+            / (block.attention_output[0].square().mean(dim=-1) + norm.epsilon).sqrt()[:, None, None]
+        )
+        normed[own, own] += x
+        found["attnresln_n"] = ratio(normed)
+    return found
+
+
+def explicit_contributions(block, alpha) -> torch.Tensor:
+    """Σ C over visible pairs by moving one dimension at a time: what it adds to the keys, times the queries."""
+    weights, x = block.parameters, block.attention_inputs
+    found = torch.zeros(alpha.shape[0], x.shape[-1], dtype=torch.float64)
+    seen = block.visible[0].double()
+    for dimension in range(x.shape[-1]):
+        alone = torch.zeros_like(x)
+        alone[..., dimension] = x[..., dimension]
+        part = block.key_map(stacked_heads(alone, weights.key_weight, torch.zeros_like(weights.key_bias)))[0]
+        found[:, dimension] = ((block.query[0] @ part.transpose(-1, -2)) * seen).sum(dim=(1, 2))
+    return found
