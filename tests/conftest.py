@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from normscope.models.sources import locate
 from normscope.schema import ModelOptions, Pin
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack
 
 # Deterministic, and never failing for a slow machine.
 settings.register_profile("normscope", deadline=None, derandomize=True, max_examples=30)
@@ -40,13 +40,15 @@ def tokenizer(minilm_folder):
     return AutoTokenizer.from_pretrained(minilm_folder)
 
 
-@pytest.fixture(scope="session", params=sorted(FAMILY_CONFIGS))
+@pytest.fixture(scope="session", params=[*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
 def family(request) -> str:
     return request.param
 
 
 @pytest.fixture(scope="session")
 def family_model(family):
+    if family in STACK_CONFIGS:
+        return tiny_stack(family, "encoder", torch.float64)
     return tiny_model(FAMILY_CONFIGS[family], torch.float64)
 
 

@@ -72,6 +72,50 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
 """One family each; windows and odd sizes are small enough to matter in a probe of nine tokens."""
 
 
+_BART_LIKE = {
+    "vocab_size": 99,
+    "d_model": 24,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 36,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+
+STACK_CONFIGS: dict[str, dict[str, Any]] = {
+    "marian": _BART_LIKE | {"model_type": "marian"},
+    "bart": _BART_LIKE | {"model_type": "bart"},
+    "mbart": _BART_LIKE | {"model_type": "mbart"},
+    "m2m_100": _BART_LIKE | {"model_type": "m2m_100"},
+    "t5": {
+        "model_type": "t5",
+        "vocab_size": 99,
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 40,
+        "num_layers": 3,
+        "num_decoder_layers": 2,
+        "num_heads": 4,
+        "relative_attention_num_buckets": 6,
+        "relative_attention_max_distance": 8,
+        "decoder_start_token_id": 0,
+    },
+}
+"""Encoder–decoders; their stacks differ in depth and, where they can, in heads."""
+
+
+def tiny_stack(model_type: str, stack: str, dtype: torch.dtype) -> PreTrainedModel:
+    """What is observed of a tiny encoder–decoder: its encoder alone, or all of it."""
+    model = tiny_model(STACK_CONFIGS[model_type], dtype)
+    return model.get_encoder() if stack == "encoder" else model
+
+
 def tiny_model(config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     """A model whose every parameter is random: biases are not zero, norms are not one, attention is not flat."""
     settings = dict(config)

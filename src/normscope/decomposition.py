@@ -13,10 +13,10 @@ from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError
-from normscope.maths.mixing import METHODS, Method
+from normscope.maths.mixing import Method
 from normscope.maths.norms import pair_norms, replaced_diagonal, scaled_output_weight
 from normscope.models.block import AttentionBlock
-from normscope.models.loading import LoadedModel
+from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load as load_options
 from normscope.models.observer import Observer
 from normscope.models.pulling import observe_blocks
@@ -145,7 +145,7 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
     if not isinstance(text, str | tuple):
         raise InputError(f"decompose takes one text or one pair of texts, got {type(text).__name__}")
     batch = _batch(model, text)
-    methods = METHODS[model.layout.norm_position]
+    methods = model.layout.methods
     layers: list[dict[str, Tensor]] = []
     for block in observe(model, batch):
         ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from normscope.analyses.laboratory import Ablation, Laboratory
-from normscope.data.batching import Batch, batches_of
-from normscope.data.encoding import Encoder, TokenSequence
+from normscope.data.batching import Batch, batches_of, unpacked
+from normscope.data.encoding import Encoder
 from normscope.models.block import AttentionBlock
-from normscope.models.loading import LoadedModel
+from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer, Replacement
 from normscope.reporting.terminal import steps_bar
 
@@ -40,7 +40,7 @@ class ModelLaboratory(Laboratory):
 
     def batches(self, sequences: Sequence[Tensor]) -> list[Batch]:
         """Batches of sequences that a `SequenceSample` has kept, on the model's device."""
-        chosen = [TokenSequence(kinds[0].numpy(), kinds[1].numpy() if len(kinds) > 1 else None) for kinds in sequences]
+        chosen = [unpacked(kinds) for kinds in sequences]
         return [batch.to(self._model.device) for batch in batches_of(chosen, self._encoder, self._batch_tokens)]
 
     def observe(self, batch: Batch, visit: Callable[[AttentionBlock], None], ablation: Ablation | None = None) -> None:

@@ -22,8 +22,8 @@ from normscope.data.frequency import TokenFrequencies
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
 from normscope.laboratory import ModelLaboratory
-from normscope.maths.mixing import METHODS
-from normscope.models.loading import LoadedModel, load
+from normscope.models.loaded import LoadedModel
+from normscope.models.loading import load
 from normscope.models.observer import Observer
 from normscope.models.verification import Verification, verify
 from normscope.reporting.comparison import Comparison, compare, published
@@ -72,14 +72,20 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     corpus = open_corpus(options.dataset)
     verification = verify(model.model, model.layout, model.name)
     chosen = [ANALYSES[name] for name in enabled_analyses(options.analysis)]
-    hidden = range(model.layers + 1) if any(analysis.hidden for analysis in chosen) else ()
+    for kind in chosen:
+        if model.layout.crosses and not kind.crossing:
+            raise InputError(
+                f"analysis={kind.name} does not look at cross-attention; set model.stack=encoder or decoder, or choose of "
+                f"{', '.join(name for name, other in ANALYSES.items() if other.crossing)}"
+            )
+    hidden = range(model.layers + 1) if any(kind.hidden for kind in chosen) else ()
     observer = Observer(model.model, model.layout, layers, hidden)
     subject = Subject(
         layers=layers,
         categories=categories,
         parameters=observer.parameters,
         hidden_norms=observer.hidden_norms,
-        methods=METHODS[model.layout.norm_position],
+        methods=model.layout.methods,
         content_only=not model.layout.registry,
         depth=model.layers,
         outliers=options.analysis.outliers,
@@ -87,7 +93,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
         frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),
     )
-    analyses = [analysis(getattr(options.analysis, analysis.name), subject) for analysis in chosen]
+    analyses = [kind(getattr(options.analysis, kind.name), subject) for kind in chosen]
     laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
     counts = CorpusCounts()
     stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)

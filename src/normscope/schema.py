@@ -19,6 +19,14 @@ class Pin:
     sha256: str | None = None
 
 
+class ModelStack(enum.StrEnum):
+    """Which attention of an encoder–decoder is looked at."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+    cross = "cross"
+
+
 @dataclass
 class ModelOptions:
     """Which model is looked at."""
@@ -30,6 +38,8 @@ class ModelOptions:
     sha256: str | None = None
     """Digest that the weights must have."""
     pin: Pin = field(default_factory=Pin)
+    stack: ModelStack | None = None
+    """Which attention of an encoder–decoder; the encoder's own by default."""
     tokenizer: str | None = None
     """Hub name or local folder of another tokenizer."""
     architecture: dict[str, Any] = field(default_factory=dict)

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from normscope.errors import InputError
+from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
-from normscope.models.families import FAMILIES, layout_of
+from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.observer import Observer, Replacement
 from normscope.models.pulling import observe_blocks
 from normscope.models.verification import BOUNDS, verify
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred terms
@@ -37,6 +38,7 @@ def inputs(family_model):
 
 def test_every_known_family_is_tested():
     assert set(FAMILY_CONFIGS) == set(FAMILIES)
+    assert set(STACK_CONFIGS) == set(STACKS)
 
 
 def test_observation_agrees_with_the_untouched_model(family, family_model):
@@ -236,7 +238,7 @@ def _attention(*arguments):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_measured_in_float32(family, dtype):
     """What the model rounds is told as the verification error; what is added up from it is not rounded again."""
-    model = tiny_model(FAMILY_CONFIGS[family], dtype)
+    model = tiny_stack(family, "encoder", dtype) if family in STACKS else tiny_model(FAMILY_CONFIGS[family], dtype)
     inputs = token_batch(model, LENGTHS)
     for block in blocks_of(model, family, inputs):
         assert block.mixing.dtype == block.weights.dtype == block.transformed_norms.dtype == torch.float32
@@ -245,3 +247,32 @@ def test_half_precision_is_measured_in_float32(family, dtype):
         # The kernel's log-normaliser is the one thing that half precision's rounding of q·k can reach.
         torch.testing.assert_close(block.preserving[block.real], diagonal[block.real], rtol=2e-2, atol=2e-2)
     assert verify(model, layout_of(family), family).error < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+@pytest.mark.parametrize("model_type", sorted(STACKS))
+def test_decoders_that_read_a_source(model_type, stack):
+    """What holds of every family, where two sequences of different lengths meet."""
+    model, layout = tiny_stack(model_type, stack, torch.float64), layout_of(model_type, stack)
+    assert verify(model, layout, model_type).error < 1e-12
+    target = token_batch(model, (4, 6), seed=2)
+    inputs = token_batch(model, (8, 5)) | {f"decoder_{name}": tensor for name, tensor in target.items()}
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout) as observer:
+        observer.run(inputs, blocks.append)
+    assert [block.layer for block in blocks] == [1, 2]
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = model(**inputs, output_attentions=True)
+    maps = expected.cross_attentions if stack == "cross" else expected.decoder_attentions
+    for block, alpha in zip(blocks, maps, strict=True):
+        real = block.real[:, None].expand(alpha.shape[:3])
+        torch.testing.assert_close(block.weights[real], alpha[real], rtol=1e-6, atol=1e-6)  # eager's softmax is float32
+        if stack == "cross":
+            assert set(block.mixing_ratios) <= {Method.ATTNRES_N, Method.ATTNRESLN_N}
+            mixed = torch.einsum("bhqk,bhkm->bqm", block.weights, block.transformed()).norm(dim=-1)
+            ratio = mixed / (mixed + block.inputs.norm(dim=-1))
+            torch.testing.assert_close(block.mixing_ratios[Method.ATTNRES_N][block.real], ratio[block.real], **EXACT)
+        else:
+            first = block.mixing_ratios[Method.ATTN_W][:, 0]
+            torch.testing.assert_close(first, torch.zeros_like(first), **EXACT)

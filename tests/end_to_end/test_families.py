@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
-from normscope.models.families import FAMILIES
+from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import stacked_heads
 from normscope.models.observer import Observer
 from tests.end_to_end.shell import run_here
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 TEXTS = [
     "the old river walks, and the cat sees it.",
@@ -35,8 +35,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, family, byte_tokenizer):
     path = tmp_path_factory.mktemp("families") / family
-    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
-    tiny_model(FAMILY_CONFIGS[family] | {"vocab_size": 300, limit: 130}, torch.float32).save_pretrained(path)
+    limit = "n_positions" if family in ("gpt2", "t5") else "max_position_embeddings"
+    config = (FAMILY_CONFIGS | STACK_CONFIGS)[family]
+    tiny_model(config | {"vocab_size": 300, limit: 130}, torch.float32).save_pretrained(path)
     byte_tokenizer.save_pretrained(path)
     return path
 
@@ -72,6 +73,65 @@ def test_every_analysis_runs_and_equals_brute_force(capsys, monkeypatch, tmp_pat
     np.testing.assert_allclose(outliers["mean"], expected["hidden_3"], atol=1e-3)
 
 
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parallel") / "corpus.jsonl"
+    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
+    rows = [{"text": text, "text_pair": pair} for text, pair in pairs] + [{"text": "nobody translates me"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+@pytest.mark.parametrize("model_type", sorted(STACKS))
+def test_stacks_of_an_encoder_decoder(
+    capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer, parallel, model_type, stack
+):
+    folder = tmp_path_factory.mktemp("stacks") / model_type
+    model = tiny_model(STACK_CONFIGS[model_type] | {"vocab_size": 300}, torch.float32)
+    model.save_pretrained(folder)
+    byte_tokenizer.save_pretrained(folder)
+    names = "mixing,norms" if stack == "cross" else "mixing,norms,outliers,score"
+    given = [f"analysis=[{names}]", f"model.name={folder}", f"model.stack={stack}", "dataset=text"]
+    quick = ["analysis.score.ablation_controls=1", "analysis.score.controls=2", "tracking=disabled", "device=cpu"]
+    outcome = run_here(
+        capsys, monkeypatch, *given, *quick, f"dataset.path={parallel}", f"output_dir={tmp_path / 'run'}"
+    )
+    assert outcome.status == 0, outcome.err
+    assert "1 examples were skipped: without a target text" in outcome.err
+
+    norms = pd.read_parquet(tmp_path / "run/tables/norms_by_layer.parquet").query("measure == 'alpha_f'")
+    start = model.config.decoder_start_token_id
+    expected = []
+    for text, pair in zip(TEXTS, reversed(TEXTS), strict=True):
+        source, target = byte_tokenizer(text)["input_ids"], byte_tokenizer(pair)["input_ids"]
+        target = [target[-1] if model_type == "mbart" else start, *target[:-1]]
+        inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
+        masks = {"attention_mask": torch.ones(1, len(source)), "decoder_attention_mask": torch.ones(1, len(target))}
+        blocks = []
+        with Observer(model.double(), layout_of(model_type, stack)) as observer:
+            observer.run(inputs | masks, blocks.append)
+        for block in blocks:
+            f = torch.einsum("hkd,hdm->hkm", block.value[0], block.parameters.output_weight)
+            expected.append((block.weights[0] * f.norm(dim=-1)[:, None]).sum(dim=-1).mean().item())
+    everything = norms[norms["category"] == "all"].sort_values("layer")["sequence_mean"]
+    np.testing.assert_allclose(everything, np.array(expected).reshape(len(TEXTS), -1).mean(axis=0), rtol=1e-3)
+
+
+def test_cross_attention_is_refused_by_analyses_that_cannot_look_at_it(
+    capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer
+):
+    folder = tmp_path_factory.mktemp("refused") / "marian"
+    tiny_model(STACK_CONFIGS["marian"] | {"vocab_size": 300}, torch.float32).save_pretrained(folder)
+    byte_tokenizer.save_pretrained(folder)
+    given = ["analysis=score", f"model.name={folder}", "model.stack=cross", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *given)
+    assert outcome.status == 2
+    assert "analysis=score does not look at cross-attention" in outcome.err
+    outcome = run_here(capsys, monkeypatch, "model=minilm", "model.stack=cross", f"output_dir={tmp_path / 'run'}")
+    assert (outcome.status, "bert has but one stack" in outcome.err) == (2, True)
+
+
 def reference(family, folder, tokenizer) -> dict:
     """Every vector built, one sequence at a time, in float64, from what the blocks hand out of the model as it is.
 
@@ -79,7 +139,9 @@ def reference(family, folder, tokenizer) -> dict:
     """
     model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval().requires_grad_(False)
     model.config.use_cache = False
-    layout = FAMILIES[family]
+    layout = layout_of(family)
+    if layout.stack is not None:
+        model = model.get_encoder()
     layers = len(layout.bind(model))
     sums: dict[str, list] = {"alpha_f": [[] for _ in range(layers)], "hidden": [[] for _ in range(layers + 1)]}
     ratios: dict[str, list[list]] = {}
@@ -98,7 +160,7 @@ def reference(family, folder, tokenizer) -> dict:
             for method, ratio in explicit_ratios(layout.norm_position, block, alpha, vectors, x).items():
                 ratios.setdefault(method, [[] for _ in range(layers)])[number].append(ratio)
             totals[number] = totals[number] + explicit_contributions(block, alpha)
-            pairs[number] += int(block.visible[0].sum())
+            pairs[number] += int(block.visible[0, 0].sum())
     return {
         "ratios": {method: [torch.cat(layer).mean().item() for layer in rows] for method, rows in ratios.items()},
         "alpha_f": [torch.stack(layer).mean().item() for layer in sums["alpha_f"]],

@@ -26,6 +26,8 @@ class Reader:
     vocabulary = 30522
     max_length = 16
     takes_segments = True
+    translates = crosses = False
+    decoder_inputs = None
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

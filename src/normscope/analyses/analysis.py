@@ -87,6 +87,8 @@ class Analysis(abc.ABC):
 
     name: ClassVar[str]
     accumulators: dict[str, Accumulator]
+    crossing: ClassVar[bool] = False
+    """Whether it can look at cross-attention, whose keys are another sequence than its queries."""
     hidden: ClassVar[bool] = False
     """Whether the hidden vectors are looked at as well."""
 

@@ -30,6 +30,7 @@ class MixingAnalysis(Analysis):
     """Mixing ratios per layer, method and token category."""
 
     name = "mixing"
+    crossing = True
 
     def __init__(self, _options: MixingOptions, subject: Subject) -> None:
         self._subject = subject

@@ -36,6 +36,7 @@ class NormsAnalysis(Analysis):
     """Weights and vector norms per layer, head and category of the key; their spread and their rank correlation."""
 
     name = "norms"
+    crossing = True
 
     def __init__(self, options: NormsOptions, subject: Subject) -> None:
         self._subject = subject
@@ -61,7 +62,7 @@ class NormsAnalysis(Analysis):
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of one block."""
         layer = self._subject.index(block.layer)
-        members = self._counted.members(batch)
+        members = self._counted.members(batch.keys)
         norms = block.transformed_norms
         lengths = batch.real.sum(dim=-1)
         # Per query, Σ over the category's keys of α (and of α‖f‖), averaged over the queries of a sequence.
@@ -73,8 +74,8 @@ class NormsAnalysis(Analysis):
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.real[None])
         seen = None if block.invisible is None else ~block.invisible
-        self._pairs.update(layer, block.weights, norms, batch.categories, seen)
-        self._offer(block, batch, lengths.tolist())
+        self._pairs.update(layer, block.weights, norms, batch.keys.categories, seen)
+        self._offer(block, batch, lengths.tolist(), batch.keys.real.sum(dim=-1).tolist())
 
     def findings(self) -> Findings:
         """Tables and figures of sections 4.1 to 4.3, and of the weights alone."""
@@ -128,23 +129,22 @@ class NormsAnalysis(Analysis):
             summary=_summary(by_layer, pooled),
         )
 
-    def _offer(self, block: AttentionBlock, batch: Batch, lengths: list[int]) -> None:
+    def _offer(self, block: AttentionBlock, batch: Batch, lengths: list[int], key_lengths: list[int]) -> None:
         """Offer the visible pairs of every sequence to the sample."""
         heads = block.weights.shape[1]
-        for row, (length, fingerprint) in enumerate(zip(lengths, batch.fingerprints, strict=True)):
+        for row, (queries, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
+            shape = (heads, queries, keys)
 
-            def take(positions: np.ndarray, row: int = row, length: int = length) -> Tensor:
-                head, query, key = (
-                    torch.from_numpy(axis) for axis in np.unravel_index(positions, (heads, length, length))
-                )
+            def take(positions: np.ndarray, row: int = row, shape: tuple[int, int, int] = shape) -> Tensor:
+                head, query, key = (torch.from_numpy(axis) for axis in np.unravel_index(positions, shape))
                 weights = block.weights[row, head, query, key].double().cpu()
                 norms = block.transformed_norms[row, head, key].double().cpu()
-                categories = batch.categories[row, key].double().cpu()
+                categories = batch.keys.categories[row, key].double().cpu()
                 return torch.stack(
                     [torch.full_like(weights, block.layer), head + 1.0, categories, weights, norms], dim=1
                 )
 
-            self._sample.update((fingerprint, block.layer), heads * length * length, take)
+            self._sample.update((batch.fingerprints[row], block.layer), heads * queries * keys, take)
 
     def _by_head(self) -> pd.DataFrame:
         shares, norms = self._shares.compute().sequence_mean, self._norms.compute()

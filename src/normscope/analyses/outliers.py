@@ -19,6 +19,7 @@ class OutliersAnalysis(Analysis):
     """Mean of the hidden vectors per layer and dimension, the outliers among the dimensions, and their value by category."""
 
     name = "outliers"
+    crossing = True
     hidden = True
 
     def __init__(self, _options: OutliersOptions, subject: Subject) -> None:

@@ -56,8 +56,8 @@ class ScoreAnalysis(Analysis):
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the scores of one block."""
         if block.layer == self._subject.layers[0]:
-            kinds = [batch.input_ids, *([] if batch.token_type_ids is None else [batch.token_type_ids])]
-            self._sample.update(batch.fingerprints, torch.stack(kinds), batch.real)
+            packed = batch.packed()
+            self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
         if self._options.sequences is None:
             self._add(block, batch)
 

@@ -29,6 +29,15 @@ class Batch:
     """Index into CATEGORIES; −1 at padding."""
     fingerprints: tuple[int, ...]
     """A number that names each sequence by its tokens."""
+    source: "Batch | None" = None
+    """What an encoder reads, where this is what a decoder reads."""
+    crosses: bool = False
+    """Whether attention falls on the source."""
+
+    @property
+    def keys(self) -> "Batch":
+        """The tokens that attention falls on: the source's in cross-attention, else these themselves."""
+        return self.source if self.crosses and self.source is not None else self
 
     @property
     def sequences(self) -> int:
@@ -38,6 +47,8 @@ class Batch:
     def model_inputs(self) -> dict[str, Tensor]:
         """Keyword arguments of the model's forward."""
         inputs = {"input_ids": self.input_ids, "attention_mask": self.real.long()}
+        if self.source is not None:
+            return self.source.model_inputs() | {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device) -> "Batch":
@@ -48,7 +59,27 @@ class Batch:
             self.real.to(device),
             self.categories.to(device),
             self.fingerprints,
+            None if self.source is None else self.source.to(device),
+            self.crosses,
         )
+
+    def packed(self) -> Int[Tensor, "kind batch token"]:
+        """Everything that the model reads of each sequence: tokens, segments and source, −1 where there is none."""
+        width = max(self.real.shape[1], 0 if self.source is None else self.source.real.shape[1])
+        rows = torch.full((3, self.sequences, width), -1, device=self.input_ids.device)
+        rows[0, :, : self.real.shape[1]] = self.input_ids.masked_fill(~self.real, -1)
+        if self.token_type_ids is not None:
+            rows[1, :, : self.real.shape[1]] = self.token_type_ids.masked_fill(~self.real, -1)
+        if self.source is not None:
+            source = self.source
+            rows[2, :, : source.real.shape[1]] = source.input_ids.masked_fill(~source.real, -1)
+        return rows
+
+
+def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
+    """The sequence that `Batch.packed` has packed."""
+    tokens, segments, source = (kind[kind >= 0].numpy() for kind in kinds)
+    return TokenSequence(tokens, segments if len(segments) else None, source if len(source) else None)
 
 
 def batches(
@@ -77,16 +108,17 @@ def batches(
 
 def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_tokens: int) -> Iterator[Batch]:
     """Batches of sequences, like lengths together, longest first: what does not fit in memory fails at once."""
-    ordered = sorted(sequences, key=lambda sequence: -len(sequence.input_ids))
+    ordered = sorted(sequences, key=lambda sequence: -_length(sequence))
     start = 0
     while start < len(ordered):
-        rows = max(1, batch_tokens // len(ordered[start].input_ids))
+        rows = max(1, batch_tokens // max(1, _length(ordered[start])))
         yield collate(ordered[start : start + rows], encoder)
         start += rows
 
 
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     """One padded batch of some sequences."""
+    sources = [TokenSequence(sequence.source_ids) for sequence in sequences if sequence.source_ids is not None]
     longest = max(len(sequence.input_ids) for sequence in sequences)
     padding = encoder.tokenizer.pad_token_id
     shape = (len(sequences), longest)
@@ -107,5 +139,17 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         token_type_ids=None if segments is None else torch.from_numpy(segments),
         real=torch.from_numpy(real),
         categories=torch.from_numpy(categories),
-        fingerprints=tuple(fingerprint(sequence.input_ids) for sequence in sequences),
+        fingerprints=tuple(fingerprint(_everything(sequence)) for sequence in sequences),
+        source=collate(sources, encoder) if sources else None,
+        crosses=encoder.crosses,
     )
+
+
+def _everything(sequence: TokenSequence) -> np.ndarray:
+    if sequence.source_ids is None:
+        return sequence.input_ids
+    return np.concatenate([sequence.input_ids, [-1], sequence.source_ids])
+
+
+def _length(sequence: TokenSequence) -> int:
+    return max(len(sequence.input_ids), 0 if sequence.source_ids is None else len(sequence.source_ids))

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -20,8 +20,10 @@ class TokenSequence:
     """One example as the model reads it."""
 
     input_ids: np.ndarray
-    token_type_ids: np.ndarray | None
+    token_type_ids: np.ndarray | None = None
     """Which text of a pair each token is from; None for models that are not told."""
+    source_ids: np.ndarray | None = None
+    """What an encoder reads, where `input_ids` are what a decoder reads."""
 
 
 @runtime_checkable
@@ -46,6 +48,21 @@ class ReadsTokens(Protocol):
     @property
     def max_length(self) -> int | None:
         """Tokens of a sequence at most; None where nothing bounds them."""
+        ...
+
+    @property
+    def translates(self) -> bool:
+        """Whether it has an encoder and a decoder: the second text of a pair is then the target."""
+        ...
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it is the decoder's attention over the encoder's output that is looked at."""
+        ...
+
+    @property
+    def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
+        """Makes what the decoder reads of the target's tokens; None if no decoder is looked at."""
         ...
 
     @property
@@ -78,6 +95,11 @@ class Encoder:
             raise InputError(
                 f"dataset.mask_fraction={options.mask_fraction}: the tokenizer of {model.name} has no mask token"
             )
+        if options.mask_fraction > 0 and model.decoder_inputs is not None:
+            raise InputError("dataset.mask_fraction is for encoders; leave it out with model.stack=decoder or cross")
+        self.crosses = model.crosses
+        """Whether attention falls on the source."""
+        self._translates, self._decoder_inputs = model.translates, model.decoder_inputs
         self._mask_fraction = options.mask_fraction
         self._seed = options.seed
         self._segments = model.takes_segments
@@ -90,7 +112,14 @@ class Encoder:
         return copied
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """Token sequences of examples, in their order. Cut ones are counted."""
+        """Token sequences of examples, in their order. Cut ones are counted, and those that a decoder has no target of."""
+        if self._decoder_inputs is not None:
+            translated = [example for example in examples if example.text_pair is not None]
+            if len(translated) < len(examples):
+                counts.skipped["without a target text (dataset.pair_column)"] += len(examples) - len(translated)
+            return self._translations(translated, counts)
+        if self._translates:
+            examples = [Example(example.text) for example in examples]
         sequences: dict[int, TokenSequence] = {}
         # Tokenizers take many singles or many pairs at a time, not a mixture.
         for paired in (False, True):
@@ -99,6 +128,20 @@ class Encoder:
                 encoded = self._tokenize([examples[index] for index in chosen], paired, counts)
                 sequences.update(zip(chosen, encoded, strict=True))
         return [sequences[index] for index in range(len(examples))]
+
+    def _translations(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        assert self._decoder_inputs is not None
+        sequences = []
+        for example in examples:
+            source = self.tokenizer(example.text, verbose=False)["input_ids"]
+            target = self._decoder_inputs(self.tokenizer(text_target=example.text_pair, verbose=False)["input_ids"])
+            longest = self.max_length or max(len(source), len(target))
+            counts.cut += max(len(source), len(target)) > longest
+            if len(source) > longest:
+                source = self.tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
+            source_ids = np.asarray(source, dtype=np.int64)
+            sequences.append(TokenSequence(np.asarray(target[:longest], dtype=np.int64), source_ids=source_ids))
+        return sequences
 
     def _tokenize(self, examples: list[Example], paired: bool, counts: CorpusCounts) -> list[TokenSequence]:
         texts = [[example.text for example in examples]]

@@ -127,12 +127,15 @@ def self_attention_weights(
     key: Float[Tensor, "batch head token head_dim"],
     log_normaliser: Float[Tensor, "batch head token"],
     scale: float,
+    added: Float[Tensor, "#batch #head token"] | None = None,
 ) -> Float[Tensor, "batch head token"]:
     """α_ii, what each token gives to itself, without the other weights.
 
-    α_ii = exp(scale·q_i·k_i − ℓ_i), clamped to at most 1 since the two terms round apart.
+    α_ii = exp(scale·q_i·k_i + b_ii − ℓ_i), clamped to at most 1 since the terms round apart; b is what `added` gives, a bias.
     """
     scores = torch.einsum("bhtd,bhtd->bht", query, key).to(log_normaliser.dtype) * scale
+    if added is not None:
+        scores = scores + added
     return (scores - log_normaliser).exp().clamp(max=1.0)
 
 

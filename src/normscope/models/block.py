@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.maths import attention as attention_maths
 from normscope.maths.keys import KeyMap
-from normscope.maths.mixing import Method, NormPosition, mixing_ratios, preserving_vectors
+from normscope.maths.mixing import CROSSING_METHODS, Method, NormPosition, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
@@ -85,6 +85,10 @@ class AttentionBlock:
     parameters: BlockParameters
     real: Bool[Tensor, "batch query"]
     """True at tokens, False at padding. Rows of padding hold meaningless finite numbers everywhere."""
+    key_real: Bool[Tensor, "batch key"]
+    """The same for the keys."""
+    crosses: bool
+    """Whether the keys are another sequence than the queries, so that no key is the token itself."""
     key_map: KeyMap
     """What position and norm make of the keys."""
     own_weights: Float[Tensor, "batch head query key"] | None = None
@@ -142,14 +146,20 @@ class AttentionBlock:
     @cached_property
     def self_weights(self) -> Float[Tensor, "batch head query"]:
         """α_ii, what each token gives to itself, without building `weights`."""
+        if self.crosses:
+            return torch.zeros_like(self.query[..., 0])
         if self.own_weights is not None:
             return self.own_weights.diagonal(dim1=-2, dim2=-1)
         assert self.log_normaliser is not None
-        return attention_maths.self_attention_weights(self.query, self.key, self.log_normaliser, self.scale)
+        # What is added to a token's score of itself: nothing, or a bias of position.
+        added = None if self.mask is None or self.mask.shape[2] == 1 else self.mask.diagonal(dim1=-2, dim2=-1)
+        return attention_maths.self_attention_weights(self.query, self.key, self.log_normaliser, self.scale, added)
 
     @cached_property
     def preserving(self) -> Float[Tensor, "batch query model"]:
-        """F_ii, what each token takes from itself through attention."""
+        """F_ii, what each token takes from itself through attention; zero where no key is the token itself."""
+        if self.crosses:
+            return torch.zeros_like(self.attention_output)
         return preserving_vectors(self.self_weights, self.value, self.parameters.output_weight)
 
     @cached_property
@@ -160,10 +170,11 @@ class AttentionBlock:
 
     @cached_property
     def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch query"]]:
-        """r_i of every token, by method."""
+        """r_i of every token, by method that the block has."""
         position, norm = self.norm_position, self.normalisation
         deviation = self.deviation if position == "branch" else None
-        return mixing_ratios(self.self_weights, self.preserving, self.mixing, self.inputs, position, norm, deviation)
+        ratios = mixing_ratios(self.self_weights, self.preserving, self.mixing, self.inputs, position, norm, deviation)
+        return {method: r for method, r in ratios.items() if not self.crosses or method in CROSSING_METHODS}
 
     @cached_property
     def deviation(self) -> Float[Tensor, "batch query"]:

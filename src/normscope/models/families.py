@@ -1,9 +1,10 @@
 """One BlockLayout literal per architecture family. CONTRIBUTING.md says how to add one."""
 
 import dataclasses
+from typing import Literal
 
 from normscope.errors import InputError
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import BlockLayout, Stack
 
 _MODELS = "https://github.com/huggingface/transformers/blob/main/src/transformers/models"
 
@@ -46,6 +47,59 @@ def _llama_like(model_type: str) -> BlockLayout:
         following="post_attention_layernorm",
         rotary=True,
         source=_source(model_type),
+    )
+
+
+def _bart_like(
+    model_type: str, norm_position: Literal["post", "pre"], *, embedding_norm: bool
+) -> tuple[BlockLayout, ...]:
+    """The three stacks of BART and its relatives; translation models differ in the place of the norm."""
+    post = norm_position == "post"
+
+    def stack(name: Stack, prefix: str, attention: str, norm: str, following: str, residual: str | None) -> BlockLayout:
+        return BlockLayout(
+            model_type=model_type,
+            stack=name,
+            heads="encoder_attention_heads" if name == "encoder" else "decoder_attention_heads",
+            start="last" if model_type == "mbart" else "token",
+            layers=f"{prefix}layers",
+            attention=attention,
+            query=f"{attention}.q_proj",
+            key=f"{attention}.k_proj",
+            value=f"{attention}.v_proj",
+            output=f"{attention}.out_proj",
+            residual=residual,
+            norm=norm if post else None,
+            norm_position=norm_position,
+            following=None if post else following,
+            embedding_norm=f"{prefix}layernorm_embedding" if embedding_norm else None,
+            output_norm="final_layer_norm" if post else None,
+            source=_source(model_type),
+        )
+
+    own, crossing = ("self_attn", "self_attn_layer_norm"), ("encoder_attn", "encoder_attn_layer_norm")
+    return (
+        stack("encoder", "", *own, "final_layer_norm", None),
+        stack("decoder", "decoder.", *own, "encoder_attn_layer_norm", None),
+        # A norm before attention reads what the residual connection carries; without one attention itself does.
+        stack("cross", "decoder.", *crossing, "final_layer_norm", crossing[0] if post else crossing[1]),
+    )
+
+
+def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, following: str) -> BlockLayout:
+    return BlockLayout(
+        model_type="t5",
+        stack=name,
+        layers=f"{prefix}block",
+        attention=attention,
+        query=f"{attention}.q",
+        key=f"{attention}.k",
+        value=f"{attention}.v",
+        output=f"{attention}.o",
+        residual=residual,
+        norm_position="pre",
+        following=following,
+        source=_source("t5"),
     )
 
 
@@ -195,16 +249,40 @@ FAMILIES: dict[str, BlockLayout] = {
 }
 
 
-def layout_of(model_type: str) -> BlockLayout:
+STACKS: dict[str, dict[Stack, BlockLayout]] = {
+    layouts[0].model_type: {layout.stack: layout for layout in layouts if layout.stack is not None}
+    for layouts in (
+        _bart_like("marian", "post", embedding_norm=False),
+        _bart_like("bart", "post", embedding_norm=True),
+        _bart_like("mbart", "pre", embedding_norm=True),
+        _bart_like("m2m_100", "pre", embedding_norm=False),
+        (
+            _t5_stack("encoder", "", "layer.0.SelfAttention", None, "layer.1"),
+            _t5_stack("decoder", "decoder.", "layer.0.SelfAttention", None, "layer.1"),
+            _t5_stack("cross", "decoder.", "layer.1.EncDecAttention", "layer.1", "layer.2"),
+        ),
+    )
+}
+"""The encoder–decoders, stack by stack."""
+
+
+def layout_of(model_type: str, stack: Stack | None = None) -> BlockLayout:
     """The layout of a family.
 
+    Args:
+        model_type: The family's name in transformers configs.
+        stack: Which stack of an encoder–decoder; the encoder by default.
+
     Raises:
-        InputError: If the family is unknown; it is never guessed.
+        InputError: If the family is unknown, which is never guessed, or has no such stack.
     """
-    try:
-        return FAMILIES[model_type]
-    except KeyError:
+    if model_type in STACKS:
+        return STACKS[model_type][stack or "encoder"]
+    if model_type not in FAMILIES:
         raise InputError(
-            f"model family {model_type!r} is not known; known families: {', '.join(sorted(FAMILIES))}. Set model.name to "
-            "a model of one of these, or add the family (CONTRIBUTING.md, 'Add a model family')"
-        ) from None
+            f"model family {model_type!r} is not known; known families: {', '.join(sorted([*FAMILIES, *STACKS]))}. Set "
+            "model.name to a model of one of these, or add the family (CONTRIBUTING.md, 'Add a model family')"
+        )
+    if stack is not None:
+        raise InputError(f"model.stack={stack}: {model_type} has but one stack; leave it out")
+    return FAMILIES[model_type]

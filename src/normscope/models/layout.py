@@ -7,20 +7,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normscope.maths.mixing import NormPosition
+from normscope.maths.mixing import CROSSING_METHODS, METHODS, Method, NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
 
 Fusion = Literal["stacked", "interleaved"]
+
+Stack = Literal["encoder", "decoder", "cross"]
+"""Which attention of an encoder–decoder: the encoder's or the decoder's own, or the decoder's over the encoder's output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockLayout:
     """The parts of one family's attention block, as module paths.
 
-    `layers`, `embedding_norm`, `convolution` and `position_embedding` are paths in the base model (what `AutoModel` builds, or
-    its encoder); the others are paths in one layer. A path that a model does not have is an error when the model is bound,
-    before anything runs.
+    `layers`, `embedding_norm`, `convolution` and `position_embedding` are paths in the base model (what `AutoModel` builds; the
+    encoder of an encoder–decoder where the stack is `encoder`); the others are paths in one layer. A path that a model does not
+    have is an error when the model is bound, before anything runs.
     """
 
     model_type: str
@@ -41,6 +44,14 @@ class BlockLayout:
     """Where the block's norm stands: see `maths/mixing.py`."""
     source: str
     """Where transformers defines the family."""
+    stack: Stack | None = None
+    """Which stack of an encoder–decoder this is; None for a model that has but one."""
+    heads: str = "num_attention_heads"
+    """Config key of the number of heads."""
+    start: Literal["token", "last"] = "token"
+    """What a decoder reads first: the start token, before the target; or the target's last token (mBART)."""
+    residual: str | None = None
+    """The module whose input is what the residual connection carries; None where the layer's own input is."""
     norm: str | None = None
     """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
     following: str | None = None
@@ -87,6 +98,7 @@ class BlockLayout:
                 key=attrgetter(self.key)(layer),
                 value=attrgetter(self.value)(layer),
                 output=attrgetter(self.output)(layer),
+                residual=layer if self.residual is None else attrgetter(self.residual)(layer),
                 norm=_part(layer, self.norm),
                 following=_part(layer, self.following),
                 key_norm=_part(layer, self.key_norm),
@@ -119,6 +131,21 @@ class BlockLayout:
         embedding = attrgetter(self.position_embedding)(model)
         return int(embedding.num_embeddings) - (0 if embedding.padding_idx is None else embedding.padding_idx + 1)
 
+    @property
+    def crosses(self) -> bool:
+        """Whether the keys are another sequence than the queries."""
+        return self.stack == "cross"
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether the model is given a target text beside the source."""
+        return self.stack in ("decoder", "cross")
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods that the family's blocks have."""
+        return tuple(m for m in METHODS[self.norm_position] if not self.crosses or m in CROSSING_METHODS)
+
     def extra_terms(self, config: Any) -> int:
         """How many terms the score has beside q·k; DeBERTa divides by the root of their number."""
         if self.position_terms is None:
@@ -141,12 +168,14 @@ class BlockModules:
     layer: int
     """Counted from 1."""
     whole: nn.Module
-    """The layer: what enters it is the block's input."""
+    """The layer: what enters it are the hidden vectors of the layer before."""
     attention: nn.Module
     query: nn.Module
     key: nn.Module
     value: nn.Module
     output: nn.Module
+    residual: nn.Module
+    """What enters it is what the residual connection carries."""
     norm: nn.Module | None
     following: nn.Module | None
     key_norm: nn.Module | None

@@ -4,25 +4,24 @@ Local files are looked for first, so that nothing waits for a network that is no
 the checkpoint lacks, a checksum that differs, a weight that is not a number, an unknown family is an error, never a guess.
 """
 
-import dataclasses
-import inspect
+import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError
+from normscope.models.adapters import ADAPTER_WEIGHTS, adapted_model, adapter_folder, merged
 from normscope.models.families import layout_of
 from normscope.models.heads import masked_language_head
-from normscope.models.layout import BlockLayout
+from normscope.models.loaded import LoadedModel
 from normscope.models.sources import Source, locate, weights_digest
 from normscope.schema import DeviceOptions, ModelOptions
 
@@ -39,61 +38,6 @@ _UNOBSERVED_PARTS = ("pooler.",)
 log = logging.getLogger("normscope")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A model that can be observed, with what is needed to feed it and to name it in results."""
-
-    model: PreTrainedModel
-    """The base model, in evaluation mode, without gradients."""
-    tokenizer: PreTrainedTokenizerBase
-    layout: BlockLayout
-    name: str
-    revision: str | None
-    """Commit of the Hub repository, where the weights came from one."""
-    weights_sha256: str | None
-    """Digest of the weight files; None for random weights."""
-    max_length: int | None
-    """Tokens that the model and its tokenizer take; None where nothing bounds them."""
-
-    load_head: Callable[[], PreTrainedModel | None] = lambda: None
-    """Loads the masked language model around `model`; None where there is none."""
-
-    @cached_property
-    def masked_language_head(self) -> PreTrainedModel | None:
-        """The masked language model around `model`, if the checkpoint has its weights."""
-        return self.load_head()
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.layout.bind(self.model))
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids that have an embedding."""
-        embeddings = self.model.get_input_embeddings()
-        assert isinstance(embeddings, nn.Embedding)
-        return embeddings.num_embeddings
-
-    @property
-    def takes_segments(self) -> bool:
-        """Whether the model is told which text of a pair a token is from."""
-        return (
-            "token_type_ids" in self.tokenizer.model_input_names
-            and "token_type_ids" in inspect.signature(self.model.forward).parameters
-        )
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the weights are kept in."""
-        return self.model.dtype
-
-
 def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     """Load the model that a config describes.
 
@@ -108,14 +52,16 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     if options.allow_pickle:
         log.warning("model.allow_pickle=true: weights that are not safetensors may be read from %s", options.name)
     random = options.random_init or bool(options.architecture)
+    adapter = adapter_folder(options.name)
+    name = options.name if adapter is None else adapted_model(adapter)
     if options.architecture:
         source = None
         config = _configured(options.architecture)
     else:
-        source = locate(options.name, options, weights=not random)
+        source = locate(name, options, weights=not random)
         config = _pretrained_config(source, options)
     config.use_cache = False  # nothing is generated, and a cache would keep every layer's keys
-    layout = layout_of(config.model_type)
+    layout = layout_of(config.model_type, None if options.stack is None else options.stack.value)
     _refuse_unsupported(config)
     if random:
         torch.manual_seed(options.seed)
@@ -127,6 +73,10 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
         assert source is not None
         _check_digest(source, options)
         model = _pretrained(source, config, options, DTYPES[device.dtype])
+    if adapter is not None:
+        model = merged(model, adapter)
+    if layout.stack == "encoder":
+        model = model.get_encoder()
     _refuse_non_finite(model, options.name)
     tokenizer = _tokenizer(source, options)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -143,9 +93,11 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
         layout=layout,
         name=options.name,
         revision=None if source is None else source.revision,
-        weights_sha256=None if random or source is None else weights_digest(source.folder),
+        weights_sha256=None if random or source is None else _digest(source, adapter),
         max_length=min(known, default=None),
-        load_head=lambda: None if random or source is None else _head(source, config, model, options),
+        load_head=lambda: (
+            None if random or source is None or adapter is not None else _head(source, config, model, options)
+        ),
     )
 
 
@@ -198,6 +150,13 @@ def _refuse_unsupported(config: PretrainedConfig) -> None:
         raise InputError(
             "talking_head=true mixes the weights of heads, which may become negative; set another model.name"
         )
+
+
+def _digest(source: Source, adapter: Path | None) -> str:
+    digest = weights_digest(source.folder)
+    if adapter is None:
+        return digest
+    return f"{digest} + {hashlib.sha256((adapter / ADAPTER_WEIGHTS).read_bytes()).hexdigest()}"
 
 
 def _check_digest(source: Source, options: ModelOptions) -> None:

@@ -66,7 +66,7 @@ class Observer:
         self._wanted = frozenset(range(1, len(self._layers) + 1) if layers is None else layers)
         self._hidden = frozenset(hidden)
         self._extra_terms = layout.extra_terms(model.config)
-        heads = int(model.config.num_attention_heads)
+        heads = int(getattr(model.config, layout.heads))
         key_heads = int(getattr(model.config, "num_key_value_heads", None) or heads)
         self.parameters = {
             modules.layer: modules.parameters(heads, key_heads)
@@ -86,6 +86,7 @@ class Observer:
         self._shown: set[int] = set()
         self._mask: tuple[Tensor | None, Tensor | None, Tensor | None, bool] | None = None
         self._real: Tensor | None = None
+        self._key_real: Tensor | None = None
         self._visit: Visitor | None = None
         self._visit_hidden: HiddenVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
@@ -113,6 +114,8 @@ class Observer:
         for modules in {id(modules.whole): modules for modules in self._layers}.values():
             yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)
             yield modules.whole.register_forward_hook(self._leave)
+            if modules.residual is not modules.whole:
+                yield modules.residual.register_forward_pre_hook(self._take_residual, with_kwargs=True)
             yield modules.key.register_forward_pre_hook(self._take_attention_inputs)
             yield modules.output.register_forward_hook(self._take_attention_output)
             if self._layout.rotary:
@@ -144,7 +147,8 @@ class Observer:
         Returns:
             What `whole` returns, or None.
         """
-        self._real = inputs["attention_mask"].bool()
+        self._real = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
+        self._key_real = inputs["attention_mask"].bool() if self._layout.crosses else self._real
         self._visit, self._visit_hidden = visit, visit_hidden
         self._replacements = replacements or {}
         self._whole = whole is not None
@@ -161,7 +165,7 @@ class Observer:
             stopped = True
         finally:
             active.reset(token)
-            self._parts = self._mask = self._real = self._visit = self._visit_hidden = None
+            self._parts = self._mask = self._real = self._key_real = self._visit = self._visit_hidden = None
             self._replacements = {}
         missing = self._wanted - self._shown
         if missing and not stopped:
@@ -195,7 +199,8 @@ class Observer:
             given, mask, everything = visible, None, True
             if visible is not None:
                 assert self._real is not None
-                tokens = self._real[:, None, :, None] & self._real[:, None, None, :]
+                assert self._key_real is not None
+                tokens = self._real[:, None, :, None] & self._key_real[:, None, None, :]
                 everything = bool((visible | ~tokens).all())
                 if not everything:
                     # A window may leave padding without any key: the softmax of nothing is no number.
@@ -227,6 +232,10 @@ class Observer:
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if self._visit is not None and self._passed == len(self._layers):
             self._show_hidden(len(self._layers), output[0] if isinstance(output, tuple) else output)
+
+    def _take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._parts is not None:
+            self._parts.inputs = args[0] if args else kwargs["hidden_states"]
 
     def _take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         # DeBERTa-v2 sends its positions through the same projection, after the tokens.
@@ -271,7 +280,8 @@ class Observer:
         assert self._visit is not None
         self._parts = None
         assert self._real is not None
-        self._visit(parts.block(self.parameters[parts.modules.layer], self._real))
+        assert self._key_real is not None
+        self._visit(parts.block(self.parameters[parts.modules.layer], self._real, self._key_real))
         self._shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, 0))
 

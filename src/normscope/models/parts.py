@@ -31,7 +31,7 @@ class Parts:
     own_weights: Tensor | None = None
     attention_output: Tensor | None = None
 
-    def block(self, parameters: BlockParameters, real: Tensor) -> AttentionBlock:
+    def block(self, parameters: BlockParameters, real: Tensor, key_real: Tensor) -> AttentionBlock:
         """The block, once every part is there."""
         inputs, attention_inputs, output = (
             full_precision(_there(part)) for part in (self.inputs, self.attention_inputs, self.attention_output)
@@ -62,6 +62,8 @@ class Parts:
             attention_output=output,
             parameters=parameters,
             real=real,
+            key_real=key_real,
+            crosses=self.modules.layout.crosses,
             key_map=self._key_map(parameters),
             own_weights=None if self.own_weights is None else full_precision(self.own_weights),
         )

@@ -72,6 +72,8 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
     bound = max(BOUNDS[model.dtype], _FLOAT32_INSIDE if layout.float32_inside else 0.0)
     for lengths in _PROBE_LENGTHS:
         inputs = _probe(model, lengths)
+        if layout.reads_target:
+            inputs |= {f"decoder_{key}": tensor for key, tensor in _probe(model, lengths[::-1]).items()}
         references, hidden = _untouched(model, layout, inputs)
 
         def note(layer: int, part: str, error: float) -> None:
@@ -94,7 +96,7 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
             layer: int,
             vectors: Tensor,
             hidden: Mapping[int, Tensor] = hidden,
-            real: Tensor = inputs["attention_mask"].bool(),  # noqa: B008 - this batch's, not the next one's
+            real: Tensor = inputs["decoder_" * layout.reads_target + "attention_mask"].bool(),  # noqa: B008 - this batch's, not the next one's
         ) -> None:
             if layer in hidden:
                 note(layer, "hidden vector", _relative(vectors, hidden[layer], hidden[layer], real))
@@ -130,6 +132,9 @@ def _untouched(
     def enter(_module: nn.Module, args: Any, kwargs: Any) -> None:
         seen.append({"inputs": args[0] if args else kwargs["hidden_states"]})
 
+    def take_residual(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen[-1]["inputs"] = args[0] if args else kwargs["hidden_states"]
+
     def take(part: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
             seen[-1].setdefault(part, output)
@@ -145,6 +150,8 @@ def _untouched(
             modules.whole.register_forward_pre_hook(enter, with_kwargs=True),
             modules.output.register_forward_hook(take("attention_output")),
         ]
+        if modules.residual is not modules.whole:
+            handles.append(modules.residual.register_forward_pre_hook(take_residual, with_kwargs=True))
         if modules.norm is not None:
             handles.append(modules.norm.register_forward_hook(take("block_output")))
         if modules.following is not None:
@@ -174,9 +181,9 @@ def _untouched(
 def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
     weights = block.weights
     transformed = block.transformed()
-    others = weights.tril(-1) + weights.triu(1)
-    explicit_mixing = torch.einsum("bhqk,bhkm->bqm", others, transformed)
-    explicit_preserving = torch.einsum("bhq,bhqm->bqm", weights.diagonal(dim1=-2, dim2=-1), transformed)
+    own = torch.zeros_like(weights) if block.crosses else torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
+    explicit_mixing = torch.einsum("bhqk,bhkm->bqm", weights - own, transformed)
+    explicit_preserving = torch.einsum("bhqk,bhkm->bqm", own, transformed)
     explicit_output = explicit_mixing + explicit_preserving
     if block.output_bias is not None:
         explicit_output = explicit_output + block.output_bias
@@ -185,7 +192,7 @@ def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
     key = block.key_map(stacked_heads(block.attention_inputs, parameters.key_weight, parameters.key_bias))
     output = reference.attention_output
     errors = {
-        "key": _relative(_side_by_side(key), _side_by_side(block.key), _side_by_side(block.key), block.real),
+        "key": _relative(_side_by_side(key), _side_by_side(block.key), _side_by_side(block.key), block.key_real),
         "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.real),
         "attention output": _relative(block.attention_output, output, output, block.real),
         "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.real),
