@@ -14,7 +14,7 @@ from normscope.analyses.findings import Findings
 from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.data import frequency
 from normscope.data.batching import Batch, batches
-from normscope.data.categories import ALL, CATEGORIES
+from normscope.data.categories import ALL
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.files import TextFile
@@ -67,8 +67,8 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     torch.manual_seed(options.seed)
     model = load(options.model, options.device)
     layers = chosen_layers(options.layers, model.layers)
-    categories = chosen_categories(options.categories, [*CATEGORIES, ALL])
     encoder = Encoder(model, options.dataset)
+    categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = open_corpus(options.dataset)
     verification = verify(model.model, model.layout, model.name)
     chosen = [ANALYSES[name] for name in enabled_analyses(options.analysis)]
@@ -89,6 +89,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         content_only=not model.layout.registry,
         depth=model.layers,
         outliers=options.analysis.outliers,
+        names=encoder.categories.names,
         special_tokens=encoder.categories.special,
         token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
         frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),

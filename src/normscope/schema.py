@@ -86,6 +86,8 @@ class DatasetOptions:
     """Share of the ordinary tokens that the mask token replaces."""
     segments: Segments = Segments.pair
     """Segment ids of a pair's second text: 1 (`pair`), or 0 as those of the first (`zero`)."""
+    categories: dict[str, Any] = field(default_factory=dict)
+    """Token categories of the user's: a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens."""
     name: str | None = None
     """What the data is, where it is known: published numbers are compared on their own data only."""
     seed: int = II("seed")

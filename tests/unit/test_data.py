@@ -26,7 +26,7 @@ class Reader:
     vocabulary = 30522
     max_length = 16
     takes_segments = True
-    translates = crosses = False
+    translates = crosses = causal = False
     decoder_inputs = None
 
     def __init__(self, tokenizer):

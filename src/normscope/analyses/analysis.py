@@ -37,6 +37,8 @@ class Subject:
     parameters: Mapping[int, BlockParameters]
     """Weights of the blocks, by layer."""
 
+    names: Sequence[str] = CATEGORIES
+    """All token categories, those that are not reported among them."""
     special_tokens: frozenset[int] = frozenset()
     """Ids of the tokenizer's special tokens."""
     token: Callable[[int], str] = str
@@ -71,7 +73,7 @@ class Subject:
     def members(self, batch: Batch) -> Bool[Tensor, "group batch token"]:
         """Which tokens of a batch are in which reported category."""
         groups = [
-            batch.real if category == ALL else batch.categories == CATEGORIES.index(category)
+            batch.real if category == ALL else batch.categories == self.names.index(category)
             for category in self.categories
         ]
         return torch.stack(groups)

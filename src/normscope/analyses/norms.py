@@ -12,7 +12,7 @@ from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.norms_figures import MEASURES, describe_figures
 from normscope.data.batching import Batch
-from normscope.data.categories import ALL, CATEGORIES
+from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
@@ -48,7 +48,7 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
-        self._pairs = RankCorrelation(layers, len(CATEGORIES), WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
+        self._pairs = RankCorrelation(layers, len(subject.names), WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
         self._sample = UniformSample(options.scatter_pairs, len(SAMPLE_COLUMNS), options.seed)
         self.accumulators: dict[str, Accumulator] = {
             "shares": self._shares,
@@ -209,7 +209,7 @@ class NormsAnalysis(Analysis):
             [
                 (layer, category, found.spearman, found.count, found.error_bound, found.reason)
                 for layer, row in zip((0, *self._subject.layers), results, strict=False)
-                for category, found in zip(CATEGORIES, row, strict=True)
+                for category, found in zip(self._subject.names, row, strict=True)
                 if category in self._subject.categories and found.count
             ],
             columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
@@ -222,7 +222,7 @@ class NormsAnalysis(Analysis):
         except Nothing:
             rows = torch.zeros(0, len(SAMPLE_COLUMNS))
         table = pd.DataFrame(rows.numpy(), columns=list(SAMPLE_COLUMNS)).astype({"layer": int, "head": int})
-        return table.assign(category=[CATEGORIES[int(index)] for index in table["category"]])
+        return table.assign(category=[self._subject.names[int(index)] for index in table["category"]])
 
     def _spectra(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         values, rates = [], []

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from normscope.data.categories import CATEGORIES
 from normscope.data.encoding import Encoder, TokenSequence, fingerprint
 from normscope.data.examples import CorpusCounts, Example
 
@@ -26,7 +25,7 @@ class Batch:
     real: Bool[Tensor, "batch token"]
     """True at tokens, False at padding."""
     categories: Int[Tensor, "batch token"]
-    """Index into CATEGORIES; −1 at padding."""
+    """Index into the names of the encoder's categories; −1 at padding."""
     fingerprints: tuple[int, ...]
     """A number that names each sequence by its tokens."""
     source: "Batch | None" = None
@@ -98,11 +97,12 @@ def batches(
         counts.read += len(window)
         counts.skipped.update(reason for reason in window if isinstance(reason, str))
         sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
+        names = encoder.categories.names
         for batch in batches_of(sequences, encoder, batch_tokens):
             counts.used += batch.sequences
             counts.tokens += int(batch.real.sum())
-            numbers = np.bincount(batch.categories[batch.real].numpy(), minlength=len(CATEGORIES))
-            counts.categories.update(dict(zip(CATEGORIES, numbers.tolist(), strict=True)))
+            numbers = np.bincount(batch.categories[batch.real].numpy(), minlength=len(names))
+            counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
             yield batch
 
 
@@ -131,7 +131,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
         real[row, columns] = True
-        categories[row, columns] = encoder.categories.of_token[sequence.input_ids]
+        categories[row, columns] = encoder.categories.of_sequence(sequence.input_ids)
         if segments is not None and sequence.token_type_ids is not None:
             segments[row, columns] = sequence.token_type_ids
     return Batch(

@@ -56,6 +56,11 @@ class ReadsTokens(Protocol):
         ...
 
     @property
+    def causal(self) -> bool:
+        """Whether tokens see only those before them."""
+        ...
+
+    @property
     def crosses(self) -> bool:
         """Whether it is the decoder's attention over the encoder's output that is looked at."""
         ...
@@ -84,7 +89,7 @@ class Encoder:
 
     def __init__(self, model: ReadsTokens, options: DatasetOptions) -> None:
         self.tokenizer = model.tokenizer
-        self.categories = TokenCategories.of(model.tokenizer, model.vocabulary)
+        self.categories = TokenCategories.of(model.tokenizer, model.vocabulary, options.categories, causal=model.causal)
         self.max_length = options.max_length or model.max_length
         if model.max_length is not None and self.max_length is not None and self.max_length > model.max_length:
             raise InputError(

@@ -63,6 +63,11 @@ class LoadedModel:
         return self.layout.stack is not None
 
     @property
+    def causal(self) -> bool:
+        """Whether tokens see only those before them."""
+        return bool(getattr(self.layout.bind(self.model)[0].attention, "is_causal", False))
+
+    @property
     def crosses(self) -> bool:
         """Whether it is the decoder's attention over the encoder's output that is looked at."""
         return self.layout.crosses
