@@ -12,13 +12,13 @@ from transformers import BertConfig, BertModel
 from benchmarks.straightforward import mixing_ratios
 from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Subject
+from normscope.analysis_options import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.schema import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
 
 SHAPES = {
     "BERT-base": BertConfig(),

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
+from normscope.analysis_options import OutliersOptions, ScoreOptions
 from normscope.errors import InputError
-from normscope.schema import DatasetKind, OutliersOptions, RunOptions, ScoreOptions, enabled_analyses
+from normscope.schema import DatasetKind, DatasetOptions, RunOptions, Segmentation, enabled_analyses
 
 
 def check(options: RunOptions) -> None:
@@ -16,12 +17,7 @@ def check(options: RunOptions) -> None:
     if not enabled_analyses(options.analysis):
         names = ", ".join(node.name for node in dataclasses.fields(options.analysis))
         raise InputError(f"analysis=[]: expected at least one of {names}, for example analysis=mixing")
-    if options.dataset.kind is not DatasetKind.text:
-        for key in ("path", "text_column", "pair_column"):
-            if getattr(options.dataset, key) is not None:
-                raise InputError(
-                    f"dataset.{key} is set, but dataset={options.dataset.kind} reads no file; add dataset=text"
-                )
+    _check_dataset(options.dataset)
     if options.model.sha256 is not None and (options.model.random_init or options.model.architecture):
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
     _positive("device.batch_tokens", options.device.batch_tokens)
@@ -88,6 +84,29 @@ def chosen_categories(categories: Any, known: list[str]) -> list[str]:
     if not names:
         raise InputError(f"categories=[]: expected all or some of {', '.join(known)}")
     return [name for name in known if name in names]
+
+
+_READ_BY = {
+    "path": {DatasetKind.text, DatasetKind.hub, DatasetKind.clark},
+    "text_column": {DatasetKind.text, DatasetKind.hub},
+    "pair_column": {DatasetKind.text, DatasetKind.hub},
+    "pair_path": {DatasetKind.text},
+    "delimiter": {DatasetKind.text},
+    "config": {DatasetKind.hub},
+    "revision": {DatasetKind.hub},
+}
+
+
+def _check_dataset(options: DatasetOptions) -> None:
+    for key, kinds in _READ_BY.items():
+        if getattr(options, key) is not None and options.kind not in kinds:
+            raise InputError(
+                f"dataset.{key} is set, but dataset={options.kind} does not read it; add dataset={max(kinds, key=str)}"
+            )
+    if options.delimiter is not None and len(options.delimiter) != 1:
+        raise InputError(f"dataset.delimiter={options.delimiter!r}: expected one character")
+    if options.stride and options.segmentation is not Segmentation.window:
+        raise InputError(f"dataset.stride={options.stride} is for dataset.segmentation=window")
 
 
 def _check_outliers(options: OutliersOptions) -> None:

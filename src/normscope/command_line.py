@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from normscope.checks import check
 from normscope.errors import InputError
 from normscope.schema import RunOptions, register
 
@@ -30,8 +31,8 @@ BAD_INPUT = 2
 BUG = 1
 INTERRUPTED = 130
 
-# A transformers config, whose keys are not ours to know.
-_FREE = "model.architecture"
+# A transformers config, and categories that users name: keys that are not ours to know.
+_FREE = ("model.architecture", "dataset.categories")
 
 _BAD_INPUT = (InputError, HydraException, OmegaConfBaseException)
 
@@ -96,7 +97,11 @@ def job(config: DictConfig) -> dict[str, float]:
         assert isinstance(options, RunOptions)
         if sweeping and options.tracking.group is None:
             options.tracking.group = folder.parent.name
-        # torch and transformers take seconds to import: not before a run is certain.
+        # torch and transformers take seconds to import: not before there is something to run on.
+        from normscope.data.sources import open_corpus
+
+        check(options)
+        open_corpus(options.dataset)
         from normscope.pipeline import run as run_pipeline
 
         return run_pipeline(options, folder)
@@ -130,7 +135,7 @@ def _refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> 
         if name not in known.keys():  # noqa: SIM118 - `in` does not see keys without a value
             raise InputError(f"unknown key {prefix}{name}{_suggestion(f'{prefix}{name}')}")
         below, schema = config._get_node(name), known._get_node(name)
-        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" != _FREE:
+        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in _FREE:
             _refuse_unknown(below, schema, f"{prefix}{name}.")
 
 

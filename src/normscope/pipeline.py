@@ -11,6 +11,7 @@ import torch
 from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
+from normscope.analysis_options import FrequencyOptions
 from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.data import frequency
 from normscope.data.batching import Batch, batches
@@ -31,7 +32,7 @@ from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
 from normscope.reporting.tracking import Tracker, track
-from normscope.schema import FrequencyOptions, RunOptions, enabled_analyses, plain
+from normscope.schema import RunOptions, enabled_analyses, plain
 
 log = logging.getLogger("normscope")
 
@@ -222,7 +223,7 @@ def _compare(
 
 def _say_counts(counts: CorpusCounts, encoder: Encoder) -> None:
     tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-    say(f"{counts.used:,} sequences, {counts.tokens:,} tokens: {tokens}")
+    say(f"{counts.sequences:,} sequences, {counts.tokens:,} tokens: {tokens}")
     if counts.cut:
         say(f"{counts.cut:,} of them were longer than {encoder.max_length} tokens and were cut (dataset.max_length)")
     for reason, number in counts.skipped.items():
@@ -249,7 +250,8 @@ def _provenance(progress: _Progress, options: RunOptions) -> dict[str, object]:
         "seed": options.seed,
         "examples": counts.read,
         "skipped": dict(counts.skipped),
-        "sequences": counts.used,
+        "examples_used": counts.used,
+        "sequences": counts.sequences,
         "cut": counts.cut,
         "tokens": counts.tokens,
         "tokens_by_category": dict(counts.categories),

@@ -8,6 +8,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
+from normscope.analysis_options import AnalysisOptions
+
 
 @dataclass
 class Pin:
@@ -56,6 +58,24 @@ class DatasetKind(enum.StrEnum):
 
     sample = "sample"
     text = "text"
+    hub = "hub"
+    clark = "clark"
+
+
+class Segmentation(enum.StrEnum):
+    """What of a document is an example."""
+
+    none = "none"
+    sentence = "sentence"
+    pair = "pair"
+    window = "window"
+
+
+class Compat(enum.StrEnum):
+    """What becomes of a corpus that comes as tokens: they themselves, as its authors did it, or their text."""
+
+    official = "official"
+    clean = "clean"
 
 
 class Segments(enum.StrEnum):
@@ -71,13 +91,31 @@ class DatasetOptions:
 
     kind: DatasetKind = MISSING
     path: str | None = None
-    """File of `text`: .txt, .jsonl, .csv or .parquet."""
+    """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`."""
+    pair_path: str | None = None
+    """File of the second texts, line by line beside those of `path`."""
+    config: str | None = None
+    """Configuration of a Hub data set."""
+    split: str = "train"
+    """Split of a Hub data set."""
+    revision: str | None = None
+    """Revision of a Hub data set."""
     text_column: str | int | None = None
     """Column of the text; `text`, or the first column of a file without a header."""
     pair_column: str | int | None = None
     """Column of the second text of a pair; `text_pair` where there is one."""
     header: bool = True
-    """Whether the first line of a .csv names the columns."""
+    """Whether the first line of a .csv or .tsv names the columns."""
+    delimiter: str | None = None
+    """What stands between the cells of a .csv."""
+    wikitext: bool = False
+    """Whether the lines are WikiText's: headings are left out, and its signs are put back."""
+    segmentation: Segmentation = Segmentation.none
+    """What of a document is an example: all of it (`none`), a `sentence`, a `pair` of paragraphs, a `window` of tokens."""
+    stride: int = 0
+    """Tokens that a window has in common with the one before it."""
+    compat: Compat = Compat.official
+    """What becomes of a corpus that comes as tokens: they themselves, or their text."""
     limit: int | None = None
     """Examples to read at most."""
     max_length: int | None = None
@@ -131,97 +169,6 @@ class TrackingOptions:
     """Runs that belong together; the sweep's folder in a multirun."""
     name: str | None = None
     tags: list[str] = field(default_factory=list)
-
-
-@dataclass
-class MixingOptions:
-    """Mixing ratios (Kobayashi et al. 2021)."""
-
-    enabled: bool = False
-
-
-@dataclass
-class NormsOptions:
-    """Vector norms (Kobayashi et al. 2020)."""
-
-    enabled: bool = False
-    exact_pairs: int = 50_000_000
-    """Pairs of α and ‖f‖ that are kept for an exact rank correlation; with more it is estimated."""
-    scatter_pairs: int = 10_000
-    """Pairs in the scatter plot's sample."""
-    seed: int = II("seed")
-
-
-@dataclass
-class FrequencyOptions:
-    """Token frequency (Kobayashi et al. 2020 and 2021)."""
-
-    enabled: bool = False
-    source: str = "corpus"
-    """Where tokens are counted: `corpus`, or a text file like those of dataset.path."""
-    path: str | None = None
-    """A file of `rank count token_id` lines instead."""
-    conventional: bool = False
-    """Whether [CLS], [SEP], comma and period count as the four most frequent, and other special tokens and single
-    characters are left out (K20, footnote 5)."""
-    exact_pairs: int = 50_000_000
-    """Pairs of rank and measure that are kept for exact rank correlations; with more they are estimated."""
-    seed: int = II("seed")
-
-
-class OutlierCriterion(enum.StrEnum):
-    """What a dimension's distance from the others is measured in: see `maths/outliers.py`."""
-
-    sigma = "sigma"
-    mad = "mad"
-
-
-@dataclass
-class OutliersOptions:
-    """Outlier dimensions (Maruta & Matsuzaki 2024); what they are holds for every analysis that speaks of them."""
-
-    enabled: bool = False
-    criterion: OutlierCriterion = OutlierCriterion.sigma
-    """Unit of the distance: standard deviations (`sigma`), or median absolute deviations (`mad`)."""
-    threshold: float = 3.0
-    """Distance beyond which a dimension is an outlier of a layer."""
-    share: float = 0.5
-    """Share of the layers in which it must be one to be an outlier of the model."""
-    dimensions: list[int] | None = None
-    """The outlier dimensions, in the place of those that are detected."""
-
-
-@dataclass
-class ScoreOptions:
-    """Contributions of the dimensions to attention scores (Maruta & Matsuzaki 2024)."""
-
-    enabled: bool = False
-    sequences: int | None = None
-    """Sequences, drawn by the seed, that contributions are averaged over; all of the corpus by default."""
-    interventions: bool = True
-    """Whether attention is computed again without the outlier dimensions' part of the scores, the block alone."""
-    intervention_sequences: int = 100
-    """Sequences, drawn by the seed, that this is done on."""
-    controls: int = 20
-    """Random sets of dimensions of the same size that it is compared with."""
-    ablation: bool = True
-    """Whether the model is run again with the outlier dimensions of the residual stream replaced."""
-    ablation_sequences: int = 16
-    """Sequences, drawn by the seed, that this is done on."""
-    ablation_controls: int = 5
-    """Random sets of dimensions of the same size that it is compared with."""
-    seed: int = II("seed")
-
-
-@dataclass
-class AnalysisOptions:
-    """Every analysis, whether or not it is chosen."""
-
-    mixing: MixingOptions = field(default_factory=MixingOptions)
-    norms: NormsOptions = field(default_factory=NormsOptions)
-    frequency: FrequencyOptions = field(default_factory=FrequencyOptions)
-    outliers: OutliersOptions = field(default_factory=OutliersOptions)
-    score: ScoreOptions = field(default_factory=ScoreOptions)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What every family must keep, in float64, on a tiny random model with random biases and a padded batch."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -199,8 +200,6 @@ def test_two_observations_at_once_are_refused(family, family_model):
 
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     """A part that is not what the layout takes it for is noticed at load, with the layer and the figure."""
-    import dataclasses
-
     layout = layout_of(family)
     if layout.fused is None:
         wrong, part = dataclasses.replace(layout, key=layout.value), "key"
@@ -304,3 +303,19 @@ def test_the_masked_language_model_is_put_around_the_base_model(family, tmp_path
         found = observer.run(inputs, lambda _block: None, whole=head).logits
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-3)
+
+
+def test_a_layout_that_nothing_could_prove_is_refused():
+    layout = layout_of("llama")
+    with pytest.raises(ValueError, match="needs what reads its sum"):
+        dataclasses.replace(layout, following=None)
+    with pytest.raises(ValueError, match="needs its `norm`"):
+        dataclasses.replace(layout, norm_position="branch")
+
+
+def test_a_block_that_is_never_shown_is_no_proof():
+    model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
+    with pytest.raises(RuntimeError, match="did not show all parts of layers"):
+        verify(model, dataclasses.replace(layout_of("llama"), registry=False), "llama")
+    with pytest.raises(RuntimeError, match=r"layer 1: nothing gave its query"):
+        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotary=False), "llama")

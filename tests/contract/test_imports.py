@@ -12,9 +12,17 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ALLOWED = {
     "maths": set(),
     "statistics": {"maths"},
-    "models": {"maths", "schema"},
-    "data": {"schema"},
-    "analyses": {"maths", "statistics", "models.block", "data.batching", "data.categories", "data.frequency", "schema"},
+    "models": {"maths", "schema", "network"},
+    "data": {"schema", "network"},
+    "analyses": {
+        "maths",
+        "statistics",
+        "models.block",
+        "data.batching",
+        "data.categories",
+        "data.frequency",
+        "analysis_options",
+    },
     "reporting": {"analyses.findings", "schema"},
 }
 

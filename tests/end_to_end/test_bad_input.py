@@ -159,7 +159,7 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dataset.path=a.txt"], "dataset.path is set, but dataset=sample reads no file; add dataset=text"),
+        (["dataset.path=a.txt"], "dataset.path is set, but dataset=sample does not read it; add dataset=text"),
         (
             ["+analysis.norms.exactpairs=0"],
             "unknown key analysis.norms.exactpairs; did you mean analysis.norms.exact_pairs?",
@@ -187,7 +187,7 @@ def test_a_file_that_turns_bad_late_is_one_line_too(capsys, monkeypatch, tmp_pat
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}")
     assert outcome.status == 2
     assert "Traceback" not in outcome.err
-    assert "not UTF-8 (byte 0xe9" in outcome.err
+    assert "line 6001, byte 30003: not UTF-8 (0xe9" in outcome.err
     assert json.loads((tmp_path / "a/results.json").read_text())["status"] == "failed"
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from normscope.analyses.findings import Findings
 from normscope.analyses.laboratory import Laboratory
+from normscope.analysis_options import FrequencyOptions, OutliersOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
-from normscope.schema import FrequencyOptions, OutliersOptions
 from normscope.statistics.accumulator import Accumulator
 
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Figure, Findings, Scatter
+from normscope.analysis_options import FrequencyOptions
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
-from normscope.schema import FrequencyOptions
 from normscope.statistics.accumulator import Nothing
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import Correlation, RankCorrelation

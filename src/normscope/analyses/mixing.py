@@ -9,12 +9,12 @@ import torch
 
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
+from normscope.analysis_options import MixingOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
-from normscope.schema import MixingOptions
 from normscope.statistics.grouped import GroupedMoments
 
 TITLES = {

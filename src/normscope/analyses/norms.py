@@ -11,12 +11,12 @@ from torch import Tensor
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.norms_figures import MEASURES, describe_figures
+from normscope.analysis_options import NormsOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
-from normscope.schema import NormsOptions
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.pair_histogram import Axis

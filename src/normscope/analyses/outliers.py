@@ -8,10 +8,10 @@ from torch import Tensor
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Figure, Findings, Lines, Profiles
 from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary, layer_rows
+from normscope.analysis_options import OutliersOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.block import AttentionBlock
-from normscope.schema import OutliersOptions
 from normscope.statistics.accumulator import Accumulator
 
 

@@ -11,6 +11,7 @@ from normscope.analyses.hidden_moments import HiddenMoments
 from normscope.analyses.interventions import Propagated, Removals, block_alone, propagated
 from normscope.analyses.laboratory import Laboratory
 from normscope.analyses.score_report import ScoreReport, describe_figures
+from normscope.analysis_options import ScoreOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
@@ -22,7 +23,6 @@ from normscope.maths.scores import (
     visible_score_spread,
 )
 from normscope.models.block import AttentionBlock
-from normscope.schema import ScoreOptions
 from normscope.statistics.accumulator import Accumulator
 from normscope.statistics.pooled import PooledMeans
 from normscope.statistics.sequence_sample import SequenceSample

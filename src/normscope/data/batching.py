@@ -32,6 +32,8 @@ class Batch:
     """What an encoder reads, where this is what a decoder reads."""
     crosses: bool = False
     """Whether attention falls on the source."""
+    examples: int = 0
+    """Examples that are finished with it: as many as sequences, but for windows of documents."""
 
     @property
     def keys(self) -> "Batch":
@@ -60,6 +62,7 @@ class Batch:
             self.fingerprints,
             None if self.source is None else self.source.to(device),
             self.crosses,
+            self.examples,
         )
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
@@ -78,7 +81,7 @@ class Batch:
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
     """The sequence that `Batch.packed` has packed."""
     tokens, segments, source = (kind[kind >= 0].numpy() for kind in kinds)
-    return TokenSequence(tokens, segments if len(segments) else None, source if len(source) else None)
+    return TokenSequence(tokens, segments if len(segments) else None, source_ids=source if len(source) else None)
 
 
 def batches(
@@ -99,7 +102,8 @@ def batches(
         sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
         names = encoder.categories.names
         for batch in batches_of(sequences, encoder, batch_tokens):
-            counts.used += batch.sequences
+            counts.sequences += batch.sequences
+            counts.used += batch.examples
             counts.tokens += int(batch.real.sum())
             numbers = np.bincount(batch.categories[batch.real].numpy(), minlength=len(names))
             counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
@@ -142,6 +146,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         fingerprints=tuple(fingerprint(_everything(sequence)) for sequence in sequences),
         source=collate(sources, encoder) if sources else None,
         crosses=encoder.crosses,
+        examples=sum(sequence.last for sequence in sequences),
     )
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -23,9 +24,6 @@ PUNCTUATION = (",", ".", "、", "。", "，")
 FIRST = "first"
 """The first token of a sequence where tokens see only those before them: every token sees it, and attention sinks into it."""
 
-Words = str | Sequence[str]
-"""Tokens of a category: a list of them, or `re:` and a regular expression, or `file:` and a file of one a line."""
-
 
 @dataclasses.dataclass(frozen=True)
 class TokenCategories:
@@ -43,7 +41,7 @@ class TokenCategories:
         cls,
         tokenizer: PreTrainedTokenizerBase,
         vocabulary: int,
-        own: Mapping[str, Words] | None = None,
+        own: Mapping[str, Any] | None = None,
         *,
         causal: bool = False,
     ) -> "TokenCategories":
@@ -52,7 +50,8 @@ class TokenCategories:
         Args:
             tokenizer: Its special tokens are `cls`, `sep` and `mask`.
             vocabulary: Number of token ids that can occur.
-            own: Categories of the user's, by name; `punctuation` replaces the comma and period.
+            own: Categories of the user's, by name: a list of tokens, or `re:` and a regular expression, or `file:` and a file
+                of one token a line. `punctuation` replaces the comma and period.
             causal: Whether the first token of a sequence is a category by itself.
 
         Raises:
@@ -79,7 +78,7 @@ class TokenCategories:
         return categories
 
 
-def _own_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, own: Mapping[str, Words]) -> dict[str, list[int]]:
+def _own_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, own: Mapping[str, Any]) -> dict[str, list[int]]:
     """Token ids of every category of the user's."""
     if not own:
         return {}
@@ -105,7 +104,7 @@ def _own_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, own: Mappin
     return found
 
 
-def _matcher(name: str, words: Words) -> Callable[[str], bool]:
+def _matcher(name: str, words: Any) -> Callable[[str], bool]:
     key = f"dataset.categories.{name}"
     if isinstance(words, str) and words.startswith("re:"):
         try:
@@ -119,7 +118,7 @@ def _matcher(name: str, words: Words) -> Callable[[str], bool]:
             words = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{key}: {path} cannot be read: {error}") from error
-    listed = [words] if isinstance(words, str) else words
+    listed = words if isinstance(words, list) else [words]
     if not all(isinstance(word, str | int | float) for word in listed):
         raise InputError(f"{key}={words}: expected a list of tokens, re:EXPRESSION or file:PATH")
     chosen = {str(word).strip() for word in listed} - {""}

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +13,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError
-from normscope.schema import DatasetOptions, Segments
+from normscope.schema import Compat, DatasetOptions, Segmentation, Segments
+
+# More than any token of a text that somebody wrote is long on average.
+_LETTERS_OF_A_TOKEN = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,8 @@ class TokenSequence:
     input_ids: np.ndarray
     token_type_ids: np.ndarray | None = None
     """Which text of a pair each token is from; None for models that are not told."""
+    last: bool = True
+    """Whether it is the last that its example gives: a document may give several windows."""
     source_ids: np.ndarray | None = None
     """What an encoder reads, where `input_ids` are what a decoder reads."""
 
@@ -108,6 +114,12 @@ class Encoder:
         self._mask_fraction = options.mask_fraction
         self._seed = options.seed
         self._segments = model.takes_segments
+        self._official = options.compat is Compat.official
+        self._stride = options.stride if options.segmentation is Segmentation.window else None
+        if self._stride is not None:
+            self._check_windows(model, options)
+        # WikiText writes its unknown words so, whatever the tokenizer's are.
+        self._unknown = str(model.tokenizer.unk_token or "") if options.wikitext else None
         self._second_segment = 1 if options.segments is Segments.pair else 0
 
     def unmasked(self) -> "Encoder":
@@ -118,6 +130,17 @@ class Encoder:
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Token sequences of examples, in their order. Cut ones are counted, and those that a decoder has no target of."""
+        if self._unknown is not None:
+            examples = [
+                dataclasses.replace(example, text=example.text.replace("<unk>", self._unknown)) for example in examples
+            ]
+        if self.max_length is not None and self._stride is None:
+            # What is far too long is cut before the tokenizer sees it: ten megabytes on one line would take it half a minute.
+            longest = self.max_length * _LETTERS_OF_A_TOKEN
+            examples = [
+                dataclasses.replace(example, text=example.text[:longest]) if len(example.text) > longest else example
+                for example in examples
+            ]
         if self._decoder_inputs is not None:
             translated = [example for example in examples if example.text_pair is not None]
             if len(translated) < len(examples):
@@ -125,14 +148,18 @@ class Encoder:
             return self._translations(translated, counts)
         if self._translates:
             examples = [Example(example.text) for example in examples]
-        sequences: dict[int, TokenSequence] = {}
+        sequences: dict[int, list[TokenSequence]] = {}
         # Tokenizers take many singles or many pairs at a time, not a mixture.
         for paired in (False, True):
             chosen = [index for index, example in enumerate(examples) if (example.text_pair is not None) == paired]
             if chosen:
                 encoded = self._tokenize([examples[index] for index in chosen], paired, counts)
                 sequences.update(zip(chosen, encoded, strict=True))
-        return [sequences[index] for index in range(len(examples))]
+        found = [sequence for index in range(len(examples)) for sequence in sequences[index]]
+        nothing = sum(not len(sequence.input_ids) for sequence in found)
+        if nothing:
+            counts.skipped["no tokens"] += nothing
+        return [sequence for sequence in found if len(sequence.input_ids)]
 
     def _translations(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         assert self._decoder_inputs is not None
@@ -148,7 +175,7 @@ class Encoder:
             sequences.append(TokenSequence(np.asarray(target[:longest], dtype=np.int64), source_ids=source_ids))
         return sequences
 
-    def _tokenize(self, examples: list[Example], paired: bool, counts: CorpusCounts) -> list[TokenSequence]:
+    def _tokenize(self, examples: Sequence[Example], paired: bool, counts: CorpusCounts) -> list[list[TokenSequence]]:
         texts = [[example.text for example in examples]]
         if paired:
             texts.append([example.text_pair or "" for example in examples])
@@ -156,20 +183,73 @@ class Encoder:
         sequences = []
         for index, input_ids in enumerate(whole["input_ids"]):
             segments = whole["token_type_ids"][index] if self._segments else None
-            if self.max_length is not None and len(input_ids) > self.max_length:
-                # Only what is too long is tokenised twice; this way the cut is noticed with any tokenizer.
-                cut = self.tokenizer(
-                    *(column[index] for column in texts), truncation="longest_first", max_length=self.max_length
-                )
-                input_ids, segments = cut["input_ids"], cut["token_type_ids"] if self._segments else None
-                counts.cut += 1
-            sequences.append(
-                TokenSequence(
-                    self.masked(np.asarray(input_ids, dtype=np.int64), self._mask_fraction),
-                    None if segments is None else np.asarray(segments, dtype=np.int64) * self._second_segment,
-                )
+            own = self._own_tokens(examples[index])
+            if own is not None:
+                input_ids, segments = own, self._segments_of(own) if self._segments else None
+            if self.max_length is None or len(input_ids) <= self.max_length:
+                sequences.append([self._sequence(input_ids, segments)])
+                continue
+            if self._stride is not None and not paired:
+                sequences.append(self._windows(examples[index].text))
+                continue
+            counts.cut += 1
+            if own is not None:
+                sequences.append([self._sequence(own[: self.max_length], segments and segments[: self.max_length])])
+                continue
+            # Only what is too long is tokenised twice; this way the cut is noticed with any tokenizer.
+            cut = self.tokenizer(
+                *(column[index] for column in texts), truncation="longest_first", max_length=self.max_length
             )
+            sequences.append([self._sequence(cut["input_ids"], cut["token_type_ids"] if self._segments else None)])
         return sequences
+
+    def _windows(self, text: str) -> list[TokenSequence]:
+        """Windows of the maximal length, each beginning `stride` tokens before the end of the one before."""
+        cut = self.tokenizer(
+            text, truncation=True, max_length=self.max_length, stride=self._stride, return_overflowing_tokens=True
+        )
+        windows = [
+            self._sequence(ids, cut["token_type_ids"][number] if self._segments else None, last=False)
+            for number, ids in enumerate(cut["input_ids"])
+        ]
+        return [*windows[:-1], dataclasses.replace(windows[-1], last=True)]
+
+    def _sequence(self, input_ids: list[int], segments: list[int] | None, *, last: bool = True) -> TokenSequence:
+        return TokenSequence(
+            self.masked(np.asarray(input_ids, dtype=np.int64), self._mask_fraction),
+            None if segments is None else np.asarray(segments, dtype=np.int64) * self._second_segment,
+            last=last,
+        )
+
+    def _own_tokens(self, example: Example) -> list[int] | None:
+        """The numbers of the tokens that a corpus comes with, if they are to be used and this tokenizer knows them all."""
+        if example.tokens is None or not self._official:
+            return None
+        vocabulary = self._vocabulary
+        numbers = [vocabulary.get(token) for token in example.tokens]
+        known = [number for number in numbers if number is not None]
+        return known if len(known) == len(numbers) else None
+
+    @cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        return dict(self.tokenizer.get_vocab())
+
+    def _segments_of(self, input_ids: list[int]) -> list[int]:
+        """0 up to the first separator, 1 after it."""
+        separator = self.tokenizer.sep_token_id
+        end = input_ids.index(separator) + 1 if separator in input_ids else len(input_ids)
+        return [0] * end + [1] * (len(input_ids) - end)
+
+    def _check_windows(self, model: ReadsTokens, options: DatasetOptions) -> None:
+        if self.max_length is None:
+            raise InputError(f"dataset.segmentation=window: {model.name} has no longest length; set dataset.max_length")
+        added = len(self.tokenizer("")["input_ids"])
+        if not 0 <= options.stride < self.max_length - added:
+            raise InputError(
+                f"dataset.stride={options.stride}: expected 0 to {self.max_length - added - 1}, less than a window holds"
+            )
+        if not self.tokenizer.is_fast:
+            raise InputError(f"dataset.segmentation=window: the tokenizer of {model.name} is none of the fast ones")
 
     def masked(self, input_ids: np.ndarray, fraction: float) -> np.ndarray:
         """The ids with a share of the ordinary ones replaced by the mask token, at least one of them.

@@ -12,6 +12,8 @@ class Example:
 
     text: str
     text_pair: str | None = None
+    tokens: tuple[str, ...] | None = None
+    """The tokens themselves, where a corpus comes with them."""
 
 
 @dataclasses.dataclass
@@ -20,6 +22,8 @@ class CorpusCounts:
 
     read: int = 0
     used: int = 0
+    sequences: int = 0
+    """What the model was given: as many as were used, but for documents that were cut into windows."""
     cut: int = 0
     """Used, but longer than the maximal length."""
     tokens: int = 0

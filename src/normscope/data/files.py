@@ -1,23 +1,23 @@
-"""Text files as corpora: one example a line (.txt), an object a line (.jsonl), or a row (.csv, .parquet)."""
+"""Text files as corpora: one example a line (.txt), an object a line (.jsonl), or a row (.csv, .tsv, .parquet)."""
 
 import contextlib
 import csv
 import dataclasses
+import glob
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from normscope.data.examples import Corpus, Example
+from normscope.data.lines import Malformed, count, kind, lines
+from normscope.data.rows import Row, RowReader
 from normscope.errors import InputError
 
 # Above this size, counting the lines for a progress bar would be felt.
 _COUNTED_BYTES = 256 * 2**20
-
-Row = Mapping[str | int, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,9 @@ class TextFile(Corpus):
     text_column: str | int | None = None
     pair_column: str | int | None = None
     header: bool = True
-    """Whether the first line of a .csv names its columns; without names, columns are numbered from 0."""
+    """Whether the first line of a .csv or .tsv names its columns; without names, columns are numbered from 0."""
+    delimiter: str | None = None
+    """What stands between the cells; a comma in .csv, a tab in .tsv."""
     key: str = "dataset.path"
     """The config key that named the file, for messages."""
 
@@ -37,119 +39,117 @@ class TextFile(Corpus):
             raise InputError(f"{self.key}={self.path}: no such file")
         if not self.path.is_file():
             raise InputError(f"{self.key}={self.path}: expected a file")
-        if self.path.suffix not in _ROWS:
-            raise InputError(f"{self.key}={self.path}: expected a file ending in {', '.join(_ROWS)}")
+        if kind(self.path) not in _ROWS:
+            raise InputError(
+                f"{self.key}={self.path}: expected a file ending in {', '.join(_ROWS)}, or one of these and .gz"
+            )
         if self.path.stat().st_size == 0:
             raise InputError(f"{self.key}={self.path}: the file is empty")
 
     @property
     def total(self) -> int | None:
         """Rows of the file, where that is cheap to know."""
-        if self.path.suffix == ".parquet":
+        if kind(self.path) == ".parquet":
             try:
                 with _parquet(self.path) as file:
                     return int(file.metadata.num_rows)
-            except _Malformed:
+            except Malformed:
                 return None  # told when it is read
-        if self.path.stat().st_size > _COUNTED_BYTES:
+        if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES:
             return None
-        with self.path.open("rb") as stream:
-            lines, last = 0, b"\n"
-            for chunk in iter(lambda: stream.read(2**20), b""):
-                lines, last = lines + chunk.count(b"\n"), chunk[-1:]
-        return lines + (last != b"\n") - (self.path.suffix == ".csv" and self.header)
+        return count(self.path) - (kind(self.path) in (".csv", ".tsv") and self.header)
 
     def examples(self) -> Iterator[Example | str]:
         """Examples in the file's order, or why a row is none."""
+        reader = RowReader(str(self.path), self.text_column, self.pair_column)
         try:
-            with contextlib.closing(_ROWS[self.path.suffix](self.path, self.header)) as rows:
+            with contextlib.closing(_ROWS[kind(self.path)](self)) as rows:
                 for number, row in enumerate(rows, start=1):
-                    yield self._example(row, number)
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{self.key}={self.path}: not UTF-8 (byte {error.object[error.start]:#04x}: {error.reason}); convert the file"
-            ) from error
-        except _Malformed as error:
+                    yield reader.example(row, number)
+        except Malformed as error:
             raise InputError(f"{self.key}={self.path}: {error}") from error
         except OSError as error:
             raise InputError(f"{self.key}={self.path}: cannot be read: {error.strerror or error}") from error
 
-    def _example(self, row: Row, number: int) -> Example | str:
-        if not row:
-            return "empty"
-        text = self._cell(row, number, self.text_column, "text", required=True)
-        pair = self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None)
-        if not isinstance(text, str | None) or not isinstance(pair, str | None):
-            return "not text"
-        if text is None or not text.strip():
-            return "empty"
-        if not _encodable(text) or not _encodable(pair or ""):
-            return "not text"
-        return Example(text.strip(), pair.strip() if pair and pair.strip() else None)
 
-    def _cell(self, row: Row, number: int, column: str | int | None, default: str, required: bool) -> Any:
-        # Nameless columns are numbered: the first is the text, and none is a pair until one is named.
-        named = isinstance(next(iter(row)), str)
-        wanted: str | int = column if column is not None else (default if named else 0 if default == "text" else -1)
-        if not named and isinstance(wanted, str) and wanted.isdecimal():
-            wanted = int(wanted)
-        if wanted in row:
-            return row[wanted]
-        if required:
-            key = "dataset.text_column" if default == "text" else "dataset.pair_column"
-            columns = ", ".join(map(str, row))
-            raise InputError(f"{key}={wanted}: row {number} of {self.path} has no such column; it has {columns}")
-        return None
+@dataclasses.dataclass(frozen=True)
+class TextFiles(Corpus):
+    """Several files, one after another."""
+
+    files: tuple[TextFile, ...]
+
+    @property
+    def total(self) -> int | None:
+        """Rows of all files, where that is cheap to know."""
+        totals = [file.total for file in self.files]
+        return None if None in totals else sum(total for total in totals if total is not None)
+
+    def examples(self) -> Iterator[Example | str]:
+        """Examples of one file after another."""
+        for file in self.files:
+            yield from file.examples()
 
 
-class _Malformed(Exception):
-    """A file is not of the kind that its ending says."""
+def matching(path: str, key: str) -> list[Path]:
+    """The files that a path names: itself, those in a folder, or those that match a pattern; in the order of their names.
+
+    Raises:
+        InputError: If there is none.
+    """
+    whole = Path(path).expanduser()
+    if whole.is_dir():
+        found = sorted(file for file in whole.iterdir() if file.is_file() and kind(file) in _ROWS)
+        if not found:
+            raise InputError(f"{key}={path}: the folder has no file ending in {', '.join(_ROWS)}")
+        return found
+    if not whole.exists() and any(sign in path for sign in "*?["):
+        found = sorted(Path(file) for file in glob.glob(str(whole), recursive=True) if Path(file).is_file())
+        if not found:
+            raise InputError(f"{key}={path}: no file matches")
+        return found
+    return [whole]
 
 
-def _encodable(text: str) -> bool:
-    """Whether text is Unicode: JSON can smuggle in half a character."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+def _text_rows(file: TextFile) -> Generator[Row, None, None]:
+    for line in lines(file.path):
+        yield {"text": line}
 
 
-def _text_rows(path: Path, _header: bool) -> Generator[Row, None, None]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for line in lines:
-            yield {"text": line}
-
-
-def _json_rows(path: Path, _header: bool) -> Generator[Row, None, None]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line) if line.strip() else {}
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                raise _Malformed(f"line {number} is not JSON: {reason}") from error
-            if not isinstance(row, dict):
-                raise _Malformed(f"line {number} is not a JSON object")
-            yield row
-
-
-def _csv_rows(path: Path, header: bool) -> Generator[Row, None, None]:
-    csv.field_size_limit(2**31 - 1)
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines)
+def _json_rows(file: TextFile) -> Generator[Row, None, None]:
+    for number, line in enumerate(lines(file.path), start=1):
         try:
-            names = next(reader, []) if header else None
-            for cells in reader:
-                if names is None or not cells:
-                    yield dict(enumerate(cells))
-                    continue
-                if len(cells) != len(names):
-                    raise _Malformed(f"line {reader.line_num} has {len(cells)} cells where the header has {len(names)}")
-                yield dict(zip(names, cells, strict=True))
-        except csv.Error as error:
-            raise _Malformed(f"line {reader.line_num} is not CSV: {error}") from error
+            row = json.loads(line) if line.strip() else {}
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+            raise Malformed(f"line {number} is not JSON: {reason}") from error
+        if not isinstance(row, dict):
+            raise Malformed(f"line {number} is not a JSON object")
+        yield row
 
 
-def _parquet_rows(path: Path, _header: bool) -> Generator[Row, None, None]:
-    with _parquet(path) as file:
-        for batch in file.iter_batches(batch_size=1024):
+def _csv_rows(file: TextFile) -> Generator[Row, None, None]:
+    csv.field_size_limit(2**31 - 1)
+    delimiter = file.delimiter or ("\t" if kind(file.path) == ".tsv" else ",")
+    reader = csv.reader(lines(file.path), delimiter=delimiter)
+    try:
+        names = next(reader, []) if file.header else None
+        for cells in reader:
+            if names is None or not cells:
+                yield dict(enumerate(cells))
+                continue
+            if len(cells) != len(names):
+                raise Malformed(
+                    f"line {reader.line_num} has {len(cells)} cells where the header has {len(names)}; is it "
+                    f"dataset.delimiter={delimiter!r}?"
+                )
+            yield dict(zip(names, cells, strict=True))
+    except csv.Error as error:
+        raise Malformed(f"line {reader.line_num} is not CSV: {error}") from error
+
+
+def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
+    with _parquet(file.path) as table:
+        for batch in table.iter_batches(batch_size=1024):
             yield from batch.to_pylist()
 
 
@@ -157,12 +157,13 @@ def _parquet(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
-        raise _Malformed(f"not a Parquet file: {error}") from error
+        raise Malformed(f"not a Parquet file: {error}") from error
 
 
-_ROWS: dict[str, Callable[[Path, bool], Generator[Row, None, None]]] = {
+_ROWS: dict[str, Callable[[TextFile], Generator[Row, None, None]]] = {
     ".txt": _text_rows,
     ".jsonl": _json_rows,
     ".csv": _csv_rows,
+    ".tsv": _csv_rows,
     ".parquet": _parquet_rows,
 }

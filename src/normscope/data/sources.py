@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import assert_never
 
 from normscope.data.examples import Corpus, Example
-from normscope.data.files import TextFile
+from normscope.data.files import TextFile, TextFiles, matching
+from normscope.data.hub import HubDataset
+from normscope.data.pickles import PickledTokens
+from normscope.data.segmentation import Segmented, WikiText
 from normscope.errors import InputError
-from normscope.schema import DatasetKind, DatasetOptions
+from normscope.schema import DatasetKind, DatasetOptions, Segmentation
 
 
 def open_corpus(options: DatasetOptions) -> Corpus:
@@ -23,14 +26,44 @@ def open_corpus(options: DatasetOptions) -> Corpus:
         case DatasetKind.sample:
             corpus: Corpus = TextFile(sample_path())
         case DatasetKind.text:
-            if options.path is None:
-                raise InputError("dataset.path is not set: expected a .txt, .jsonl, .csv or .parquet file")
-            corpus = TextFile(
-                Path(options.path).expanduser(), options.text_column, options.pair_column, header=options.header
+            corpus = _text(options)
+        case DatasetKind.hub:
+            corpus = HubDataset(
+                _path(options, "the name of a data set on the Hub"),
+                options.config,
+                options.split,
+                options.revision,
+                options.text_column,
+                options.pair_column,
             )
+        case DatasetKind.clark:
+            corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
             assert_never(options.kind)
+    documents = options.segmentation is Segmentation.pair or options.segmentation is Segmentation.sentence
+    if options.wikitext:
+        corpus = WikiText(corpus, articles=options.segmentation is not Segmentation.none)
+    if documents:
+        corpus = Segmented(corpus, options.segmentation, options.seed)
     return corpus if options.limit is None else _Limited(corpus, options.limit)
+
+
+def _path(options: DatasetOptions, expected: str) -> str:
+    if options.path is None:
+        raise InputError(f"dataset.path is not set: expected {expected}")
+    return options.path
+
+
+def _text(options: DatasetOptions) -> Corpus:
+    paths = matching(
+        _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
+    )
+    columns = options.text_column, options.pair_column, options.header, options.delimiter
+    files = tuple(TextFile(path, *columns) for path in paths)
+    corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
+    if options.pair_path is None:
+        return corpus
+    return SideBySide(corpus, TextFile(Path(options.pair_path).expanduser(), *columns, key="dataset.pair_path"))
 
 
 def sample_path() -> Path:
@@ -52,3 +85,35 @@ class _Limited(Corpus):
 
     def examples(self) -> Iterator[Example | str]:
         return itertools.islice(self.corpus.examples(), self.limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class SideBySide(Corpus):
+    """Two corpora whose examples belong together one by one."""
+
+    first: Corpus
+    second: Corpus
+
+    @property
+    def total(self) -> int | None:
+        """As many as both have."""
+        return self.first.total
+
+    def examples(self) -> Iterator[Example | str]:
+        """Pairs in order; what lacks a side is skipped.
+
+        Raises:
+            InputError: If one corpus is longer than the other.
+        """
+        for number, (text, pair) in enumerate(
+            itertools.zip_longest(self.first.examples(), self.second.examples()), start=1
+        ):
+            if text is None or pair is None:
+                which = "dataset.path" if text is None else "dataset.pair_path"
+                raise InputError(
+                    f"{which}: it ends before its row {number}, where the other goes on; both need as many rows"
+                )
+            if isinstance(text, str) or isinstance(pair, str):
+                yield text if isinstance(text, str) else str(pair)
+            else:
+                yield Example(text.text, pair.text)

@@ -83,6 +83,15 @@ class BlockLayout:
     position_embedding: str | None = None
     """A learned position embedding, which bounds the length of a sequence; None where there is none."""
 
+    def __post_init__(self) -> None:
+        # Without these nothing proves what the residual connection and the norm do.
+        if self.norm_position in ("post", "branch") and self.norm is None:
+            raise ValueError(f"{self.model_type}: a block with norm_position={self.norm_position!r} needs its `norm`")
+        if self.norm_position == "pre" and self.following is None:
+            raise ValueError(
+                f"{self.model_type}: a block with norm_position='pre' needs what reads its sum, `following`"
+            )
+
     def bind(self, model: nn.Module) -> "list[BlockModules]":
         """The modules of every layer of a model, in order. A layer that is passed through twice is there twice.
 

@@ -155,21 +155,23 @@ class Observer:
         self._passed = 0
         self._shown.clear()
         token = active.set(self)
-        stopped = False
         output = None
         try:
             with torch.inference_mode():
                 weights = {} if self._layout.registry else {"output_attentions": True}
                 output = (self._model if whole is None else whole)(**inputs, **weights)
         except Stop:
-            stopped = True
+            pass
         finally:
             active.reset(token)
             self._parts = self._mask = self._real = self._key_real = self._visit = self._visit_hidden = None
             self._replacements = {}
         missing = self._wanted - self._shown
-        if missing and not stopped:
-            raise RuntimeError(f"the forward pass did not show all parts of layers {sorted(missing)}")
+        if missing:
+            raise RuntimeError(
+                f"the forward pass did not show all parts of layers {sorted(missing)}: are the layout's `attention` and "
+                "`registry` right?"
+            )
         return output
 
     def attend(

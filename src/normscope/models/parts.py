@@ -34,7 +34,7 @@ class Parts:
     def block(self, parameters: BlockParameters, real: Tensor, key_real: Tensor) -> AttentionBlock:
         """The block, once every part is there."""
         inputs, attention_inputs, output = (
-            full_precision(_there(part)) for part in (self.inputs, self.attention_inputs, self.attention_output)
+            full_precision(self._there(part)) for part in ("inputs", "attention_inputs", "attention_output")
         )
         if self.own_weights is not None:
             # The module keeps its queries, keys and values to itself.
@@ -52,9 +52,9 @@ class Parts:
             layer=self.modules.layer,
             inputs=inputs,
             attention_inputs=attention_inputs,
-            query=full_precision(_there(self.query)),
-            key=full_precision(_there(self.key)),
-            value=full_precision(_there(self.value)),
+            query=full_precision(self._there("query")),
+            key=full_precision(self._there("key")),
+            value=full_precision(self._there("value")),
             mask=None if self.mask is None else full_precision(self.mask),
             everything_visible=self.everything_visible,
             scale=self.scale,
@@ -73,13 +73,16 @@ class Parts:
         norm = parameters.key_normalisation
         if norm is None:
             return KeyMap(cosine, sine)
-        key = full_precision(_there(self.unnormed_key))
+        key = full_precision(self._there("unnormed_key"))
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over a head, or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
         return KeyMap(cosine, sine, repeat_heads(factors, heads))
 
-
-def _there(part: Tensor | None) -> Tensor:
-    assert part is not None
-    return part
+    def _there(self, part: str) -> Tensor:
+        tensor: Tensor | None = getattr(self, part)
+        if tensor is None:
+            raise RuntimeError(
+                f"layer {self.modules.layer}: nothing gave its {part}; are the layout's paths right, and `registry`?"
+            )
+        return tensor

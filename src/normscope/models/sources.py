@@ -4,17 +4,14 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import os
 import re
-import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import huggingface_hub
-from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from normscope.errors import InputError
+from normscope.network import hub_reachable
 from normscope.schema import ModelOptions
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
@@ -134,7 +131,7 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
             _require_weights(cached, name, allow_pickle)
         return cached
     hint = "give a local folder instead: model.name=/path/to/folder"
-    if not _hub_reachable():
+    if not hub_reachable():
         raise InputError(f"model.name={name}: it is not in the local cache and the Hub cannot be reached; {hint}")
     try:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
@@ -160,18 +157,3 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
     except (OSError, ValueError):
         return None
     return folder if (folder / "config.json").exists() else None
-
-
-def _hub_reachable() -> bool:
-    """Whether a download is worth trying: without a network each file would cost half a minute to fail."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    endpoint = urlsplit(constants.ENDPOINT)
-    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
-    try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True

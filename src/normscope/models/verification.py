@@ -82,8 +82,9 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
             if not error < bound:
                 raise InputError(
                     f"{name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                    f"(relative, at most {bound:.0e} in {model.dtype}); the installed transformers may have "
-                    f"changed this family, see {layout.source}"
+                    f"(relative, at most {bound:.0e} in {model.dtype}); the installed transformers may "
+                    "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
+                    f"{layout.source}"
                 )
             if error > worst.error:
                 worst = Verification(error, layer, part)

@@ -1,0 +1,278 @@
+"""Every way to a corpus: formats, several files, segmentation, WikiText, the released pickle, pairs of files, the Hub."""
+
+import gzip
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from normscope.data import hub
+from normscope.data.batching import batches
+from normscope.data.categories import TokenCategories
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.data.segmentation import joined
+from normscope.data.sources import open_corpus
+from normscope.errors import InputError
+from normscope.schema import Compat, DatasetKind, DatasetOptions, Segmentation
+from tests.unit.test_data import Reader
+
+SENTENCES = ["A first, short one.", "naïve — café", "The last."]
+
+
+def options(path=None, kind=DatasetKind.text, **more) -> DatasetOptions:
+    return DatasetOptions(kind=kind, path=None if path is None else str(path), seed=0, **more)
+
+
+def read(path, **more) -> list[Example | str]:
+    return list(open_corpus(options(path, **more)).examples())
+
+
+def texts(path, **more) -> list[str]:
+    return [example.text if isinstance(example, Example) else f"<{example}>" for example in read(path, **more)]
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".tsv", ".txt.gz", ".jsonl.gz", ".csv.gz", ".tsv.gz"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_every_format_agrees(tmp_path, ending, line_end, mark):
+    rows = {
+        ".txt": SENTENCES,
+        ".jsonl": [json.dumps({"text": sentence}) for sentence in SENTENCES],
+        ".csv": ["text,n", *(f'"{sentence}",1' for sentence in SENTENCES)],
+        ".tsv": ["text\tn", *(f"{sentence}\t1" for sentence in SENTENCES)],
+    }[ending.removesuffix(".gz")]
+    content = (mark + "".join(row + line_end for row in rows)).encode()
+    path = tmp_path / f"corpus{ending}"
+    path.write_bytes(gzip.compress(content) if ending.endswith(".gz") else content)
+    assert texts(path) == SENTENCES
+
+
+def test_a_folder_and_a_pattern_are_read_in_order_of_names(tmp_path):
+    for number, sentence in enumerate(SENTENCES):
+        (tmp_path / f"{number}.txt").write_text(sentence + "\n")
+    (tmp_path / "notes.pdf").write_text("no text")
+    assert texts(tmp_path) == SENTENCES
+    assert texts(tmp_path / "[12].txt") == SENTENCES[1:]
+    assert open_corpus(options(tmp_path)).total == 3
+    with pytest.raises(InputError, match=r"dataset.path=.*\*\.csv: no file matches"):
+        open_corpus(options(tmp_path / "*.csv"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="the folder has no file ending in .txt"):
+        open_corpus(options(tmp_path / "empty"))
+
+
+def test_a_delimiter_that_is_another_is_named(tmp_path):
+    path = tmp_path / "corpus.csv"
+    path.write_text("text;n\nA first, short one.;1\n")
+    with pytest.raises(InputError, match=r"line 2 has 2 cells where the header has 1; is it dataset.delimiter=','"):
+        read(path)
+    assert texts(path, delimiter=";") == SENTENCES[:1]
+    path.write_text("text;n\nshort;1\n")
+    with pytest.raises(InputError, match="dataset.text_column=text: .* has no such column; it has text;n"):
+        read(path)
+
+
+def test_bytes_that_are_no_text_are_named_by_line_and_byte(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes("naïve\n".encode() + b"caf\xe9 au lait\n")
+    with pytest.raises(InputError, match=r"corpus.txt: line 2, byte 10: not UTF-8 \(0xe9"):
+        read(path)
+    path = tmp_path / "cut.txt.gz"
+    path.write_bytes(gzip.compress(b"one\n" * 1000)[:-10])
+    with pytest.raises(InputError, match="not a whole gzip file"):
+        read(path)
+
+
+def test_odd_lines_are_text_like_any_other(tmp_path, tokenizer):
+    """NUL bytes, ten megabytes without an end, emptiness: nothing is lost without being counted."""
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"a\x00b\n\n   \n" + b"word " * 2_000_000 + b"\nlast\n")
+    encoder = Encoder(Reader(tokenizer), options())
+    counts = CorpusCounts()
+    made = list(batches(open_corpus(options(path)).examples(), encoder, 4096, counts))
+    assert (counts.read, counts.used, counts.cut, dict(counts.skipped)) == (5, 3, 1, {"empty": 2})
+    assert sum(batch.sequences for batch in made) == counts.sequences == 3
+
+
+def test_sentences_and_paragraph_pairs_of_documents(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    document = "One here. Two there!\nAnd three? Yes.\n\nThe fourth."
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (document, "alone")))
+    sentences = ["One here.", "Two there!", "And three?", "Yes.", "The fourth."]
+    assert texts(path, segmentation=Segmentation.sentence) == [*sentences, "alone"]
+    pair, alone = read(path, segmentation=Segmentation.pair)
+    paragraphs = ["One here. Two there!", "And three? Yes.", "The fourth."]
+    assert isinstance(pair, Example)
+    assert (pair.text, pair.text_pair) in list(itertools.pairwise(paragraphs))
+    assert alone == "one paragraph"
+    drawn = {
+        example.text
+        for seed in range(20)
+        for example in open_corpus(
+            DatasetOptions(kind=DatasetKind.text, path=str(path), seed=seed, segmentation=Segmentation.pair)
+        ).examples()
+        if isinstance(example, Example)
+    }
+    assert drawn == set(paragraphs[:2])
+
+
+def test_windows_cover_a_document_and_share_a_stride(tokenizer):
+    encoder = Encoder(Reader(tokenizer), options(segmentation=Segmentation.window, stride=4, max_length=12))
+    words = [f"w{number}" for number in range(30)]
+    whole = tokenizer(" ".join(words), add_special_tokens=False)["input_ids"]
+    counts = CorpusCounts()
+    examples = [Example(" ".join(words)), Example("short")]
+    sequences = encoder.encode(examples, counts)
+    inner = [sequence.input_ids[1:-1].tolist() for sequence in sequences[:-1]]
+    assert all(len(window) <= 10 for window in inner)
+    rebuilt = inner[0] + [token for window in inner[1:] for token in window[4:]]
+    assert rebuilt == whole
+    assert [sequence.last for sequence in sequences] == [False] * (len(inner) - 1) + [True, True]
+    list(batches(examples, encoder, 24, counts := CorpusCounts()))
+    assert (counts.read, counts.used, counts.cut) == (2, 2, 0)
+    assert counts.sequences == len(sequences)
+    with pytest.raises(InputError, match=r"dataset.stride=10: expected 0 to 9"):
+        Encoder(Reader(tokenizer), options(segmentation=Segmentation.window, stride=10, max_length=12))
+
+
+WIKITEXT = """ = Valkyria =
+ The game 's story , told in 3 @-@ part chapters , is ( mostly ) new . <unk> praised it .
+
+ = = Gameplay = =
+ It has 1 @,@ 000 units .
+ = Another =
+ One paragraph .
+"""
+
+
+def test_wikitext_becomes_paragraphs_or_articles(tmp_path, tokenizer):
+    path = tmp_path / "wiki.txt"
+    path.write_text(WIKITEXT)
+    first = "The game's story, told in 3-part chapters, is (mostly) new. <unk> praised it."
+    found = [text for text in texts(path, wikitext=True) if not text.startswith("<")]
+    assert found == [first, "It has 1,000 units.", "One paragraph."]
+    [pair] = [e for e in read(path, wikitext=True, segmentation=Segmentation.pair) if isinstance(e, Example)]
+    assert (pair.text, pair.text_pair) == (first, "It has 1,000 units.")
+    assert joined('he said " hello " .') == 'he said "hello".'
+    sequences = Encoder(Reader(tokenizer), options(wikitext=True)).encode([Example("<unk> is")], CorpusCounts())
+    assert tokenizer.unk_token_id in sequences[0].input_ids
+
+
+TOKENS = ["[CLS]", "the", "una", "##ffa", "##ble", "cat", "[SEP]", "it", "walks", "[SEP]"]
+
+
+def pickled(path, value) -> None:
+    path.write_bytes(pickle.dumps(value))
+
+
+def test_released_tokens_are_fed_as_they_are_or_as_their_text(tmp_path, tokenizer):
+    path = tmp_path / "unlabeled_attn.pkl"
+    pickled(path, [{"tokens": TOKENS, "attns": np.zeros((2, 2))}, {"attns": np.float32(1)}])
+    example, skipped = read(path, kind=DatasetKind.clark)
+    assert (example.text, example.text_pair, skipped) == ("the unaffable cat", "it walks", "without tokens")
+    numbers = tokenizer.convert_tokens_to_ids(TOKENS)
+    official, clean = (
+        Encoder(Reader(tokenizer), options(kind=DatasetKind.clark, compat=compat)).encode([example], CorpusCounts())[0]
+        for compat in (Compat.official, Compat.clean)
+    )
+    assert official.input_ids.tolist() == numbers
+    assert official.token_type_ids.tolist() == [0] * 7 + [1] * 3
+    assert clean.input_ids.tolist() == tokenizer("the unaffable cat", "it walks")["input_ids"]
+
+
+class _Runs:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_runs_something_is_refused_and_has_not_run(tmp_path, protocol):
+    path, proof = tmp_path / "evil.pkl", tmp_path / "proof"
+    path.write_bytes(pickle.dumps([{"tokens": ["a"]}, _Runs(proof)], protocol=protocol))
+    with pytest.raises(InputError, match=r"refused: it tries to load (posix|nt)\.system"):
+        read(path, kind=DatasetKind.clark)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps([1])[:-2]])
+def test_a_file_that_is_no_such_pickle_is_one_line(tmp_path, content):
+    path = tmp_path / "broken.pkl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"dataset.path=.*broken.pkl: (not a pickle|expected a list)"):
+        read(path, kind=DatasetKind.clark)
+
+
+def test_two_files_are_read_side_by_side(tmp_path):
+    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+    source.write_text("eins\n\ndrei\n")
+    target.write_text("one\ntwo\nthree\n")
+    found = read(source, pair_path=str(target))
+    assert found == [Example("eins", "one"), "empty", Example("drei", "three")]
+    target.write_text("one\ntwo\n")
+    with pytest.raises(InputError, match="dataset.pair_path: it ends before its row 3"):
+        read(source, pair_path=str(target))
+
+
+def test_a_hub_dataset_without_a_network_is_one_line():
+    with pytest.raises(InputError, match=r"dataset.path=nobody/nothing: it is not in the local cache and the Hub"):
+        open_corpus(options("nobody/nothing", kind=DatasetKind.hub))
+
+
+def test_a_hub_dataset_is_read_row_by_row(monkeypatch):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"sentence": "one"}, {"sentence": ""}, {"sentence": "two"}])
+    asked = {}
+    monkeypatch.setattr(hub, "hub_reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **more: asked.update(given=given, **more) or rows)
+    found = texts(
+        "some/data", kind=DatasetKind.hub, text_column="sentence", config="c", split="validation", revision="r"
+    )
+    assert found == ["one", "<empty>", "two"]
+    assert asked["given"] == ("some/data", "c")
+    assert (asked["split"], asked["revision"]) == ("validation", "r")
+    words = datasets.Dataset.from_list([{"tokens": ["EU", "rejects"]}])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_given, **_more: words)
+    assert texts("some/data", kind=DatasetKind.hub, text_column="tokens") == ["EU rejects"]
+
+
+def test_categories_of_ones_own(tmp_path, tokenizer):
+    words = tmp_path / "words.txt"
+    words.write_text("cat\nriver\n")
+    own = {
+        "negation": ["not", "never"],
+        "digits": r"re:\d+",
+        "animals": f"file:{words}",
+        "punctuation": [",", ".", "!"],
+    }
+    found = TokenCategories.of(tokenizer, 30522, own)
+    assert found.names == ("cls", "sep", "mask", "punctuation", "other", "negation", "digits", "animals")
+    ids = tokenizer("not 1984, my cat!", add_special_tokens=True)["input_ids"]
+    names = [found.names[index] for index in found.of_sequence(np.array(ids))]
+    assert names == ["cls", "negation", "digits", "punctuation", "other", "animals", "punctuation", "sep"]
+    causal = TokenCategories.of(tokenizer, 30522, causal=True)
+    assert [causal.names[index] for index in causal.of_sequence(np.array(ids))][:2] == ["first", "other"]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"cls": ["a"]}, "dataset.categories.cls: expected a name"),
+        ({"a": ["cat"], "b": ["cat"]}, "'cat' is in a and in b"),
+        ({"a": "re:("}, "not a regular expression"),
+        ({"a": ["zzzzzzzz"]}, "no token of the vocabulary"),
+        ({"a": "file:/nowhere"}, "cannot be read"),
+        ({"a": [["x"]]}, "expected a list of tokens"),
+    ],
+)
+def test_categories_that_cannot_be(tokenizer, own, message):
+    with pytest.raises(InputError, match=message.replace("(", r"\(") if "expression" not in message else message):
+        TokenCategories.of(tokenizer, 30522, own)
