@@ -104,9 +104,11 @@ def batches(
         for batch in batches_of(sequences, encoder, batch_tokens):
             counts.sequences += batch.sequences
             counts.used += batch.examples
-            counts.tokens += int(batch.real.sum())
-            numbers = np.bincount(batch.categories[batch.real].numpy(), minlength=len(names))
-            counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
+            # In cross-attention the source's tokens are the keys, the target's the queries: both are told of.
+            for side in (batch, batch.keys) if batch.crosses else (batch,):
+                counts.tokens += int(side.real.sum())
+                numbers = np.bincount(side.categories[side.real].numpy(), minlength=len(names))
+                counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
             yield batch
 
 
