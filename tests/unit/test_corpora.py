@@ -13,6 +13,7 @@ from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.pickles import load
 from normscope.data.segmentation import joined
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
@@ -200,6 +201,22 @@ def test_a_pickle_that_runs_something_is_refused_and_has_not_run(tmp_path, proto
     with pytest.raises(InputError, match=r"refused: it tries to load (posix|nt)\.system"):
         read(path, kind=DatasetKind.clark)
     assert not proof.exists()
+
+
+def test_a_forged_array_is_never_built(tmp_path):
+    """A dtype of objects over the file's own bytes would be pointers of its choosing."""
+    path = tmp_path / "forged.pkl"
+    pickled(path, [{"tokens": ["a"], "attns": np.array([object], dtype=object)[:0]}, {"tokens": np.array(["a"])}])
+    found = load(path)
+    assert type(found[0]["attns"]).__module__ == "normscope.data.pickles"
+    example, skipped = read(path, kind=DatasetKind.clark)
+    assert (example.text, skipped) == ("a", "without tokens")
+
+
+def test_a_limit_counts_examples_and_not_what_is_skipped(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n\none\n\ntwo\nthree\n")
+    assert texts(path, limit=2) == ["<empty>", "<empty>", "one", "<empty>", "two"]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps([1])[:-2]])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from normscope.analyses.interventions import Removals
 from normscope.maths.attention import additive_mask, attention_by_group, attention_weights
 from normscope.maths.keys import KeyMap
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
@@ -146,3 +147,12 @@ def test_an_outlier_of_the_model_is_one_in_a_share_of_layers():
     assert outlier_dimensions(flags, 0.5) == [0, 1]
     assert outlier_dimensions(flags, 0.6) == [0]
     assert outlier_dimensions(flags, 0.0) == [0, 1]
+
+
+def test_at_most_the_most_prominent_are_removed_alone():
+    outliers = list(range(30, 0, -1))
+    removals = Removals.of(outliers, 64, controls=2, seed=0)
+    assert [removal.name for removal in removals.outliers] == [*map(str, range(23, 31)), "outliers"]
+    assert removals.outliers[-1].dimensions == tuple(range(1, 31))
+    assert [len(control.dimensions) for control in removals.controls] == [1, 1, 30, 30]
+    assert not any(set(control.dimensions) & set(outliers) for control in removals.controls)

@@ -24,6 +24,9 @@ from normscope.models.block import AttentionBlock
 TOGETHER = "outliers"
 """Name of the removal of all outlier dimensions at once."""
 
+ALONE = 8
+"""So many outlier dimensions are removed alone at most: hundreds of them would take hours and say little."""
+
 ZERO, MEAN = "zero", "mean"
 
 CONTROL_COLUMNS = ["controls_mean", "controls_low", "controls_high"]
@@ -40,7 +43,7 @@ class Removal:
 
 
 class Removals(NamedTuple):
-    """The outlier dimensions, each alone and all together, and random sets of their sizes."""
+    """The outlier dimensions, each of the most prominent alone and all together, and random sets of their sizes."""
 
     outliers: list[Removal]
     controls: list[Removal]
@@ -50,7 +53,7 @@ class Removals(NamedTuple):
         """Draw the controls among the dimensions that are no outliers.
 
         Args:
-            outliers: The outlier dimensions.
+            outliers: The outlier dimensions, the most prominent first.
             model: Size of the hidden vectors.
             controls: Random sets of each size.
             seed: Seed of the draw.
@@ -58,9 +61,10 @@ class Removals(NamedTuple):
         """
         generator = np.random.default_rng(seed)
         others = np.setdiff1d(np.arange(model), outliers)
+        together = tuple(sorted(outliers))
         sizes = sorted({1, len(outliers)} if alone else {len(outliers)})
         return cls(
-            [Removal(str(j), (j,)) for j in outliers] + [Removal(TOGETHER, tuple(outliers))],
+            [Removal(str(j), (j,)) for j in sorted(outliers[:ALONE])] + [Removal(TOGETHER, together)],
             [
                 Removal("", tuple(sorted(generator.choice(others, size=size, replace=False).tolist())))
                 for size in sizes

@@ -8,7 +8,7 @@ from torch import Tensor
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.hidden_moments import HiddenMoments
-from normscope.analyses.interventions import Propagated, Removals, block_alone, propagated
+from normscope.analyses.interventions import ALONE, Propagated, Removals, block_alone, propagated
 from normscope.analyses.laboratory import Laboratory
 from normscope.analyses.score_report import ScoreReport, describe_figures
 from normscope.analysis_options import ScoreOptions
@@ -75,12 +75,13 @@ class ScoreAnalysis(Analysis):
         found = self._moments.compute()
         if not found.outliers:
             return
+        prominent = sorted(found.outliers, key=lambda j: -float(found.scores[:, j].abs().max()))
         if options.interventions:
-            removals = Removals.of(found.outliers, subject.model, options.controls, options.seed)
+            removals = Removals.of(prominent, subject.model, options.controls, options.seed)
             batches = laboratory.batches(sample[: options.intervention_sequences])
             self._interventions = block_alone(laboratory, batches, subject, removals)
         if options.ablation:
-            removals = Removals.of(found.outliers, subject.model, options.ablation_controls, options.seed, alone=False)
+            removals = Removals.of(prominent, subject.model, options.ablation_controls, options.seed, alone=False)
             batches = laboratory.batches(sample[: options.ablation_sequences])
             self._propagated = propagated(laboratory, batches, subject, removals, found.mean[:, -1])
 
@@ -94,6 +95,8 @@ class ScoreAnalysis(Analysis):
         report = ScoreReport(self._subject, contributions, spread, outliers)
         tables = report.tables()
         notes = [f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({self._moments.criterion})"]
+        if len(outliers) > ALONE and (self._interventions is not None or self._propagated is not None):
+            notes.append(f"of the {len(outliers)} outlier dimensions only the {ALONE} most prominent are removed alone")
         if self._subject.content_only:
             notes.append(
                 "scores of this family have terms of position beside q·k: contributions are those of q·k alone"

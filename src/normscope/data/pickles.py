@@ -7,19 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from normscope.data.examples import Corpus, Example
 from normscope.errors import InputError
 
-# What NumPy arrays are pickled with, and nothing else, whatever a file asks for.
+
+class _Array:
+    """Stands for a NumPy array: takes what a pickle gives it and makes nothing of it.
+
+    A real array of a forged dtype would hold pointers of the file's choosing; only the tokens are wanted.
+    """
+
+    def __init__(self, *_given: object) -> None: ...
+    def __setstate__(self, _state: object) -> None: ...
+
+
+# What arrays are pickled with. A file that asks for anything else is refused.
 _ARRAYS = {
-    ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("numpy.core.multiarray", "scalar"): np._core.multiarray.scalar,  # type: ignore[attr-defined]
-    ("numpy._core.multiarray", "scalar"): np._core.multiarray.scalar,  # type: ignore[attr-defined]
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
 }
 
 
@@ -28,13 +36,12 @@ class _Refused(pickle.UnpicklingError):
 
 
 class _DataOnly(pickle.Unpickler):
-    """Builds containers, strings, numbers and NumPy arrays; finds nothing else."""
+    """Builds containers, strings and numbers, and something inert for every array; finds nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ARRAYS[module, name]
-        except KeyError:
-            raise _Refused(f"it tries to load {module}.{name}, which data does not need") from None
+        if (module, name) in _ARRAYS:
+            return _Array
+        raise _Refused(f"it tries to load {module}.{name}, which data does not need")
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused(f"it refers to something outside itself ({pid!r})")

@@ -84,7 +84,13 @@ class _Limited(Corpus):
         return self.limit if total is None else min(total, self.limit)
 
     def examples(self) -> Iterator[Example | str]:
-        return itertools.islice(self.corpus.examples(), self.limit)
+        left = self.limit
+        for example in self.corpus.examples():
+            yield example
+            # What is skipped (empty lines, headings) does not count: as many examples are read as were asked for.
+            left -= isinstance(example, Example)
+            if not left:
+                return
 
 
 @dataclasses.dataclass(frozen=True)
