@@ -1,6 +1,7 @@
 """The model of a run, to be run again by analyses that change something in it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -45,7 +46,7 @@ class ModelLaboratory(Laboratory):
 
     def observe(self, batch: Batch, visit: Callable[[AttentionBlock], None], ablation: Ablation | None = None) -> None:
         """Show the blocks of the chosen layers in one forward pass."""
-        with Observer(self._model.model, self._model.layout, self._layers) as observer:
+        with self._observer as observer:
             observer.run(batch.model_inputs(), visit, replacements=self._replacements(ablation))
 
     @property
@@ -64,7 +65,7 @@ class ModelLaboratory(Laboratory):
         )
         hidden = torch.from_numpy(masked != ids).to(batch.input_ids.device)
         inputs = batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
-        with Observer(self._model.model, self._model.layout, self._layers) as observer:
+        with self._observer as observer:
             output = observer.run(
                 inputs,
                 lambda _block: None,
@@ -78,6 +79,11 @@ class ModelLaboratory(Laboratory):
     def progress(self, steps: Iterable[T], total: int, what: str) -> Iterable[T]:
         """The steps, with a progress bar."""
         return steps_bar(steps, total, what)
+
+    @cached_property
+    def _observer(self) -> Observer:
+        # One for all passes: it splits the weights into heads, and there are hundreds of passes.
+        return Observer(self._model.model, self._model.layout, self._layers)
 
     def _replacements(self, ablation: Ablation | None) -> dict[int, Replacement]:
         if ablation is None:

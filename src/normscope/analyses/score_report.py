@@ -88,12 +88,11 @@ class ScoreReport:
         )
         if "intervention" in tables:
             together = tables["intervention"].query("removed == @TOGETHER")
-            for category, rows in together.groupby("category", sort=False):
-                by_layer = rows.set_index("layer")
+            for category in together["category"].unique()[:1]:  # [CLS] where there is one
+                by_layer = together[together["category"] == category].set_index("layer")
                 table[f"α {category}"] = by_layer["before"]
                 table["without"] = by_layer["after"]
                 table["random"] = by_layer["before"] + by_layer["controls_mean"]
-                break  # the first category: [CLS] where there is one
         return table
 
     def _table(self, values: np.ndarray) -> pd.DataFrame:
