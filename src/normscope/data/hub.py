@@ -8,7 +8,7 @@ from typing import Any
 
 from normscope.data.examples import Corpus, Example
 from normscope.data.rows import RowReader
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.network import hub_reachable
 
 
@@ -59,8 +59,7 @@ class HubDataset(Corpus):
                 self.name, self.config, split=self.split, revision=self.revision, streaming=online
             )
         except Exception as error:  # neither the library nor what it calls agrees on types
-            reason = " ".join(str(error).split())[:200]
             raise InputError(
-                f"dataset.path={self.name}: {reason}; check dataset.path, .config, .split and .revision, or give a local file: "
-                "dataset=text dataset.path=FILE"
+                f"dataset.path={self.name}: {one_line(error)}; check dataset.path, .config, .split and .revision, or give "
+                "a local file: dataset=text dataset.path=FILE"
             ) from error

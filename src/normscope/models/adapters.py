@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -65,9 +65,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         }
         outcome: Any = set_peft_model_state_dict(adapted, layers)
     except (ValueError, RuntimeError, KeyError) as error:
-        raise InputError(
-            f"model.name={folder}: the adapter does not fit its model: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise InputError(f"model.name={folder}: the adapter does not fit its model: {one_line(error)}") from error
     missing = [name for name in outcome.missing_keys if config.peft_type.lower() in name.lower()]
     wrong = [*outcome.unexpected_keys, *missing]
     if wrong or not layers:

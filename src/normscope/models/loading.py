@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapted_model, adapter_folder, merged
 from normscope.models.families import layout_of
 from normscope.models.heads import masked_language_head
@@ -68,7 +68,7 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
         try:
             model = AutoModel.from_config(config, dtype=DTYPES[device.dtype])
         except (ValueError, TypeError, RuntimeError) as error:
-            raise InputError(f"model {options.name} cannot be built from its config: {_one_line(error)}") from error
+            raise InputError(f"model {options.name} cannot be built from its config: {one_line(error)}") from error
     else:
         assert source is not None
         _check_digest(source, options)
@@ -131,14 +131,14 @@ def _configured(architecture: Mapping[str, Any]) -> PretrainedConfig:
     try:
         return AutoConfig.for_model(shapes.pop("model_type"), **shapes)
     except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"model.architecture is no transformers config: {_one_line(error)}") from error
+        raise InputError(f"model.architecture is no transformers config: {one_line(error)}") from error
 
 
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"model.name={options.name}: its config.json cannot be used: {_one_line(error)}") from error
+        raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
 
 
 def _refuse_unsupported(config: PretrainedConfig) -> None:
@@ -182,7 +182,7 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
             output_loading_info=True,
         )
     except Exception as error:  # a truncated or corrupt file surfaces as any of a dozen types
-        raise InputError(f"model.name={options.name}: its weights cannot be read: {_one_line(error)}") from error
+        raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
     missing = sorted(key for key in loading["missing_keys"] if not key.startswith(_UNOBSERVED_PARTS))
     if missing:
         raise InputError(
@@ -222,13 +222,8 @@ def _tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokeni
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     except Exception as error:  # missing files and missing optional packages surface as many types
         raise InputError(
-            f"model.name={options.name}: no tokenizer could be made from {folder}: {_one_line(error)}. Set model.tokenizer "
+            f"model.name={options.name}: no tokenizer could be made from {folder}: {one_line(error)}. Set model.tokenizer "
             "to the name or folder of one"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 300 else text[:300] + "…"
