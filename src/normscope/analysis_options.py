@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import II
 
@@ -86,6 +87,45 @@ class ScoreOptions:
     seed: int = II("seed")
 
 
+class WordsAre(enum.StrEnum):
+    """What a word is to which links point."""
+
+    spaced = "spaced"
+    punctuated = "punctuated"
+
+
+@dataclass
+class LinkFileOptions:
+    """A file of word alignments in Pharaoh format."""
+
+    path: str | None = None
+    base: int = 0
+    """Number of a sentence's first word: 0 or 1."""
+    direction: str = "source-target"
+    """Which side comes first in a link; or `target-source`."""
+
+
+@dataclass
+class AlignmentOptions:
+    """Word alignment from cross-attention (Kobayashi et al. 2020)."""
+
+    enabled: bool = False
+    gold: LinkFileOptions = field(default_factory=LinkFileOptions)
+    """What people aligned: `1-2` sure, `3p4` possible."""
+    words: WordsAre = WordsAre.spaced
+    """What white space separates (`spaced`), or runs of letters and single punctuation marks (`punctuated`)."""
+    baselines: Any = None  # a dict; typed as one, keys would need a + on the command line
+    """Alignments by others, NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
+    aligners: list[str] = field(default_factory=list)
+    """Other aligners to be run: eflomal, simalign."""
+    simalign_model: str = "google-bert/bert-base-multilingual-cased"
+    """Model whose embeddings simalign compares."""
+    reverse: str | None = None
+    """Run folder of a model in the opposite direction on the same pairs: both are symmetrised."""
+    sentences: list[int] = field(default_factory=list)
+    """Rows of the corpus, from 1, whose maps are shown; the first three by default."""
+
+
 @dataclass
 class AnalysisOptions:
     """Every analysis, whether or not it is chosen."""
@@ -95,3 +135,4 @@ class AnalysisOptions:
     frequency: FrequencyOptions = field(default_factory=FrequencyOptions)
     outliers: OutliersOptions = field(default_factory=OutliersOptions)
     score: ScoreOptions = field(default_factory=ScoreOptions)
+    alignment: AlignmentOptions = field(default_factory=AlignmentOptions)

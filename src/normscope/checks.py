@@ -1,11 +1,12 @@
 """What the config's types cannot say, as one clear line each."""
 
 import dataclasses
+import re
 from typing import Any
 
 from normscope.analysis_options import OutliersOptions, ScoreOptions
 from normscope.errors import InputError
-from normscope.schema import DatasetKind, DatasetOptions, RunOptions, Segmentation, enabled_analyses
+from normscope.schema import DatasetKind, DatasetOptions, ModelStack, RunOptions, Segmentation, enabled_analyses
 
 
 def check(options: RunOptions) -> None:
@@ -36,6 +37,7 @@ def check(options: RunOptions) -> None:
     _positive("analysis.norms.scatter_pairs", options.analysis.norms.scatter_pairs)
     _check_outliers(options.analysis.outliers)
     _check_score(options.analysis.score)
+    _check_alignment(options)
     for key, value in (
         ("seed", options.seed),
         ("dataset.seed", options.dataset.seed),
@@ -87,11 +89,12 @@ def chosen_categories(categories: Any, known: list[str]) -> list[str]:
 
 
 _READ_BY = {
-    "path": {DatasetKind.text, DatasetKind.hub, DatasetKind.clark},
-    "text_column": {DatasetKind.text, DatasetKind.hub},
+    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark},
+    "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
-    "pair_path": {DatasetKind.text},
-    "delimiter": {DatasetKind.text},
+    "pair_path": {DatasetKind.text, DatasetKind.parallel},
+    "separator": {DatasetKind.parallel},
+    "delimiter": {DatasetKind.text, DatasetKind.parallel},
     "config": {DatasetKind.hub},
     "revision": {DatasetKind.hub},
 }
@@ -124,6 +127,26 @@ def _check_score(options: ScoreOptions) -> None:
     for key, value in (("controls", options.controls), ("ablation_controls", options.ablation_controls)):
         if value < 0:
             raise InputError(f"analysis.score.{key}={value}: expected a number of random sets, 0 for none")
+
+
+def _check_alignment(options: RunOptions) -> None:
+    alignment = options.analysis.alignment
+    if not alignment.enabled:
+        return
+    if options.model.stack not in (None, ModelStack.cross):
+        raise InputError(
+            f"model.stack={options.model.stack}: analysis=alignment looks at cross-attention; leave it out"
+        )
+    if alignment.gold.path is None and options.dataset.kind is not DatasetKind.toy:
+        raise InputError(
+            "analysis.alignment.gold.path is not set: expected a file of word alignments, `1-2 3p4` a line, beside "
+            "dataset=parallel"
+        )
+    if not isinstance(alignment.baselines, dict | None):
+        raise InputError(f"analysis.alignment.baselines={alignment.baselines}: expected {{NAME: FILE, ...}}")
+    for name in alignment.baselines or {}:
+        if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
+            raise InputError(f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -")
 
 
 def _positive(key: str, value: int) -> None:

@@ -20,6 +20,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.files import TextFile
 from normscope.data.frequency import TokenFrequencies
+from normscope.data.gold import SEGMENTERS, NumberedCorpus, reference
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
 from normscope.laboratory import ModelLaboratory
@@ -32,7 +33,7 @@ from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
 from normscope.reporting.tracking import Tracker, track
-from normscope.schema import RunOptions, enabled_analyses, plain
+from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, plain
 
 log = logging.getLogger("normscope")
 
@@ -66,13 +67,16 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     if options.recipe.paper is not None:
         published(options.recipe.paper)  # that it is not there must not be found out after the run
     torch.manual_seed(options.seed)
-    model = load(options.model, options.device)
-    layers = chosen_layers(options.layers, model.layers)
-    encoder = Encoder(model, options.dataset)
-    categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
-    corpus = open_corpus(options.dataset)
-    verification = verify(model.model, model.layout, model.name)
     chosen = [ANALYSES[name] for name in enabled_analyses(options.analysis)]
+    aligning = any(kind.crossing_only for kind in chosen)
+    if aligning:
+        options.model.stack = ModelStack.cross
+    model = dataclasses.replace(load(_trained(options.model), options.device), name=options.model.name)
+    layers = chosen_layers(options.layers, model.layers)
+    encoder = Encoder(model, options.dataset, SEGMENTERS[options.analysis.alignment.words] if aligning else None)
+    categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
+    corpus = NumberedCorpus(open_corpus(options.dataset))
+    verification = verify(model.model, model.layout, model.name)
     for kind in chosen:
         if model.layout.crosses and not kind.crossing:
             raise InputError(
@@ -93,6 +97,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         names=encoder.categories.names,
         special_tokens=encoder.categories.special,
         token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
+        reference=lambda wanted: reference(open_corpus(dataclasses.replace(options.dataset, limit=None)), wanted),
         frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),
     )
     analyses = [kind(getattr(options.analysis, kind.name), subject) for kind in chosen]
@@ -132,6 +137,15 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         show_comparison(comparison)
     say(f"results in {folder}")
     return metrics
+
+
+def _trained(options: ModelOptions) -> ModelOptions:
+    """Where the model is, once it is there."""
+    if not options.toy:
+        return options
+    from normscope.translation.toy import toy_model  # the trainer takes seconds to import
+
+    return dataclasses.replace(options, name=str(toy_model(options.seed, say)))
 
 
 def _frequencies(wanted: FrequencyOptions, options: RunOptions, encoder: Encoder, vocabulary: int) -> TokenFrequencies:

@@ -48,7 +48,13 @@ class ModelOptions:
     """A transformers config written here instead of one that is downloaded; its weights are random."""
     random_init: bool = False
     """Random weights in the model's shapes: the control."""
+    toy: bool = False
+    """Whether it is the toy translation model, which is trained before it is looked at."""
     seed: int = II("seed")
+    source_language: str | None = None
+    """Code of the language that a multilingual translation model reads, as its tokenizer writes it."""
+    target_language: str | None = None
+    """The same of the language that it writes."""
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -60,6 +66,8 @@ class DatasetKind(enum.StrEnum):
     text = "text"
     hub = "hub"
     clark = "clark"
+    parallel = "parallel"
+    toy = "toy"
 
 
 class Segmentation(enum.StrEnum):
@@ -94,6 +102,8 @@ class DatasetOptions:
     """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`."""
     pair_path: str | None = None
     """File of the second texts, line by line beside those of `path`."""
+    separator: str | None = None
+    """What stands between a text and its translation where `parallel` has both on one line."""
     config: str | None = None
     """Configuration of a Hub data set."""
     split: str = "train"

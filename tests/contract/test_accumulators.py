@@ -12,12 +12,14 @@ from hypothesis import given
 
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.pooled import PooledMeans
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sample import UniformSample
 from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.sequences import SequenceMeans
+from normscope.statistics.tally import Tally
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,17 @@ def _feed_pooled(accumulator: PooledMeans, values: torch.Tensor) -> None:
         accumulator.update(layer, sums, groups.sum(dim=(1, 2)))
 
 
+def _feed_tally(accumulator: Tally, values: torch.Tensor) -> None:
+    for layer in (0, 1):
+        accumulator.update(layer, (values > 0).sum(dim=(1, 2)))
+
+
+def _feed_rows(accumulator: KeptRows, values: torch.Tensor) -> None:
+    for sequence in values[0]:
+        for layer in (0, 1):
+            accumulator.update(layer, int(sequence[0].abs() * 2**30), sequence + layer)
+
+
 def _feed_sequence_sample(accumulator: SequenceSample, values: torch.Tensor) -> None:
     tokens = (values * 1000).long()
     accumulator.update(tuple(tokens[0, :, 0].abs().tolist()), tokens, values[0] > -1)
@@ -79,6 +92,8 @@ CASES = {
     "RankCorrelation, on the way": Case(lambda: RankCorrelation(2, 2, *AXES, 400), _feed_pairs),
     "PooledMeans": Case(lambda: PooledMeans(2, 2, 2), _feed_pooled),
     "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
+    "Tally": Case(lambda: Tally(2, 2), _feed_tally),
+    "KeptRows": Case(lambda: KeptRows(2, torch.float64), _feed_rows),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
 

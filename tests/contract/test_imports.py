@@ -13,7 +13,8 @@ ALLOWED = {
     "maths": set(),
     "statistics": {"maths"},
     "models": {"maths", "schema", "network"},
-    "data": {"schema", "network"},
+    "data": {"schema", "network", "analysis_options", "maths.symmetrisation"},
+    "translation": {"data"},
     "analyses": {
         "maths",
         "statistics",
@@ -21,6 +22,8 @@ ALLOWED = {
         "data.batching",
         "data.categories",
         "data.frequency",
+        "data.gold",
+        "data.links",
         "analysis_options",
     },
     "reporting": {"analyses.findings", "schema"},

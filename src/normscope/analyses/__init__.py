@@ -4,6 +4,7 @@
 subject that is looked at.
 """
 
+from normscope.analyses.alignment import AlignmentAnalysis
 from normscope.analyses.analysis import Analysis
 from normscope.analyses.frequency import FrequencyAnalysis
 from normscope.analyses.mixing import MixingAnalysis
@@ -13,5 +14,12 @@ from normscope.analyses.score import ScoreAnalysis
 
 ANALYSES: dict[str, type[Analysis]] = {
     analysis.name: analysis
-    for analysis in (MixingAnalysis, NormsAnalysis, FrequencyAnalysis, OutliersAnalysis, ScoreAnalysis)
+    for analysis in (
+        MixingAnalysis,
+        NormsAnalysis,
+        FrequencyAnalysis,
+        OutliersAnalysis,
+        ScoreAnalysis,
+        AlignmentAnalysis,
+    )
 }

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from normscope.analyses.findings import Findings
 from normscope.analyses.laboratory import Laboratory
-from normscope.analysis_options import FrequencyOptions, OutliersOptions
+from normscope.analysis_options import AlignmentOptions, FrequencyOptions, OutliersOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
+from normscope.data.gold import Reference
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.statistics.accumulator import Accumulator
 
 
-def _unknown(options: FrequencyOptions) -> TokenFrequencies:
-    raise ValueError(f"no frequencies are known: {options}")
+def _unknown(options: object) -> Any:
+    raise ValueError(f"this subject does not know {options}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Subject:
     """Which dimensions are outliers."""
     frequencies: Callable[[FrequencyOptions], TokenFrequencies] = _unknown
     """How frequent tokens are, where the options say; may read a whole corpus."""
+    reference: Callable[[AlignmentOptions], Reference] = _unknown
+    """The pairs of sentences and their word alignments, where the options say; reads a whole corpus."""
 
     @property
     def heads(self) -> int:
@@ -91,6 +94,8 @@ class Analysis(abc.ABC):
     accumulators: dict[str, Accumulator]
     crossing: ClassVar[bool] = False
     """Whether it can look at cross-attention, whose keys are another sequence than its queries."""
+    crossing_only: ClassVar[bool] = False
+    """Whether it can look at nothing else."""
     hidden: ClassVar[bool] = False
     """Whether the hidden vectors are looked at as well."""
 

@@ -103,7 +103,25 @@ class Scatter:
     """Whether the medians of bins along x are drawn over the points."""
 
 
-Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter
+@dataclasses.dataclass(frozen=True)
+class WordMaps:
+    """Matrices of words by words side by side, each with a colour scale of its own, some cells framed."""
+
+    table: pd.DataFrame
+    panel: str
+    panel_titles: Mapping[str, str]
+    row: str
+    """Column of a row's number; `row_label` of its word."""
+    row_label: str
+    column: str
+    column_label: str
+    value: str
+    frame: str
+    """Column that is `sure` for cells with a frame, `possible` for those with a dashed one."""
+    caption: str
+
+
+Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps
 
 
 @dataclasses.dataclass(frozen=True)

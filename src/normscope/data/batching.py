@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from normscope.data.encoding import Encoder, TokenSequence, fingerprint
+from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.sequences import TokenSequence
+from normscope.data.words import NO_WORD
 
 # Examples among which like lengths are looked for. It bounds memory, and is large enough to pad next to nothing.
 LOOKAHEAD = 2048
@@ -32,6 +34,10 @@ class Batch:
     """What an encoder reads, where this is what a decoder reads."""
     crosses: bool = False
     """Whether attention falls on the source."""
+    words: Int[Tensor, "batch token"] | None = None
+    """The word that each token is of, NO_WORD for special ones and padding; of a target, the token that is predicted there."""
+    rows: tuple[int, ...] = ()
+    """Rows of the corpus, where words are told."""
     examples: int = 0
     """Examples that are finished with it: as many as sequences, but for windows of documents."""
 
@@ -62,6 +68,8 @@ class Batch:
             self.fingerprints,
             None if self.source is None else self.source.to(device),
             self.crosses,
+            None if self.words is None else self.words.to(device),
+            self.rows,
             self.examples,
         )
 
@@ -124,7 +132,11 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
 
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     """One padded batch of some sequences."""
-    sources = [TokenSequence(sequence.source_ids) for sequence in sequences if sequence.source_ids is not None]
+    sources = [
+        TokenSequence(sequence.source_ids, words=sequence.source_words, row=sequence.row)
+        for sequence in sequences
+        if sequence.source_ids is not None
+    ]
     longest = max(len(sequence.input_ids) for sequence in sequences)
     padding = encoder.tokenizer.pad_token_id
     shape = (len(sequences), longest)
@@ -133,11 +145,14 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
     real = np.zeros(shape, dtype=bool)
     categories = np.full(shape, -1, dtype=np.int64)
+    words = None if sequences[0].words is None else np.full(shape, NO_WORD, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
         real[row, columns] = True
         categories[row, columns] = encoder.categories.of_sequence(sequence.input_ids)
+        if words is not None and sequence.words is not None:
+            words[row, columns] = sequence.words
         if segments is not None and sequence.token_type_ids is not None:
             segments[row, columns] = sequence.token_type_ids
     return Batch(
@@ -148,6 +163,8 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         fingerprints=tuple(fingerprint(_everything(sequence)) for sequence in sequences),
         source=collate(sources, encoder) if sources else None,
         crosses=encoder.crosses,
+        words=None if words is None else torch.from_numpy(words),
+        rows=tuple(sequence.row for sequence in sequences) if words is not None else (),
         examples=sum(sequence.last for sequence in sequences),
     )
 

@@ -3,83 +3,21 @@
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.links import Segmenter
+from normscope.data.sequences import ReadsTokens, TokenSequence
+from normscope.data.translations import Translations
 from normscope.errors import InputError
 from normscope.schema import Compat, DatasetOptions, Segmentation, Segments
 
 # More than any token of a text that somebody wrote is long on average.
 _LETTERS_OF_A_TOKEN = 1000
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenSequence:
-    """One example as the model reads it."""
-
-    input_ids: np.ndarray
-    token_type_ids: np.ndarray | None = None
-    """Which text of a pair each token is from; None for models that are not told."""
-    last: bool = True
-    """Whether it is the last that its example gives: a document may give several windows."""
-    source_ids: np.ndarray | None = None
-    """What an encoder reads, where `input_ids` are what a decoder reads."""
-
-
-@runtime_checkable
-class ReadsTokens(Protocol):
-    """What must be known of a model to feed it."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        ...
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Makes tokens of text."""
-        ...
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids."""
-        ...
-
-    @property
-    def max_length(self) -> int | None:
-        """Tokens of a sequence at most; None where nothing bounds them."""
-        ...
-
-    @property
-    def translates(self) -> bool:
-        """Whether it has an encoder and a decoder: the second text of a pair is then the target."""
-        ...
-
-    @property
-    def causal(self) -> bool:
-        """Whether tokens see only those before them."""
-        ...
-
-    @property
-    def crosses(self) -> bool:
-        """Whether it is the decoder's attention over the encoder's output that is looked at."""
-        ...
-
-    @property
-    def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
-        """Makes what the decoder reads of the target's tokens; None if no decoder is looked at."""
-        ...
-
-    @property
-    def takes_segments(self) -> bool:
-        """Whether the model is told which text of a pair a token is from."""
-        ...
 
 
 class Encoder:
@@ -88,12 +26,13 @@ class Encoder:
     Args:
         model: Whose tokenizer is used and whose maximal length holds.
         options: Maximal length and masking.
+        words: Finds the words of translations, where it must be known which token is of which word.
 
     Raises:
         InputError: If an option does not fit the model.
     """
 
-    def __init__(self, model: ReadsTokens, options: DatasetOptions) -> None:
+    def __init__(self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None = None) -> None:
         self.tokenizer = model.tokenizer
         self.categories = TokenCategories.of(model.tokenizer, model.vocabulary, options.categories, causal=model.causal)
         self.max_length = options.max_length or model.max_length
@@ -110,7 +49,8 @@ class Encoder:
             raise InputError("dataset.mask_fraction is for encoders; leave it out with model.stack=decoder or cross")
         self.crosses = model.crosses
         """Whether attention falls on the source."""
-        self._translates, self._decoder_inputs = model.translates, model.decoder_inputs
+        self._translates = model.translates
+        self._translations = None if model.decoder_inputs is None else Translations(model, self.max_length, words)
         self._mask_fraction = options.mask_fraction
         self._seed = options.seed
         self._segments = model.takes_segments
@@ -141,11 +81,11 @@ class Encoder:
                 dataclasses.replace(example, text=example.text[:longest]) if len(example.text) > longest else example
                 for example in examples
             ]
-        if self._decoder_inputs is not None:
+        if self._translations is not None:
             translated = [example for example in examples if example.text_pair is not None]
             if len(translated) < len(examples):
                 counts.skipped["without a target text (dataset.pair_column)"] += len(examples) - len(translated)
-            return self._translations(translated, counts)
+            return self._translations.encode(translated, counts)
         if self._translates:
             examples = [Example(example.text) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {}
@@ -160,20 +100,6 @@ class Encoder:
         if nothing:
             counts.skipped["no tokens"] += nothing
         return [sequence for sequence in found if len(sequence.input_ids)]
-
-    def _translations(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        assert self._decoder_inputs is not None
-        sequences = []
-        for example in examples:
-            source = self.tokenizer(example.text, verbose=False)["input_ids"]
-            target = self._decoder_inputs(self.tokenizer(text_target=example.text_pair, verbose=False)["input_ids"])
-            longest = self.max_length or max(len(source), len(target))
-            counts.cut += max(len(source), len(target)) > longest
-            if len(source) > longest:
-                source = self.tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
-            source_ids = np.asarray(source, dtype=np.int64)
-            sequences.append(TokenSequence(np.asarray(target[:longest], dtype=np.int64), source_ids=source_ids))
-        return sequences
 
     def _tokenize(self, examples: Sequence[Example], paired: bool, counts: CorpusCounts) -> list[list[TokenSequence]]:
         texts = [[example.text for example in examples]]

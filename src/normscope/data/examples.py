@@ -5,6 +5,8 @@ import collections
 import dataclasses
 from collections.abc import Iterator
 
+from normscope.data.links import Links
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -14,6 +16,10 @@ class Example:
     text_pair: str | None = None
     tokens: tuple[str, ...] | None = None
     """The tokens themselves, where a corpus comes with them."""
+    row: int = 0
+    """Which row of its corpus it is, counted from 1."""
+    links: Links | None = None
+    """Which words belong together, where a corpus comes with that."""
 
 
 @dataclasses.dataclass

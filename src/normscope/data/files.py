@@ -33,13 +33,15 @@ class TextFile(Corpus):
     """What stands between the cells; a comma in .csv, a tab in .tsv."""
     key: str = "dataset.path"
     """The config key that named the file, for messages."""
+    plain: bool = False
+    """Whether a file with an ending that is not known is one of lines, as those of translations are."""
 
     def __post_init__(self) -> None:
         if not self.path.exists():
             raise InputError(f"{self.key}={self.path}: no such file")
         if not self.path.is_file():
             raise InputError(f"{self.key}={self.path}: expected a file")
-        if kind(self.path) not in _ROWS:
+        if kind(self.path) not in _ROWS and not self.plain:
             raise InputError(
                 f"{self.key}={self.path}: expected a file ending in {', '.join(_ROWS)}, or one of these and .gz"
             )
@@ -63,7 +65,7 @@ class TextFile(Corpus):
         """Examples in the file's order, or why a row is none."""
         reader = RowReader(str(self.path), self.text_column, self.pair_column)
         try:
-            with contextlib.closing(_ROWS[kind(self.path)](self)) as rows:
+            with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
                 for number, row in enumerate(rows, start=1):
                     yield reader.example(row, number)
         except Malformed as error:

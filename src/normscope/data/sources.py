@@ -12,6 +12,8 @@ from normscope.data.files import TextFile, TextFiles, matching
 from normscope.data.hub import HubDataset
 from normscope.data.pickles import PickledTokens
 from normscope.data.segmentation import Segmented, WikiText
+from normscope.data.toy import PAIRS as TOY_PAIRS
+from normscope.data.toy import ToyCorpus
 from normscope.errors import InputError
 from normscope.schema import DatasetKind, DatasetOptions, Segmentation
 
@@ -36,6 +38,10 @@ def open_corpus(options: DatasetOptions) -> Corpus:
                 options.text_column,
                 options.pair_column,
             )
+        case DatasetKind.parallel:
+            corpus = _parallel(options)
+        case DatasetKind.toy:
+            corpus = ToyCorpus(TOY_PAIRS, options.seed)
         case DatasetKind.clark:
             corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
@@ -54,16 +60,29 @@ def _path(options: DatasetOptions, expected: str) -> str:
     return options.path
 
 
-def _text(options: DatasetOptions) -> Corpus:
+def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     paths = matching(
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
     )
     columns = options.text_column, options.pair_column, options.header, options.delimiter
-    files = tuple(TextFile(path, *columns) for path in paths)
+    files = tuple(TextFile(path, *columns, plain=plain) for path in paths)
     corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
     if options.pair_path is None:
         return corpus
-    return SideBySide(corpus, TextFile(Path(options.pair_path).expanduser(), *columns, key="dataset.pair_path"))
+    return SideBySide(
+        corpus, TextFile(Path(options.pair_path).expanduser(), *columns, key="dataset.pair_path", plain=plain)
+    )
+
+
+def _parallel(options: DatasetOptions) -> Corpus:
+    first = Path(_path(options, "a file of source sentences, or of source ||| target lines")).expanduser()
+    if options.pair_path is None:
+        if options.separator is None:
+            raise InputError(
+                "dataset.pair_path is not set: expected the file of translations, or dataset.separator='|||'"
+            )
+        return SplitLines(TextFile(first, plain=True), options.separator)
+    return _text(options, plain=True)
 
 
 def sample_path() -> Path:
@@ -123,3 +142,34 @@ class SideBySide(Corpus):
                 yield text if isinstance(text, str) else str(pair)
             else:
                 yield Example(text.text, pair.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitLines(Corpus):
+    """A corpus whose examples are each a text and its translation on one line."""
+
+    corpus: TextFile
+    separator: str
+
+    @property
+    def total(self) -> int | None:
+        """Lines."""
+        return self.corpus.total
+
+    def examples(self) -> Iterator[Example | str]:
+        """Pairs in order; what lacks a side is skipped.
+
+        Raises:
+            InputError: If a line does not have the separator once.
+        """
+        for number, line in enumerate(self.corpus.examples(), start=1):
+            if isinstance(line, str):
+                yield line
+                continue
+            sides = [side.strip() for side in line.text.split(self.separator)]
+            if len(sides) != 2:
+                raise InputError(
+                    f"dataset.path={self.corpus.path}: line {number} has {len(sides) - 1} times {self.separator!r}, expected "
+                    "once; see dataset.separator, or dataset.pair_path for two files"
+                )
+            yield Example(sides[0], sides[1]) if all(sides) else "empty"

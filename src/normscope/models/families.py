@@ -284,5 +284,8 @@ def layout_of(model_type: str, stack: Stack | None = None) -> BlockLayout:
             "model.name to a model of one of these, or add the family (CONTRIBUTING.md, 'Add a model family')"
         )
     if stack is not None:
-        raise InputError(f"model.stack={stack}: {model_type} has but one stack; leave it out")
+        raise InputError(
+            f"model.stack={stack}: {model_type} has but one stack, and no cross-attention; leave it out (analysis=alignment "
+            f"cannot do without), or set model to one of the families {', '.join(sorted(STACKS))}"
+        )
     return FAMILIES[model_type]

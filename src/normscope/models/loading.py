@@ -185,11 +185,21 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
     missing = sorted(key for key in loading["missing_keys"] if not key.startswith(_UNOBSERVED_PARTS))
     if missing:
+        computed = _computed(config)
+        missing = [key for key in missing if key not in computed]
+    if missing:
         raise InputError(
             f"model.name={options.name}: its weights lack {len(missing)} of the model's tensors, {missing[0]} first; "
             "they would be random. Is it a checkpoint of this family?"
         )
     return model
+
+
+def _computed(config: PretrainedConfig) -> set[str]:
+    """Tensors that an architecture never trains (Marian's sinusoids): it computes them, and checkpoints leave them out."""
+    with torch.device("meta"):
+        untouched = AutoModel.from_config(config)
+    return {key for key, parameter in untouched.named_parameters() if not parameter.requires_grad}
 
 
 def _head(
@@ -226,4 +236,26 @@ def _tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokeni
             "to the name or folder of one"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    for attribute, key, language in (
+        ("src_lang", "source_language", options.source_language),
+        ("tgt_lang", "target_language", options.target_language),
+    ):
+        if language is not None:
+            _set_language(tokenizer, attribute, f"model.{key}={language}", language)
     return tokenizer
+
+
+def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, given: str, language: str) -> None:
+    if not hasattr(tokenizer, attribute):
+        raise InputError(f"{given}: this model's tokenizer knows no languages; leave it out")
+    try:
+        setattr(tokenizer, attribute, language)
+        code = tokenizer.convert_tokens_to_ids(getattr(tokenizer, attribute))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{given}: the tokenizer has no such language: {one_line(error)}") from error
+    # M2M100 keeps its codes by another name than the languages'.
+    known = getattr(tokenizer, "lang_code_to_token", {})
+    if code == tokenizer.unk_token_id and language not in known:
+        raise InputError(
+            f"{given}: the tokenizer has no such language; expected a code as in its vocabulary, eng_Latn or en"
+        )

@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 
 # Perceptually uniform and legible to the colour-blind; light means little, dark means much, as on paper.
 _COLOURS = mpl.colormaps["viridis_r"]
+# Where most cells are next to nothing, nothing is white.
+_FROM_WHITE = mpl.colormaps["Blues"]
 _DIVERGING = mpl.colormaps["RdBu_r"]
 # Okabe and Ito's palette: distinct for all common kinds of colour vision.
 _LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
@@ -44,6 +47,8 @@ def draw(figure: Figure, paths: Sequence[Path]) -> None:
                 canvas = _profiles(figure)
             case Scatter():
                 canvas = _scatter(figure)
+            case WordMaps():
+                canvas = _word_maps(figure)
             case _:
                 assert_never(figure)
         _caption(canvas, figure.caption)
@@ -257,3 +262,30 @@ def _medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:
     x = np.log(rows[figure.x]) if figure.log_x else rows[figure.x]
     bins = pd.cut(x, 16, labels=False)
     return rows.groupby(bins)[[figure.x, figure.y]].median().dropna()
+
+
+def _word_maps(figure: WordMaps) -> Canvas:
+    panels = list(figure.panel_titles)
+    rows, columns = (
+        figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label]
+        for name, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
+    )
+    size = (max(2.6, 0.27 * len(columns) + 1.3), max(2.0, 0.24 * len(rows) + 1.2))
+    canvas = Canvas(figsize=(size[0] * len(panels) + 0.4, size[1]), layout="constrained")
+    for axes, panel in zip(canvas.subplots(1, len(panels), sharey=True, squeeze=False).flat, panels, strict=True):
+        table = figure.table[figure.table[figure.panel] == panel]
+        grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
+        # The first word is at the top, as it is read.
+        axes.imshow(grid, cmap=_FROM_WHITE, vmin=0, aspect="auto")
+        for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):
+            for cell in table[table[figure.frame] == kind].itertuples():
+                corner = (getattr(cell, figure.column) - 0.5, getattr(cell, figure.row) - 0.5)
+                frame = Rectangle(corner, 1, 1, fill=False, edgecolor=_LINE_COLOURS[3], linewidth=1.2, linestyle=style)
+                frame.set_clip_on(False)
+                axes.add_patch(frame)
+        axes.set_title(figure.panel_titles[panel])
+        axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(len(rows)), rows)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return canvas

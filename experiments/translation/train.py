@@ -1,0 +1,84 @@
+"""Train a small German–English translation model, or one of any two languages, and measure its BLEU.
+
+python experiments/translation/train.py --train train.de.gz train.en.gz --test test.de.gz test.en.gz --output outputs/de-en
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from normscope.data.lines import lines
+from normscope.errors import InputError
+from normscope.translation.training import Pair, Recipe, train
+
+
+def main() -> None:
+    """Train, translate the test set, and write both into the output folder."""
+    arguments = _arguments()
+    recipe = Recipe(epochs=arguments.epochs, seed=arguments.seed, bfloat16=arguments.bfloat16)
+    train(_pairs(*arguments.train), recipe, arguments.output, save_every=arguments.save_every)
+    if arguments.test:
+        pairs = _pairs(*arguments.test)
+        translations = translate([source for source, _ in pairs], arguments.output)
+        (arguments.output / "test.txt").write_text("\n".join(translations) + "\n")
+        score = _bleu(translations, [target for _, target in pairs])
+        (arguments.output / "bleu.json").write_text(json.dumps(score, indent=2) + "\n")
+        print(f"BLEU {score['bleu']:.1f} ({score['signature']})")
+
+
+@torch.inference_mode()
+def translate(sources: list[str], folder: Path, beams: int = 5, batch: int = 50) -> list[str]:
+    """Translations by beam search, in the order of the sources."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    found = [""] * len(sources)
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        inputs = tokenizer([sources[index] for index in chosen], return_tensors="pt", padding=True, truncation=True)
+        output = model.generate(**inputs, num_beams=beams, max_length=tokenizer.model_max_length)
+        for index, text in zip(chosen, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
+            found[index] = text
+    return found
+
+
+def _bleu(translations: list[str], references: list[str]) -> dict[str, object]:
+    import sacrebleu
+
+    metric = sacrebleu.BLEU()
+    score = metric.corpus_score(translations, [references])
+    return {"bleu": score.score, "sentences": len(references), "signature": str(metric.get_signature())}
+
+
+def _pairs(source: Path, target: Path) -> list[Pair]:
+    sides = list(lines(source)), list(lines(target))
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}: both need as many")
+    pairs = [(first.strip(), second.strip()) for first, second in zip(*sides, strict=True)]
+    return [pair for pair in pairs if all(pair)]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"))
+    parser.add_argument("--test", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="measure BLEU on these")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder of the model; training goes on where it stopped"
+    )
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save-every", type=int, default=500, help="steps between two checkpoints")
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in half precision")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (InputError, OSError) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,64 @@
+"""Pairs of a source and its translation, as an encoder–decoder reads them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from normscope.data.examples import CorpusCounts, Example
+from normscope.data.links import Segmenter
+from normscope.data.sequences import ReadsTokens, TokenSequence
+from normscope.data.words import token_words
+from normscope.errors import InputError
+
+
+class Translations:
+    """Turns pairs into what encoder and decoder read.
+
+    Args:
+        model: Whose tokenizer is used, and whose decoder reads.
+        longest: Tokens of a side at most.
+        segmenter: Finds the words, where it must be known which token is of which word.
+    """
+
+    def __init__(self, model: ReadsTokens, longest: int | None, segmenter: Segmenter | None) -> None:
+        assert model.decoder_inputs is not None
+        self._tokenizer, self._decoder_inputs, self._name = model.tokenizer, model.decoder_inputs, model.name
+        self._longest, self._segmenter = longest, segmenter
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Token sequences of pairs; sides that are too long are cut and counted.
+
+        Raises:
+            InputError: If a side is too long and words are to be aligned: its links would point at nothing.
+        """
+        if self._segmenter is not None:
+            return [self._with_words(example, self._segmenter) for example in examples]
+        return [self._cut(example, counts) for example in examples]
+
+    def _cut(self, example: Example, counts: CorpusCounts) -> TokenSequence:
+        source = self._tokenizer(example.text, verbose=False)["input_ids"]
+        target = self._decoder_inputs(self._tokenizer(text_target=example.text_pair, verbose=False)["input_ids"])
+        longest = self._longest or max(len(source), len(target))
+        counts.cut += max(len(source), len(target)) > longest
+        if len(source) > longest:
+            source = self._tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
+        source_ids = np.asarray(source, dtype=np.int64)
+        return TokenSequence(np.asarray(target[:longest], dtype=np.int64), source_ids=source_ids)
+
+    def _with_words(self, example: Example, segmenter: Segmenter) -> TokenSequence:
+        assert example.text_pair is not None
+        source, source_words = token_words(self._tokenizer, example.text, segmenter(example.text))
+        target, words = token_words(self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True)
+        for side, tokens in (("source", source), ("target", target)):
+            if self._longest is not None and len(tokens) > self._longest:
+                raise InputError(
+                    f"dataset.path: row {example.row}: the {side} has {len(tokens)} tokens, and {self._name} takes "
+                    f"{self._longest} (dataset.max_length); leave the pair out, and its line of links"
+                )
+        return TokenSequence(
+            np.asarray(self._decoder_inputs(target), dtype=np.int64),
+            source_ids=np.asarray(source, dtype=np.int64),
+            words=words,
+            source_words=source_words,
+            row=example.row,
+        )

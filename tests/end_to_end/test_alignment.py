@@ -1,0 +1,339 @@
+"""Word alignment as a user runs it, against a brute-force computation of every vector."""
+
+import dataclasses
+import json
+import sys
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import processors
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from normscope.data.links import pharaoh
+from normscope.data.toy import ToyCorpus
+from normscope.translation import toy
+from normscope.translation.training import Recipe
+from normscope.translation.vocabulary import joint_vocabulary
+from tests.end_to_end.shell import run_here
+from tests.tiny import STACK_CONFIGS, tiny_model
+
+one_family = pytest.mark.parametrize("translator", ["marian"], indirect=True)
+
+PAIRS = list(ToyCorpus(9, 4).examples())
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Pairs of different lengths and their links, as files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "pairs.txt").write_text("".join(f"{pair.text} ||| {pair.text_pair}\n" for pair in PAIRS))
+    (folder / "pairs.de").write_text("".join(f"{pair.text}\n" for pair in PAIRS))
+    (folder / "pairs.en").write_text("".join(f"{pair.text_pair}\n" for pair in PAIRS))
+    gold = [
+        " ".join(
+            [f"{s + 1}-{t + 1}" for s, t in sorted(pair.links.sure)]
+            + [f"{s + 1}p{t + 1}" for s, t in sorted(pair.links.possible - pair.links.sure)]
+        )
+        for pair in PAIRS
+    ]
+    (folder / "gold").write_text("\n".join(gold) + "\n")
+    (folder / "perfect").write_text("".join(f"{pharaoh(pair.links.sure)}\n" for pair in PAIRS))
+    (folder / "flipped").write_text(
+        "".join(f"{pharaoh(frozenset((t, s) for s, t in pair.links.sure))}\n" for pair in PAIRS)
+    )
+    return folder
+
+
+@pytest.fixture(scope="module", params=["marian", "m2m_100", "mbart"])
+def translator(request, tmp_path_factory):
+    """A tiny random model saved to disk with a tokenizer that sets language codes where the family's own does."""
+    folder = tmp_path_factory.mktemp("translators") / request.param
+    texts = [text for pair in PAIRS for text in (pair.text, pair.text_pair)]
+    tokenizer = joint_vocabulary(texts, 90, 64)
+    template = {"marian": "$A </s>", "m2m_100": "__de__ $A </s>", "mbart": "$A </s> __de__"}[request.param]
+    if request.param != "marian":
+        tokenizer.add_special_tokens({"additional_special_tokens": ["__de__"]})
+    specials = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("</s>", "__de__") if name in template]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=specials)
+    config = STACK_CONFIGS[request.param] | {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.eos_token_id,
+        "max_position_embeddings": 64,
+    }
+    tiny_model(config, torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def brute_force(folder, pair):
+    """Maps over words by layer, method, setting and head (0 = all), from explicit vectors, one sentence at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").double().eval().requires_grad_(False)
+    source = tokenizer(pair.text, return_offsets_mapping=True)
+    target = tokenizer(text_target=pair.text_pair, return_offsets_mapping=True)
+    labels = target["input_ids"]
+    start = labels[-1] if model.config.model_type == "mbart" else model.config.decoder_start_token_id
+    output = model(
+        input_ids=torch.tensor([source["input_ids"]]),
+        decoder_input_ids=torch.tensor([[start, *labels[:-1]]]),
+        output_attentions=True,
+    )
+    starts = [
+        [len(" ".join(words[:index]) + " " * bool(index)) for index in range(len(words))]
+        for words in (pair.text.split(), pair.text_pair.split())
+    ]
+
+    def word(span, side):
+        if span == (0, 0):
+            return None
+        # A lone ▁ is of the word that it begins.
+        last = span[1] - 1 + ((pair.text, pair.text_pair)[side][span[1] - 1] == " ")
+        return max(index for index, first in enumerate(starts[side]) if first <= last)
+
+    columns = [word(tuple(span), 0) for span in source["offset_mapping"]]
+    labels_words = [word(tuple(span), 1) for span in target["offset_mapping"]]
+    found = {}
+    for number, (layer, alpha) in enumerate(zip(model.decoder.layers, output.cross_attentions, strict=True), start=1):
+        attention = layer.encoder_attn
+        value = attention.v_proj(output.encoder_last_hidden_state)[0]
+        head_dim = attention.head_dim
+        heads = alpha.shape[1]
+        vectors = torch.stack(
+            [
+                value[:, h * head_dim : (h + 1) * head_dim]
+                @ attention.out_proj.weight[:, h * head_dim : (h + 1) * head_dim].T
+                for h in range(heads)
+            ]
+        )
+        weighted = alpha[0][..., None] * vectors[:, None]
+        maps = {
+            ("attn_w", 0): alpha[0].mean(0),
+            ("attn_n", 0): weighted.sum(0).norm(dim=-1),
+            **{("attn_w", h + 1): alpha[0, h] for h in range(heads)},
+            **{("attn_n", h + 1): weighted[h].norm(dim=-1) for h in range(heads)},
+        }
+        for (method, head), tokens in maps.items():
+            for setting, shift in (("awo", 0), ("awi", 1)):
+                words = np.zeros((len(pair.text_pair.split()), len(pair.text.split()) + 1))
+                for target_word in range(len(words)):
+                    rows = [
+                        t + shift for t, of in enumerate(labels_words) if of == target_word and t + shift < len(labels)
+                    ]
+                    for column, of in enumerate(columns):
+                        words[target_word, -1 if of is None else of] += float(tokens[rows, column].mean())
+                found[number, method, setting, head] = words
+    return found
+
+
+@pytest.fixture(scope="module")
+def brute(translator):
+    return [brute_force(translator, pair) for pair in PAIRS]
+
+
+def error_rate(maps_of_pairs, key):
+    links = sure = in_sure = in_possible = 0
+    for maps, pair in zip(maps_of_pairs, PAIRS, strict=True):
+        for target, row in enumerate(maps[key]):
+            source = int(row.argmax())
+            if source < len(row) - 1:
+                links += 1
+                in_sure += (source, target) in pair.links.sure
+                in_possible += (source, target) in pair.links.possible
+        sure += len(pair.links.sure)
+    return 1 - (in_sure + in_possible) / (links + sure), in_possible / links, in_sure / sure
+
+
+def run(capsys, monkeypatch, translator, corpus, folder, *more):
+    return run_here(
+        capsys,
+        monkeypatch,
+        "analysis=alignment",
+        f"model.name={translator}",
+        "dataset=parallel",
+        f"dataset.path={corpus / 'pairs.txt'}",
+        f"analysis.alignment.gold.path={corpus / 'gold'}",
+        "analysis.alignment.gold.base=1",
+        f"output_dir={folder}",
+        "device=cpu",
+        "tracking=disabled",
+        *more,
+    )
+
+
+def test_maps_and_error_rates_are_those_of_explicit_vectors(capsys, monkeypatch, translator, corpus, brute, tmp_path):
+    rows = [1, 2, 5]
+    outcome = run(
+        capsys,
+        monkeypatch,
+        translator,
+        corpus,
+        tmp_path / "run",
+        f"analysis.alignment.sentences={rows}".replace(" ", ""),
+    )
+    assert outcome.status == 0, outcome.err
+    maps = pd.read_parquet(tmp_path / "run/tables/alignment_maps.parquet")
+    for row in rows:
+        for (layer, method, setting, head), expected in brute[row - 1].items():
+            chosen = maps[
+                (maps["row"] == row)
+                & (maps["layer"] == layer)
+                & (maps["method"] == method)
+                & (maps["setting"] == setting)
+                & (maps["head"] == head)
+            ]
+            measured = chosen.pivot(index="target", columns="source", values="value").to_numpy()
+            np.testing.assert_allclose(measured, expected, rtol=1e-4, atol=1e-5)
+    rates = pd.read_parquet(tmp_path / "run/tables/alignment_aer.parquet")
+    assert len(rates) == len(brute[0])
+    for rate in rates.itertuples():
+        expected = error_rate(brute, (rate.layer, rate.method, rate.setting, rate.head))
+        assert (rate.aer, rate.precision, rate.recall) == pytest.approx(expected), rate
+        assert rate.sentences == len(PAIRS)
+    metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
+    layers = rates[(rates["head"] == 0) & (rates["method"] == "attn_n") & (rates["setting"] == "awi")]
+    assert metrics["alignment/attn_n/awi/layer_mean/aer"] == pytest.approx(layers["aer"].mean())
+    assert metrics["alignment/attn_n/awi/best_layer/aer"] == layers["aer"].min()
+
+
+@one_family
+def test_other_aligners_and_both_directions(capsys, monkeypatch, translator, corpus, tmp_path):
+    flipped = f"{{path: {corpus / 'flipped'}, direction: target-source}}"
+    baselines = f"analysis.alignment.baselines={{perfect: {corpus / 'perfect'}, flipped: {flipped}}}"
+    outcome = run(capsys, monkeypatch, translator, corpus, tmp_path / "run", "layers=[2]", baselines)
+    assert outcome.status == 0, outcome.err
+    rates = pd.read_parquet(tmp_path / "run/tables/alignment_aer.parquet").set_index("method")
+    for name in ("perfect", "flipped"):
+        assert rates.loc[name, ["layer", "head", "aer", "precision", "recall"]].tolist() == [0, 0, 0.0, 1.0, 1.0]
+    reverse = run(
+        capsys,
+        monkeypatch,
+        translator,
+        corpus,
+        tmp_path / "reverse",
+        f"dataset.path={corpus / 'pairs.en'}",
+        f"dataset.pair_path={corpus / 'pairs.de'}",
+        "analysis.alignment.gold.direction=target-source",
+    )
+    assert reverse.status == 0, reverse.err
+    both = run(
+        capsys, monkeypatch, translator, corpus, tmp_path / "both", f"analysis.alignment.reverse={tmp_path / 'reverse'}"
+    )
+    assert both.status == 0, both.err
+    table = pd.read_parquet(tmp_path / "both/tables/alignment_symmetrised.parquet")
+    assert set(table["heuristic"]) == {"intersection", "union", "grow-diag", "grow-diag-final"}
+    by = table[(table["method"] == "attn_n") & (table["setting"] == "awo")].set_index("heuristic")
+    assert by.loc["intersection", "recall"] <= by.loc["grow-diag", "recall"] <= by.loc["union", "recall"]
+
+
+@one_family
+@pytest.mark.draws
+def test_pictures(capsys, monkeypatch, translator, corpus, tmp_path):
+    given = ["layers=[2]", "analysis.alignment.sentences=[1]"]
+    assert run(capsys, monkeypatch, translator, corpus, tmp_path / "run", *given).status == 0
+    names = {path.stem for path in (tmp_path / "run/figures").glob("*.png")}
+    assert names == {f"alignment_{name}" for name in ("by_layer", "by_head", "norm_and_aer", "map_1")}
+    drawn = (tmp_path / "run/figures/alignment_map_1.svg").read_text()
+    for word in {*PAIRS[0].text.split(), *PAIRS[0].text_pair.split()}:
+        assert word in drawn
+
+
+def test_toy_chain_from_training_to_error_rates(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small = Recipe(epochs=1, vocabulary=150, model=16, feed_forward=16, heads=2, encoder_layers=1, decoder_layers=2)
+    monkeypatch.setattr(toy, "RECIPE", small)
+    monkeypatch.setattr(toy, "PAIRS", 64)
+    for name in ("first", "second"):
+        outcome = run_here(
+            capsys,
+            monkeypatch,
+            "experiment=alignment_toy",
+            "dataset.limit=20",
+            "tracking=disabled",
+            f"output_dir={tmp_path / name}",
+        )
+        assert outcome.status == 0, outcome.err
+        assert ("was trained before" in outcome.err) == (name == "second")
+    first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("first", "second"))
+    assert first["metrics"] == second["metrics"]
+    assert first["provenance"]["model"] == "alignment-toy"
+    assert first["provenance"]["sequences"] == 20
+
+
+BAD = {
+    "gold has a line too many": ("dataset.limit=3", {"gold": "1-1\n" * 10}, "goes on after line 9"),
+    "gold has a line too few": ("seed=1", {"gold": "1-1\n" * 8}, "it has 8 lines, the text 9 sentence pairs"),
+    "a link out of range": ("seed=1", {"gold": "1-1\n" * 8 + "99-1\n"}, "line 9: 99-1 points at source word 99"),
+    "no link at all": ("seed=1", {"gold": "\n" * 9}, "no line has a link"),
+    "nothing sure": ("seed=1", {"gold": "1p1\n" * 9}, "no pair has a sure link"),
+    "no such gold": ("analysis.alignment.gold.path=/nowhere", {}, "/nowhere: no such file"),
+    "sides of different length": ("seed=1", {"pairs.txt": "a ||| b\n" * 8 + "a b\n"}, "line 9 has 0 times '|||'"),
+    "too long": ("dataset.max_length=5", {}, "row 1: the source has"),
+    "a base that is none": ("analysis.alignment.gold.base=3", {}, "counted from 0 or 1"),
+    "an unknown aligner": ("analysis.alignment.aligners=[giza]", {}, "expected some of eflomal, simalign"),
+    "an aligner that is missing": ("analysis.alignment.aligners=[eflomal]", {}, "normscope[aligners]"),
+    "no such row": ("analysis.alignment.sentences=[77]", {}, "no sentence pair in row 77"),
+    "no such reverse run": ("analysis.alignment.reverse=/nowhere", {}, "expected the folder of a finished run"),
+    "baselines that are none": ("analysis.alignment.baselines=3", {}, "expected {NAME: FILE"),
+    "another stack": ("model.stack=encoder", {}, "looks at cross-attention"),
+}
+
+
+@one_family
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_in_one_line(capsys, monkeypatch, translator, corpus, tmp_path, case):
+    override, files, message = BAD[case]
+    for name in ("pairs.txt", "gold"):
+        (tmp_path / name).write_text(files.get(name, (corpus / name).read_text()))
+    monkeypatch.setitem(sys.modules, "eflomal", None)
+    outcome = run(capsys, monkeypatch, translator, tmp_path, tmp_path / "run", override)
+    assert outcome.status == 2
+    assert message in outcome.err, outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_without_cross_attention_are_refused(capsys, monkeypatch, saved_model, corpus, tmp_path):
+    outcome = run(capsys, monkeypatch, saved_model, corpus, tmp_path / "run")
+    assert outcome.status == 2
+    assert "no cross-attention" in outcome.err
+
+
+@dataclasses.dataclass
+class _Aligner:
+    """As eflomal's: it writes links of both directions into files."""
+
+    def align(self, sources, targets, links_filename_fwd, links_filename_rev):
+        for path in (links_filename_fwd, links_filename_rev):
+            with open(path, "w") as file:
+                file.writelines("0-0\n" for _ in zip(sources, targets, strict=True))
+
+
+@one_family
+def test_installed_aligners_are_in_the_same_table(capsys, monkeypatch, translator, corpus, tmp_path):
+    monkeypatch.setitem(sys.modules, "eflomal", types.SimpleNamespace(Aligner=_Aligner))
+    outcome = run(capsys, monkeypatch, translator, corpus, tmp_path / "run", "analysis.alignment.aligners=[eflomal]")
+    assert outcome.status == 0, outcome.err
+    rates = pd.read_parquet(tmp_path / "run/tables/alignment_aer.parquet").set_index("method")
+    right = sum((0, 0) in pair.links.possible for pair in PAIRS)
+    assert rates.loc["eflomal", "precision"] == pytest.approx(right / len(PAIRS))
+
+
+def test_trained_models_translate(monkeypatch, tmp_path):
+    """What the recipe leaves is a whole checkpoint with a head."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = toy.toy_model(
+        3,
+        lambda _: None,
+        Recipe(epochs=1, vocabulary=90, model=16, feed_forward=16, heads=2, encoder_layers=1, decoder_layers=1),
+        pairs=32,
+    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(["der Hund sieht die Katze ."], return_tensors="pt")
+    assert model.generate(**inputs, max_length=8).shape[0] == 1

@@ -1,0 +1,206 @@
+"""Words, links and error rates: by hand, against brute force, and on what people get wrong."""
+
+import itertools
+import json
+from re import escape, fullmatch
+
+import pytest
+import sentencepiece
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import MarianTokenizer
+
+from normscope import link_scores
+from normscope.data.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
+from normscope.data.toy import ToyCorpus
+from normscope.data.words import NO_WORD, token_words
+from normscope.errors import InputError
+from normscope.maths.alignment import Agreement, Setting, aligned_words, row_words, word_maps
+from normscope.maths.symmetrisation import Heuristic, symmetrised
+from normscope.translation.vocabulary import joint_vocabulary
+
+LINKS = st.frozensets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    texts = [text for pair in ToyCorpus(200, 3).examples() for text in (pair.text, pair.text_pair)]
+    return joint_vocabulary(texts, 150, 64)
+
+
+@pytest.fixture(scope="module")
+def slow_tokenizer(tmp_path_factory):
+    """Marian's own, which has no offsets."""
+    folder = tmp_path_factory.mktemp("marian")
+    texts = folder / "texts"
+    texts.write_text("\n".join(f"{pair.text}\n{pair.text_pair}" for pair in ToyCorpus(200, 3).examples()))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(texts), model_prefix=str(folder / "joint"), vocab_size=120, minloglevel=2
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "joint.model"))
+    names = ["</s>", "<unk>", *(pieces.id_to_piece(index) for index in range(3, len(pieces))), "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes((folder / "joint.model").read_bytes())
+    return MarianTokenizer(str(folder / "source.spm"), str(folder / "target.spm"), str(folder / "vocab.json"))
+
+
+def check_words(tokenizer, text, spans, target):
+    ids, found = token_words(tokenizer, text, spans, target=target)
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert len(found) == len(tokens)
+    for index, (start, end) in enumerate(spans):
+        spelt = "".join(token for token, word in zip(tokens, found, strict=True) if word == index).replace("▁", "")
+        assert fullmatch(escape(spelt.replace("##", "")).replace("<unk>", ".+"), text[start:end]), tokens
+    assert found[-1] == NO_WORD, "the end of the sentence is no word"
+
+
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("segmenter", [spaced_words, punctuated_words])
+def test_every_token_is_of_the_word_that_it_spells(subwords, slow_tokenizer, tokenizer, segmenter, target):
+    for pair in ToyCorpus(30, 9).examples():
+        for tried in (subwords, slow_tokenizer):
+            check_words(tried, pair.text, segmenter(pair.text), target)
+    text = "unbelievably tokenised sentences , however ."
+    check_words(tokenizer, text, segmenter(text), target)
+
+
+def test_words_and_punctuation_without_spaces_between(subwords):
+    text = "der Hund, die Katze!"
+    _, found = token_words(subwords, text, punctuated_words(text))
+    assert sorted(set(found.tolist())) == [NO_WORD, 0, 1, 2, 3, 4, 5]
+    assert punctuated_words("it's (old).") == [(0, 4), (5, 6), (6, 9), (9, 10), (10, 11)]
+
+
+def test_words_that_the_tokenizer_does_not_know_keep_their_place(slow_tokenizer):
+    text = "der 貓 sieht 狗狗 !"
+    _, found = token_words(slow_tokenizer, text, spaced_words(text))
+    assert sorted(set(found.tolist())) == [NO_WORD, 0, 1, 2, 3, 4]
+    assert [word for word in found.tolist() if word != NO_WORD] == sorted(
+        word for word in found.tolist() if word != NO_WORD
+    )
+
+
+def test_words_that_the_tokenizer_drops_have_no_token(tokenizer):
+    text = "the \u200d dog"  # a sign that is nothing by itself
+    _, found = token_words(tokenizer, text, spaced_words(text))
+    assert set(found.tolist()) == {NO_WORD, 0, 2}
+
+
+@given(
+    st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1, max_size=6), max_size=8)
+)
+def test_any_text_gives_words_in_order(words):
+    tokenizer = joint_vocabulary(["der Hund sieht die Katze"], 60, 64)
+    text = " ".join(words)
+    spans = spaced_words(text)
+    _, found = token_words(tokenizer, text, spans)
+    ordinary = [word for word in found.tolist() if word != NO_WORD]
+    assert ordinary == sorted(ordinary)
+    assert set(ordinary) <= set(range(len(spans)))
+
+
+def test_links(tmp_path):
+    file = tmp_path / "links"
+    file.write_text("1-2 2p1\n\n1-1\n")
+    first, second, third = LinkFile(file, "gold", base=1).read([(2, 2), (1, 1), (1, 1)])
+    assert first.sure == {(0, 1)}
+    assert first.possible == {(0, 1), (1, 0)}
+    assert not second.possible
+    assert third.sure == {(0, 0)}
+    flipped = LinkFile(file, "gold", base=1, direction="target-source").read([(2, 2), (1, 1), (1, 1)])
+    assert flipped[0].sure == {(1, 0)}
+    assert parsed(pharaoh(first.possible)) == first.possible
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "message"),
+    [
+        ("0-0\n", 0, "1 lines, the text 2"),
+        ("0-0\n0-0\n0-0\n", 0, "goes on after line 2"),
+        ("0-0\n0-3\n", 0, "line 2: 0-3 points at target word 3, but the sentence has 2"),
+        ("0-0\n1-1\n", 1, "line 1: 0-0 points at source word 0"),
+        ("0:0\n\n", 0, "'0:0' is no link"),
+        ("\n\n", 0, "no line has a link"),
+        ("0-0\n0-0\n", 2, "counted from 0 or 1"),
+    ],
+)
+def test_links_that_cannot_be(tmp_path, text, base, message):
+    file = tmp_path / "links"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message):
+        LinkFile(file, "analysis.alignment.gold.path", base=base).read([(2, 2), (2, 2)])
+
+
+def test_error_rate_by_hand():
+    # A = {00, 11, 12}, S = {00, 22}, P = S + {11}.
+    agreement = Agreement(links=3, in_sure=1, in_possible=2, sure=2)
+    assert agreement.error_rate == pytest.approx(1 - 3 / 5)
+    assert (agreement.precision, agreement.recall) == (pytest.approx(2 / 3), 0.5)
+    assert Agreement(0, 0, 0, 5).error_rate == 1
+
+
+def test_word_maps_sum_over_sources_and_average_over_targets():
+    maps = torch.tensor([[[[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.1, 0.3], [0.0, 0.0, 0.2, 0.8]]]])
+    source, target = torch.tensor([[0, 0, 1, -1]]), torch.tensor([[0, 0, -1]])
+    words = word_maps(maps, target, source)
+    torch.testing.assert_close(words[0, 0], torch.tensor([[(0.3 + 0.6) / 2, 0.2, 0.35]]))
+    assert aligned_words(words).tolist() == [[[0]]]
+    assert row_words(target, Setting.AWI).tolist() == [[-1, 0, 0]]
+    ended = word_maps(maps[:, :, 2:], torch.tensor([[0]]), source)
+    assert aligned_words(ended).tolist() == [[[-1]]], "the end of the sentence has most"
+
+
+@given(LINKS, LINKS)
+def test_symmetrised_alignments_lie_between_intersection_and_union(forward, backward):
+    intersection, grown, final, union = (
+        symmetrised(forward, backward, heuristic)
+        for heuristic in (Heuristic.INTERSECTION, Heuristic.GROW_DIAG, Heuristic.GROW_DIAG_FINAL, Heuristic.UNION)
+    )
+    assert intersection == forward & backward
+    assert union == forward | backward
+    assert intersection <= grown <= final <= union
+    # In the end every link that was left out has both its words linked otherwise.
+    for link in union - final:
+        assert all(any(other[side] == link[side] for other in final) for side in (0, 1))
+    for link in grown - intersection:
+        assert any(max(abs(link[0] - other[0]), abs(link[1] - other[1])) == 1 for other in grown - {link})
+
+
+def test_grow_diag_by_hand():
+    forward, backward = {(0, 0), (1, 1), (4, 4)}, {(0, 0), (1, 2), (2, 1)}
+    assert symmetrised(forward, backward, Heuristic.GROW_DIAG) == {(0, 0), (1, 1), (2, 1), (1, 2)}
+    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL) == {(0, 0), (1, 1), (2, 1), (1, 2), (4, 4)}
+
+
+def test_toy_links_point_at_words():
+    for pair in ToyCorpus(300, 5).examples():
+        source, target = len(pair.text.split()), len(pair.text_pair.split())
+        assert pair.links.sure <= pair.links.possible
+        assert all(first < source and second < target for first, second in pair.links.possible)
+        # Every full stop is linked with its like.
+        assert (source - 1, target - 1) in pair.links.sure
+        linked = {second for _, second in pair.links.possible}
+        assert linked == set(range(target)), "no English word comes from nowhere"
+    first, again, other = (list(itertools.islice(ToyCorpus(5, seed).examples(), 5)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_scores_of_files(tmp_path, capsys):
+    gold, forward, backward = (tmp_path / name for name in ("gold", "forward", "backward"))
+    gold.write_text("1-1 2-2\n1-2 2p1\n")
+    forward.write_text("0-0 1-1\n0-1\n")
+    backward.write_text("0-0\n1-0 0-1\n")
+    assert link_scores.main(["--gold", str(gold), "--gold-base", "1", str(forward), f"{backward}:target-source"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["forward"] == ["0.0", "100.0", "100.0"]
+    # {00} and {01, 10} as (source, target): two of three sure links, and a possible one.
+    assert rows["backward"] == ["16.7", "100.0", "66.7"]
+    out = tmp_path / "joined"
+    arguments = ["--gold", str(gold), "--gold-base", "1", "--symmetrise", "union", "--output", str(out)]
+    assert link_scores.main([*arguments, str(forward), f"{backward}:target-source"]) == 0
+    assert out.read_text() == "0-0 1-1\n0-1 1-0\n"
+    assert link_scores.main([*arguments, str(forward)]) == 2
+    assert "expected two files" in capsys.readouterr().err
