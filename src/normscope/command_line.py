@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import sys
 import time
 import traceback
@@ -42,9 +43,10 @@ class _Sweep:
     """What the jobs of this process have come to, for the end of a multirun."""
 
     jobs: int = 0
-    failures: list[str] = dataclasses.field(default_factory=list)
     found: set[Path] = dataclasses.field(default_factory=set)
     """Folders that were there before the run."""
+    folder: Path | None = None
+    """Folder of the sweep."""
     error: Exception | None = None
     """What a job that is no part of a sweep has raised: Hydra would print a line of its own about it."""
 
@@ -57,7 +59,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     # Hydra would print its own digest of an error and exit with 1 otherwise.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    _sweep.jobs, _sweep.failures, _sweep.error, _sweep.found = 0, [], None, set()
+    _sweep.jobs, _sweep.error, _sweep.found, _sweep.folder = 0, None, set(), None
     status = 0
     try:
         main()
@@ -67,17 +69,39 @@ def run(main: Callable[[], object]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
     except Exception as error:
-        if not _sweep.failures:
+        if not _failures():
             # Not a job of a sweep: the error has not been told yet. Before any job, what cannot be written is the folder.
             folder_refused = isinstance(error, OSError) and error.filename is not None and _sweep.jobs == 0
             if not isinstance(error, _BAD_INPUT) and not folder_refused:
                 raise
             print(f"normscope: {_one_line(error)}", file=sys.stderr)
             status = BAD_INPUT
-    if _sweep.failures:
-        print(f"\n{len(_sweep.failures)} of {_sweep.jobs} jobs failed:", *_sweep.failures, sep="\n  ", file=sys.stderr)
+    _compare_sweep()
+    failures = _failures()
+    if failures:
+        print(f"\n{len(failures)} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         status = status or BUG
     sys.exit(status)
+
+
+def _failures() -> list[str]:
+    """The failed jobs of the sweep, whichever process they ran in."""
+    if _sweep.folder is None:
+        return []
+    from normscope.reporting.runs import recorded_failures
+
+    return recorded_failures(_sweep.folder)
+
+
+def _compare_sweep() -> None:
+    """Put the runs of a sweep side by side, as far as they have completed."""
+    if _sweep.folder is None or not any(_sweep.folder.glob("*/results.json")):
+        return
+    from normscope.reporting import compare_runs, runs
+
+    with contextlib.suppress(InputError):  # none has completed
+        comparison = compare_runs.compared(*runs.read([_sweep.folder]))
+        print(f"\ncomparison in {compare_runs.write(comparison, _sweep.folder)}", file=sys.stderr)
 
 
 def job(config: DictConfig) -> dict[str, float]:
@@ -104,7 +128,7 @@ def job(config: DictConfig) -> dict[str, float]:
         open_corpus(options.dataset)
         from normscope.pipeline import run as run_pipeline
 
-        return run_pipeline(options, folder)
+        return run_pipeline(options, folder, shlex.join(["python", "run.py", *hydra.overrides.task]))
     except BaseException as error:
         _remove_empty(folder)
         if not isinstance(error, Exception):
@@ -114,7 +138,9 @@ def job(config: DictConfig) -> dict[str, float]:
                 print(f"normscope: {_one_line(error)}", file=sys.stderr)
             else:
                 traceback.print_exc()
-            _sweep.failures.append(f"{' '.join(hydra.overrides.task)}: {_one_line(error)}")
+            from normscope.reporting.runs import record_failure
+
+            record_failure(folder.parent, hydra.overrides.task, _one_line(error))
             raise
         _sweep.error = error
         return {}
@@ -190,10 +216,16 @@ def _run_folder(given: str | None, sweep: bool) -> str:
     if given is not None:
         folder = Path(given)
         _sweep.found |= {place for place in (folder, *folder.parents) if place.exists()}
-        return given
+        return _of_sweep(given, sweep)
     parent = Path("outputs/multirun" if sweep else "outputs")
     _sweep.found |= {place for place in (parent, *parent.parents) if place.exists()}
-    return str(parent / _unused(parent))
+    return _of_sweep(str(parent / _unused(parent)), sweep)
+
+
+def _of_sweep(folder: str, sweep: bool) -> str:
+    if sweep:
+        _sweep.folder = Path(folder)
+    return folder
 
 
 @functools.cache

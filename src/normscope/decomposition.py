@@ -13,8 +13,8 @@ from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError
+from normscope.exploration import pair_maps
 from normscope.maths.mixing import Method
-from normscope.maths.norms import pair_norms, replaced_diagonal, scaled_output_weight
 from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load as load_options
@@ -149,39 +149,18 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
     layers: list[dict[str, Tensor]] = []
     for block in observe(model, batch):
         ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()
-        layers.append(_pair_maps(block) | {"ratios": ratios})
+        layers.append(pair_maps(block) | {"ratios": ratios})
     maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
     tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
     return Decomposition(
         tokens=tuple(tokens),
         weights=maps["weights"],
-        vectors=maps["vectors"],
-        residual=maps.get("residual"),
-        normalised=maps.get("normalised"),
+        vectors=maps["attn_n"],
+        residual=maps.get("attnres_n"),
+        normalised=maps.get("attnresln_n"),
         ratios=maps["ratios"].transpose(0, 1),
         methods=methods,
     )
-
-
-def _pair_maps(block: AttentionBlock) -> dict[str, Tensor]:
-    """Norms of every pair's vectors in one layer, as far as its block has them."""
-    weights, value = block.weights.cpu().double(), block.value.cpu().double()
-    output_weight = block.parameters.output_weight.cpu().double()
-    preserving, inputs = block.preserving.cpu().double(), block.inputs.cpu().double()
-    vectors = pair_norms(weights, value, output_weight)
-    maps = {"weights": weights.mean(dim=1), "vectors": vectors}
-    if block.norm_position != "branch":
-        maps["residual"] = replaced_diagonal(vectors, torch.linalg.vector_norm(preserving + inputs, dim=-1))
-    if block.normalisation is not None:
-        norm = block.normalisation._replace(weight=block.normalisation.weight.cpu().double())
-        deviation = block.deviation.cpu().double().unsqueeze(-1)
-        scaled = pair_norms(weights, value, scaled_output_weight(output_weight, norm)) / deviation
-        if block.norm_position == "branch":
-            own = norm.scaled(preserving) / deviation + inputs
-        else:
-            own = norm.scaled(preserving + inputs) / deviation
-        maps["normalised"] = replaced_diagonal(scaled, torch.linalg.vector_norm(own, dim=-1))
-    return {name: tensor[0] for name, tensor in maps.items()}
 
 
 def _batch(model: LoadedModel, texts: Text | list[Text]) -> Batch:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from normscope.analyses import ANALYSES
@@ -21,14 +22,18 @@ from normscope.data.examples import CorpusCounts
 from normscope.data.files import TextFile
 from normscope.data.frequency import TokenFrequencies
 from normscope.data.gold import SEGMENTERS, NumberedCorpus, reference
+from normscope.data.sequences import TokenSequence
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
+from normscope.exploration import chosen_sequences, explored
 from normscope.laboratory import ModelLaboratory
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.observer import Observer
 from normscope.models.verification import Verification, verify
 from normscope.reporting.comparison import Comparison, compare, published
+from normscope.reporting.explorer import pairs_table
+from normscope.reporting.page.report import Report, page
 from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
@@ -46,14 +51,16 @@ class _Progress:
     counts: CorpusCounts
     model: LoadedModel
     verification: Verification
+    command: str
 
 
-def run(options: RunOptions, folder: Path) -> dict[str, float]:
+def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float]:
     """Run the chosen analyses over the corpus and leave everything that was found in a folder.
 
     Args:
         options: The whole config.
         folder: The run folder; made if it is not there.
+        command: What the user typed, to be told where the results are.
 
     Returns:
         The metrics.
@@ -102,10 +109,11 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
     )
     analyses = [kind(getattr(options.analysis, kind.name), subject) for kind in chosen]
     laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
+    explorer = _chosen(options, encoder)
     counts = CorpusCounts()
     stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)
 
-    progress = _Progress(started, counts, model, verification)
+    progress = _Progress(started, counts, model, verification, command)
     say(
         f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
         f"verified to {verification.error:.1e}",
@@ -119,9 +127,16 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
             for analysis in analyses:
                 analysis.experiment(laboratory)
             findings = {analysis.name: analysis.findings() for analysis in analyses}
-            metrics = _write(findings, results, tracker)
+            metrics = _write(findings, results, tracker, depth=model.layers)
             comparison = _compare(options, metrics, findings, results, tracker)
+            sentences = explored(model, encoder, explorer, layers)
+            if sentences:
+                table = pairs_table(sentences)
+                tracker.table("explorer_pairs", table, results.write_table("explorer_pairs", table))
             facts = _provenance(progress, options)
+            if options.report.enabled:
+                report = Report(options, findings, facts, comparison, sentences)
+                tracker.page("report", results.write_page("report.html", page(report, folder)))
             tracker.summary(metrics, facts)
     except BaseException as error:
         status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
@@ -135,7 +150,7 @@ def run(options: RunOptions, folder: Path) -> dict[str, float]:
         say(note)
     if comparison is not None:
         show_comparison(comparison)
-    say(f"results in {folder}")
+    say(f"results in {folder}" + (f"; open {folder / 'report.html'}" if options.report.enabled else ""))
     return metrics
 
 
@@ -189,6 +204,12 @@ def _observe(
             bar.update(counts.used + counts.skipped.total() - bar.n)
 
 
+def _chosen(options: RunOptions, encoder: Encoder) -> list[TokenSequence]:
+    if not options.report.enabled or not (options.report.examples or options.report.text):
+        return []
+    return chosen_sequences(open_corpus(options.dataset), encoder, options.report)
+
+
 def _not_empty(stream: Iterator[Batch], options: RunOptions, counts: CorpusCounts) -> Iterator[Batch]:
     """The stream, once its first batch has shown that there is one."""
     first = next(stream, None)
@@ -204,8 +225,9 @@ def _not_empty(stream: Iterator[Batch], options: RunOptions, counts: CorpusCount
     return whole()
 
 
-def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker) -> dict[str, float]:
+def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker, depth: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
+    curves: dict[str, pd.Series] = {}
     for name, found in findings.items():
         for table_name, table in found.tables.items():
             path = results.write_table(f"{name}_{table_name}", table)
@@ -214,8 +236,19 @@ def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker) 
             picture = results.write_figure(f"{name}_{figure_name}", figure)
             tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
         metrics |= {f"{name}/{metric}": value for metric, value in found.metrics.items()}
-        tracker.curves({f"{name}/{curve}": values for curve, values in found.curves.items()})
+        curves |= {f"{name}/{curve}": values for curve, values in found.curves.items()}
+    tracker.curves(curves)
+    results.write_table("curves", _tidy(curves, depth))
     return metrics
+
+
+def _tidy(curves: dict[str, "pd.Series[float]"], depth: int) -> pd.DataFrame:
+    """Values by layer, and by how deep in the model the layer is, so that models of different depth can be compared."""
+    return pd.DataFrame(
+        {"curve": name, "layer": int(layer), "depth": int(layer) / depth, "value": float(value)}
+        for name, values in curves.items()
+        for layer, value in zip(values.index.tolist(), values.tolist(), strict=True)
+    )
 
 
 def _compare(
@@ -256,6 +289,8 @@ def _say_absent(categories: list[str], counts: CorpusCounts) -> None:
 def _provenance(progress: _Progress, options: RunOptions) -> dict[str, object]:
     counts, model = progress.counts, progress.model
     return provenance() | {
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": progress.command,
         "model": model.name,
         "model_revision": model.revision,
         "model_sha256": model.weights_sha256,

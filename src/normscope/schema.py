@@ -182,6 +182,19 @@ class TrackingOptions:
 
 
 @dataclass
+class ReportOptions:
+    """The page that a run ends with."""
+
+    enabled: bool = True
+    examples: int = 3
+    """Sentences of the corpus in the explorer: the first that are short enough."""
+    tokens: int = 64
+    """Tokens of such a sentence at most."""
+    text: str | None = None
+    """A text to explore in their place; `text ||| second text` is a pair."""
+
+
+@dataclass
 class RecipeOptions:
     """The recipe of a paper's result, where `experiment` chose one."""
 
@@ -206,6 +219,7 @@ class RunOptions:
     seed: int = 0
     output_dir: str | None = None
     """The run folder itself; in a multirun, the sweep's."""
+    report: ReportOptions = field(default_factory=ReportOptions)
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.analyses import sentences
 from normscope.analyses.alignment_figures import describe_figures
 from normscope.analyses.findings import Findings
 from normscope.data.gold import Reference
@@ -56,9 +57,11 @@ class AlignmentReport:
         if len(symmetrised_rates):
             tables["symmetrised"] = symmetrised_rates
         layers = rates[rates["head"] == 0]
+        metrics = self._metrics(rates, baselines, symmetrised_rates)
         return Findings(
             tables=tables,
-            metrics=self._metrics(rates, baselines, symmetrised_rates),
+            metrics=metrics,
+            sentences=sentences.alignment(metrics),
             curves={
                 f"{method}/{setting}/aer": rows.set_index("layer")["aer"]
                 for (method, setting), rows in layers.groupby(["method", "setting"], sort=False)

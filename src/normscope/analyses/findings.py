@@ -138,5 +138,7 @@ class Findings:
     summary: pd.DataFrame
     """The few numbers for the terminal, ready to print."""
     summary_digits: int = 2
+    sentences: Sequence[str] = ()
+    """What was found, in plain words with their numbers."""
     notes: Sequence[str] = ()
     """Sentences that the user must read beside the numbers."""

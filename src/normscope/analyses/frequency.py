@@ -5,6 +5,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Figure, Findings, Scatter
 from normscope.analysis_options import FrequencyOptions
@@ -85,6 +86,10 @@ class FrequencyAnalysis(Analysis):
         if not np.isfinite(by_token[list(self._measures)]).all().all():
             raise InputError("NaN or infinity in the activations; try device.dtype=float32")
         known = overall.dropna(subset="spearman")
+        metrics = {
+            f"spearman/{measure}/{specials}_specials": float(value)
+            for measure, specials, value in zip(known["measure"], known["specials"], known["spearman"], strict=True)
+        }
         return Findings(
             tables={
                 "correlation": overall,
@@ -92,10 +97,8 @@ class FrequencyAnalysis(Analysis):
                 "by_token": by_token,
                 "sample": self._sampled(),
             },
-            metrics={
-                f"spearman/{measure}/{specials}_specials": float(value)
-                for measure, specials, value in zip(known["measure"], known["specials"], known["spearman"], strict=True)
-            },
+            metrics=metrics,
+            sentences=sentences.frequency(metrics),
             curves={
                 f"spearman/{measure}/{specials}_specials": rows.set_index("layer")["spearman"].astype(float)
                 for measure in self._measures

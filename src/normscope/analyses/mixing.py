@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.analysis_options import MixingOptions
@@ -70,6 +71,7 @@ class MixingAnalysis(Analysis):
         return Findings(
             tables={"by_layer": shown},
             metrics=metrics,
+            sentences=sentences.mixing(metrics),
             curves=curves,
             figures=self._figures(shown, overall),
             summary_digits=1,

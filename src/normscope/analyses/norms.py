@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.norms_figures import MEASURES, describe_figures
@@ -94,6 +95,22 @@ class NormsAnalysis(Analysis):
             for category, rows in by_layer[by_layer["measure"] == measure].groupby("category", sort=False)
         }
         pooled = correlation[correlation["layer"] == 0].set_index("category")["spearman"].dropna()
+        metrics = {
+            **{f"spearman/{category}": float(value) for category, value in pooled.items()},
+            **{name: float(curve.mean()) for name, curve in curves.items()},
+            "f/cv_max": float(dispersion["cv"].max()),
+            "f/cv_min": float(dispersion["cv"].min()),
+            "f/cv_mean": float(dispersion["cv"].mean()),
+            "f/mean": float(dispersion["mean"].mean()),
+            "f/std": float(dispersion["std"].mean()),
+            **{f"x/cv_{name}": float(getattr(inputs["cv"], name)()) for name in ("max", "min", "mean")},
+            "expansion/mean": float(rates["rate"].mean()),
+            "expansion_with_output_bias/mean": float(rates["rate_with_output_bias"].mean()),
+            **{
+                f"expansion_with_output_bias/layer_{layer}": float(rate)
+                for layer, rate in zip(rates["layer"], rates["rate_with_output_bias"], strict=True)
+            },
+        }
         return Findings(
             tables={
                 "by_layer": by_layer,
@@ -108,22 +125,8 @@ class NormsAnalysis(Analysis):
                 "expansion": rates,
                 "sample": sample,
             },
-            metrics={
-                **{f"spearman/{category}": float(value) for category, value in pooled.items()},
-                **{name: float(curve.mean()) for name, curve in curves.items()},
-                "f/cv_max": float(dispersion["cv"].max()),
-                "f/cv_min": float(dispersion["cv"].min()),
-                "f/cv_mean": float(dispersion["cv"].mean()),
-                "f/mean": float(dispersion["mean"].mean()),
-                "f/std": float(dispersion["std"].mean()),
-                **{f"x/cv_{name}": float(getattr(inputs["cv"], name)()) for name in ("max", "min", "mean")},
-                "expansion/mean": float(rates["rate"].mean()),
-                "expansion_with_output_bias/mean": float(rates["rate_with_output_bias"].mean()),
-                **{
-                    f"expansion_with_output_bias/layer_{layer}": float(rate)
-                    for layer, rate in zip(rates["layer"], rates["rate_with_output_bias"], strict=True)
-                },
-            },
+            metrics=metrics,
+            sentences=sentences.norms(metrics),
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
             figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
             summary=_summary(by_layer, pooled),

@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Figure, Findings, Lines, Profiles
 from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary, layer_rows
@@ -55,6 +56,10 @@ class OutliersAnalysis(Analysis):
             for dimension, rows in overall[overall["dimension"].isin(found.outliers)].groupby("dimension")
         }
         names = ", ".join(map(str, found.outliers)) or "none"
+        metrics = {
+            "count": float(len(found.outliers)),
+            **{f"{dimension}/share_of_layers": float(share[dimension]) for dimension in found.outliers},
+        }
         return Findings(
             tables={
                 "dimensions": every,
@@ -68,10 +73,8 @@ class OutliersAnalysis(Analysis):
                     }
                 ),
             },
-            metrics={
-                "count": float(len(found.outliers)),
-                **{f"{dimension}/share_of_layers": float(share[dimension]) for dimension in found.outliers},
-            },
+            metrics=metrics,
+            sentences=sentences.outliers(metrics),
             curves=curves,
             figures=self._figures(every, by_category, norms, found.outliers),
             summary=_summary(every, found.outliers),

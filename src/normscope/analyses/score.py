@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.hidden_moments import HiddenMoments
@@ -109,9 +110,11 @@ class ScoreAnalysis(Analysis):
                 tables["ablation_loss"] = self._propagated.loss
             else:
                 notes.append("the checkpoint has no masked-language-modelling head: no loss under ablation")
+        metrics = report.metrics(tables)
         return Findings(
             tables=tables,
-            metrics=report.metrics(tables),
+            metrics=metrics,
+            sentences=sentences.score(metrics),
             curves=report.curves(tables),
             figures=describe_figures(tables, outliers),
             summary=report.summary(tables),

@@ -76,6 +76,12 @@ class RunFolder:
         draw(figure, [path.with_suffix(".png"), path.with_suffix(".svg")])
         return path.with_suffix(".png")
 
+    def write_page(self, name: str, content: str) -> Path:
+        """A page; returns its path."""
+        path = self.path / name
+        write_atomically(path, content.encode())
+        return path
+
     def finish(
         self,
         status: Status,

@@ -38,6 +38,10 @@ class Tracker(abc.ABC):
         """A picture that has been drawn."""
 
     @abc.abstractmethod
+    def page(self, name: str, path: Path) -> None:
+        """A page that holds everything that it shows."""
+
+    @abc.abstractmethod
     def curves(self, curves: Mapping[str, pd.Series]) -> None:
         """Values by layer."""
 
@@ -51,6 +55,7 @@ class _Nowhere(Tracker):
 
     def table(self, name: str, table: pd.DataFrame, path: Path) -> None: ...
     def figure(self, name: str, picture: Path, caption: str) -> None: ...
+    def page(self, name: str, path: Path) -> None: ...
     def curves(self, curves: Mapping[str, pd.Series]) -> None: ...
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None: ...
 
@@ -75,6 +80,11 @@ class _Wandb(Tracker):
         import wandb
 
         self._run.log({f"figures/{name}": wandb.Image(str(picture), caption=caption)})
+
+    def page(self, name: str, path: Path) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Html(str(path), inject=False)})
 
     def curves(self, curves: Mapping[str, pd.Series]) -> None:
         names = {name: f"by_layer/{name}" for name in curves}

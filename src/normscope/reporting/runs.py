@@ -1,0 +1,127 @@
+"""Finished runs, read back from their folders."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from normscope.errors import InputError
+from normscope.reporting.run_folder import RESULTS
+
+FAILURES = "failures.jsonl"
+"""File of a sweep's folder with what became of the jobs that failed."""
+
+# What differs between any two runs and says nothing about them; what follows from a preset's name.
+_UNTOLD = re.compile(
+    r"^(output_dir|tracking\.|report\.|resume|recipe\.|analysis\..*enabled|model\.(pin|package|revision|sha256|tokenizer|toy))"
+)
+_SEED = re.compile(r"(^|\.)seed$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    folder: Path
+    status: str
+    config: Mapping[str, Any]
+    """The resolved config, with keys as on the command line."""
+    metrics: Mapping[str, float]
+    provenance: Mapping[str, Any]
+    curves: pd.DataFrame
+    """Columns curve, layer, depth (share of the model's layers), value."""
+    error: str = ""
+
+
+def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in some folders, or in the folders below them, and the failures that sweeps have recorded.
+
+    Raises:
+        InputError: If there is no run.
+    """
+    runs, failures = [], []
+    for folder in folders:
+        found = [folder] if (folder / RESULTS).is_file() else sorted(folder.glob(f"*/{RESULTS}"), key=_numbered)
+        runs += [_run(path if path.is_dir() else path.parent) for path in found]
+        failures += recorded_failures(folder)
+    if not runs and not failures:
+        raise InputError(f"{', '.join(map(str, folders))}: no run is there; expected folders with a {RESULTS}")
+    return runs, failures
+
+
+def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
+    """Add a failed job to a sweep's record; appending a line at once is safe from several processes."""
+    sweep.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"job": " ".join(overrides), "error": error}, ensure_ascii=False)
+    with (sweep / FAILURES).open("a") as file:
+        file.write(line + "\n")
+
+
+def recorded_failures(sweep: Path) -> list[str]:
+    """The failed jobs of a sweep, one line each."""
+    path = sweep / FAILURES
+    if not path.is_file():
+        return []
+    records = (json.loads(line) for line in path.read_text().splitlines())
+    return [f"{record['job']}: {record['error']}" for record in records]
+
+
+def labels(runs: Sequence[Run], *, seeds: bool = True) -> list[str]:
+    """What tells runs apart, in the words of the command line; without `seeds`, runs of other seeds are told alike."""
+    names = sorted({key for run in runs for key in run.config if not _UNTOLD.match(key)}, key=_told_first)
+    differing = [key for key in names if len({str(run.config.get(key)) for run in runs}) > 1]
+    if not seeds:
+        differing = [key for key in differing if not _SEED.search(key)]
+    told = [" ".join(f"{key}={_value(run, key, seeds)}" for key in differing) for run in runs]
+    return [name or str(run.provenance.get("model", "run")) for name, run in zip(told, runs, strict=True)]
+
+
+def _value(run: Run, key: str, seeds: bool) -> str:
+    value = str(run.config.get(key))
+    # MultiBERTs have their seed in their names.
+    return value if seeds else re.sub(r"seed[_-]\d+", "seed_*", value)
+
+
+def _told_first(key: str) -> tuple[int, str]:
+    return (0 if key == "model.name" else 1 if key == "analysis" else 2 if key.startswith("dataset") else 3, key)
+
+
+def _run(folder: Path) -> Run:
+    try:
+        results = json.loads((folder / RESULTS).read_text())
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{folder}: its results cannot be read: {error}") from error
+    curves = folder / "tables" / "curves.parquet"
+    return Run(
+        folder=folder,
+        status=results["status"],
+        config=_flat(config) | {"analysis": _analyses(config)},
+        metrics=results["metrics"],
+        provenance=results["provenance"],
+        curves=pd.read_parquet(curves)
+        if curves.is_file()
+        else pd.DataFrame(columns=["curve", "layer", "depth", "value"]),
+        error=results.get("error", ""),
+    )
+
+
+def _analyses(config: Mapping[str, Any]) -> str:
+    return ",".join(name for name, options in config.get("analysis", {}).items() if options.get("enabled"))
+
+
+def _numbered(path: Path) -> tuple[int, str]:
+    name = path.parent.name
+    return (int(name) if name.isdecimal() else 0, name)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
