@@ -62,8 +62,8 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
         if not matching:
             raise InputError(f"baseline {baseline}: expected one of {', '.join(run.folder.name for run in completed)}")
         chosen = matching[0]
-    names = _unique(run_folders.labels(completed))
-    groups = run_folders.labels(completed, seeds=False)
+    names = _names(completed)
+    groups = run_folders.labels(completed, seeds=False, analyses=False)
     told = zip(completed, names, groups, strict=True)
     values = pd.concat(
         [_values(run).assign(run=run.folder.name, label=name, group=group) for run, name, group in told],
@@ -120,7 +120,7 @@ def _values(run: Run) -> pd.DataFrame:
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """A row per metric in the order of the runs', a column per run."""
-    wide = values.pivot(index="metric", columns="label", values="value").reindex(columns=list(names))
+    wide = values.pivot(index="metric", columns="label", values="value").reindex(columns=list(dict.fromkeys(names)))
     wide.columns.name = None
     return wide.loc[list(dict.fromkeys(values["metric"]))].reset_index()
 
@@ -147,6 +147,13 @@ def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
             {"group": group, "metric": metric, "runs": count, "mean": mean, "low": mean - half, "high": mean + half}
         )
     return pd.DataFrame(rows, columns=["group", "metric", "runs", "mean", "low", "high"])
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Labels by which no number is told twice: analyses of one model on one corpus have one, and make one column."""
+    names = run_folders.labels(runs, analyses=False)
+    told = [(name, metric) for name, run in zip(names, runs, strict=True) for metric in run.metrics]
+    return names if len(set(told)) == len(told) else _unique(run_folders.labels(runs))
 
 
 def _unique(names: Sequence[str]) -> list[str]:

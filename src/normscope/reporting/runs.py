@@ -71,20 +71,29 @@ def recorded_failures(sweep: Path) -> list[str]:
     return [f"{record['job']}: {record['error']}" for record in records]
 
 
-def labels(runs: Sequence[Run], *, seeds: bool = True) -> list[str]:
-    """What tells runs apart, in the words of the command line; without `seeds`, runs of other seeds are told alike."""
+def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
+    """What tells runs apart, in few words; without `seeds` or `analyses`, runs that differ in these alone are told alike."""
     names = sorted({key for run in runs for key in run.config if not _UNTOLD.match(key)}, key=_told_first)
     differing = [key for key in names if len({str(run.config.get(key)) for run in runs}) > 1]
+    if "model.name" in differing:  # the rest of what a preset says of its model follows from that
+        differing = [key for key in differing if not key.startswith("model.architecture")]
     if not seeds:
         differing = [key for key in differing if not _SEED.search(key)]
-    told = [" ".join(f"{key}={_value(run, key, seeds)}" for key in differing) for run in runs]
-    return [name or str(run.provenance.get("model", "run")) for name, run in zip(told, runs, strict=True)]
+    if not analyses:
+        differing = [key for key in differing if not key.startswith("analysis")]
+    told = [" ".join(_told(run, key, seeds) for key in differing) for run in runs]
+    return [name or _short(str(run.provenance.get("model", "run"))) for name, run in zip(told, runs, strict=True)]
 
 
-def _value(run: Run, key: str, seeds: bool) -> str:
+def _told(run: Run, key: str, seeds: bool) -> str:
     value = str(run.config.get(key))
-    # MultiBERTs have their seed in their names.
-    return value if seeds else re.sub(r"seed[_-]\d+", "seed_*", value)
+    if not seeds:  # MultiBERTs have their seed in their names
+        value = re.sub(r"seed[_-]\d+", "seed_*", value)
+    return {"model.name": _short(value), "analysis": value}.get(key, f"{key}={value}")
+
+
+def _short(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _told_first(key: str) -> tuple[int, str]:
