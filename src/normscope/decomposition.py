@@ -1,14 +1,18 @@
 """For Python users: load a model, look at its blocks, decompose a sentence."""
 
+import base64
 import dataclasses
+import html
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.analyses.findings import WordMaps
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
@@ -21,11 +25,30 @@ from normscope.models.loading import load as load_options
 from normscope.models.observer import Observer
 from normscope.models.pulling import observe_blocks
 from normscope.models.verification import verify
+from normscope.reporting.figures import draw, png
 from normscope.schema import DatasetKind, DatasetOptions, DeviceOptions, DType, ModelOptions, Pin
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 Text = str | tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure that notebooks show and that can be saved."""
+
+    description: WordMaps
+
+    def save(self, path: str | Path) -> None:
+        """Draw it into a file, the format by its ending."""
+        draw(self.description, [Path(path)])
+
+    def _repr_png_(self) -> bytes:
+        return png(self.description)
+
+    def _repr_html_(self) -> str:
+        encoded = base64.b64encode(self._repr_png_()).decode()
+        return f'<img alt="{html.escape(self.description.caption)}" src="data:image/png;base64,{encoded}">'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,8 +104,43 @@ class Decomposition:
         """Mean mixing ratio over the tokens: a row per layer, a column per method."""
         return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
 
+    def figure(self, layer: int | None = None) -> "Picture":
+        """What every token takes from every other in one layer, the deepest by default: weights beside vectors.
+
+        Raises:
+            InputError: If there is no such layer.
+        """
+        number = len(self.weights) if layer is None else layer
+        if not 1 <= number <= len(self.weights):
+            raise InputError(f"layer={layer}: expected 1 to {len(self.weights)}")
+        titles = {
+            "attn_w": "α: weights",
+            "attn_n": "‖F‖: vectors",
+            "attnres_n": "with the residual connection",
+            "attnresln_n": "the whole block",
+        }
+        chosen = self.pairs[self.pairs["layer"] == number]
+        titles = {name: title for name, title in titles.items() if name in chosen}
+        tidy = chosen.melt(
+            id_vars=["query", "key", "query_token", "key_token"], value_vars=list(titles), var_name="measure"
+        ).assign(frame="none")
+        return Picture(
+            WordMaps(
+                table=tidy,
+                panel="measure",
+                panel_titles=titles,
+                row="query",
+                row_label="query_token",
+                column="key",
+                column_label="key_token",
+                value="value",
+                frame="frame",
+                caption=f"What each token (row) takes from each token (column) in layer {number}; dark is much.",
+            )
+        )
+
     def _repr_html_(self) -> str:
-        return str(self.table.style.format("{:.1%}").to_html())
+        return str(self.table.style.format("{:.1%}").to_html()) + self.figure()._repr_html_()
 
     def __repr__(self) -> str:
         return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"

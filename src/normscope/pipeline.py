@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from normscope.accounts import Progress, account, say_absent, say_counts
 from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
@@ -27,31 +28,18 @@ from normscope.data.sources import open_corpus
 from normscope.errors import InputError
 from normscope.exploration import chosen_sequences, explored
 from normscope.laboratory import ModelLaboratory
-from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.observer import Observer
-from normscope.models.verification import Verification, verify
+from normscope.models.verification import verify
 from normscope.reporting.comparison import Comparison, compare, published
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
-from normscope.reporting.provenance import provenance
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
 from normscope.reporting.tracking import Tracker, track
 from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, plain
 
 log = logging.getLogger("normscope")
-
-
-@dataclasses.dataclass
-class _Progress:
-    """What a run knows of itself while it goes, so that an end at any moment can be told truly."""
-
-    started: float
-    counts: CorpusCounts
-    model: LoadedModel
-    verification: Verification
-    command: str
 
 
 def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float]:
@@ -113,7 +101,7 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
     counts = CorpusCounts()
     stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)
 
-    progress = _Progress(started, counts, model, verification, command)
+    progress = Progress(started, counts, model, verification, command)
     say(
         f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
         f"verified to {verification.error:.1e}",
@@ -122,8 +110,8 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
     try:
         with track(options, folder) as tracker:
             _observe(observer, model.device, analyses, stream, corpus.total, counts)
-            _say_counts(counts, encoder)
-            _say_absent(categories, counts)
+            say_counts(counts, encoder)
+            say_absent(categories, counts)
             for analysis in analyses:
                 analysis.experiment(laboratory)
             findings = {analysis.name: analysis.findings() for analysis in analyses}
@@ -133,14 +121,14 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
             if sentences:
                 table = pairs_table(sentences)
                 tracker.table("explorer_pairs", table, results.write_table("explorer_pairs", table))
-            facts = _provenance(progress, options)
+            facts = account(progress, options)
             if options.report.enabled:
                 report = Report(options, findings, facts, comparison, sentences)
                 tracker.page("report", results.write_page("report.html", page(report, folder)))
             tracker.summary(metrics, facts)
     except BaseException as error:
         status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
-        results.finish(status, {}, _provenance(progress, options), error=error)
+        results.finish(status, {}, account(progress, options), error=error)
         raise
     results.finish(Status.COMPLETED, metrics, facts)
     for name, found in findings.items():
@@ -266,46 +254,3 @@ def _compare(
         path = results.write_table("comparison", comparison.table)
         tracker.table("comparison", comparison.table, path)
     return comparison
-
-
-def _say_counts(counts: CorpusCounts, encoder: Encoder) -> None:
-    tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-    say(f"{counts.sequences:,} sequences, {counts.tokens:,} tokens: {tokens}")
-    if counts.cut:
-        say(f"{counts.cut:,} of them were longer than {encoder.max_length} tokens and were cut (dataset.max_length)")
-    for reason, number in counts.skipped.items():
-        say(f"{number:,} examples were skipped: {reason}")
-
-
-def _say_absent(categories: list[str], counts: CorpusCounts) -> None:
-    """Categories that never occurred have no rows; if none of those asked for did, there is nothing to report."""
-    absent = [category for category in categories if category != ALL and not counts.categories[category]]
-    if len(absent) == len(categories):
-        raise InputError(f"categories=[{','.join(categories)}]: no token of these in the corpus")
-    if absent:
-        say(f"no token of category {', '.join(absent)} in the corpus: the tables have no rows of it")
-
-
-def _provenance(progress: _Progress, options: RunOptions) -> dict[str, object]:
-    counts, model = progress.counts, progress.model
-    return provenance() | {
-        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": progress.command,
-        "model": model.name,
-        "model_revision": model.revision,
-        "model_sha256": model.weights_sha256,
-        "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "seed": options.seed,
-        "examples": counts.read,
-        "skipped": dict(counts.skipped),
-        "examples_used": counts.used,
-        "sequences": counts.sequences,
-        "cut": counts.cut,
-        "tokens": counts.tokens,
-        "tokens_by_category": dict(counts.categories),
-        "seconds": round(time.monotonic() - progress.started, 3),
-        "verification_error": progress.verification.error,
-        "verification_layer": progress.verification.layer,
-        "verification_part": progress.verification.part,
-    }

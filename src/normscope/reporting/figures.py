@@ -1,5 +1,6 @@
 """Figures drawn from their descriptions."""
 
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,52 +14,48 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
-
-# Perceptually uniform and legible to the colour-blind; light means little, dark means much, as on paper.
-_COLOURS = mpl.colormaps["viridis_r"]
-# Where most cells are next to nothing, nothing is white.
-_FROM_WHITE = mpl.colormaps["Blues"]
-_DIVERGING = mpl.colormaps["RdBu_r"]
-# Okabe and Ito's palette: distinct for all common kinds of colour vision.
-_LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
-_MARKERS = "osD^vPX*"
-
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "normscope",  # the same bytes for the same numbers
-}
+from normscope.reporting.palette import COLOURS, DIVERGING, FROM_WHITE, LINE_COLOURS, MARKERS, STYLE
 
 
 def draw(figure: Figure, paths: Sequence[Path]) -> None:
     """Draw a figure into files, the format by the ending of each."""
-    with mpl.rc_context(_STYLE):
-        match figure:
-            case HeatmapPanels():
-                canvas = _heatmaps(figure)
-            case HeatmapGrid():
-                canvas = _heatmap_grid(figure)
-            case Lines():
-                canvas = _lines(figure)
-            case Profiles():
-                canvas = _profiles(figure)
-            case Scatter():
-                canvas = _scatter(figure)
-            case WordMaps():
-                canvas = _word_maps(figure)
-            case _:
-                assert_never(figure)
-        _caption(canvas, figure.caption)
-        # Laid out and measured once, not again for every file.
-        canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")
-        extent = canvas.get_tightbbox().padded(0.1)
+    with mpl.rc_context(STYLE):
+        canvas, extent = _laid_out(figure)
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else {"Description": figure.caption}
             canvas.savefig(path, dpi=150, bbox_inches=extent, facecolor="white", metadata=metadata)
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG."""
+    with mpl.rc_context(STYLE):
+        canvas, extent = _laid_out(figure)
+        stream = io.BytesIO()
+        canvas.savefig(stream, format="png", dpi=110, bbox_inches=extent, facecolor="white")
+    return stream.getvalue()
+
+
+def _laid_out(figure: Figure) -> tuple[Canvas, Any]:
+    """The drawing with its caption, laid out and measured once, not again for every file."""
+    match figure:
+        case HeatmapPanels():
+            canvas = _heatmaps(figure)
+        case HeatmapGrid():
+            canvas = _heatmap_grid(figure)
+        case Lines():
+            canvas = _lines(figure)
+        case Profiles():
+            canvas = _profiles(figure)
+        case Scatter():
+            canvas = _scatter(figure)
+        case WordMaps():
+            canvas = _word_maps(figure)
+        case _:
+            assert_never(figure)
+    _caption(canvas, figure.caption)
+    canvas.draw_without_rendering()
+    canvas.set_layout_engine("none")
+    return canvas, canvas.get_tightbbox().padded(0.1)
 
 
 def _caption(canvas: Canvas, caption: str) -> None:
@@ -80,7 +77,7 @@ def _heatmaps(figure: HeatmapPanels) -> Canvas:
         # One row per layer, the first at the bottom: up is deeper, as in the papers.
         grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value).loc[rows, columns]
         image = axes.imshow(
-            grid, cmap=_COLOURS, vmin=figure.limits[0], vmax=figure.limits[1], origin="lower", aspect="auto"
+            grid, cmap=COLOURS, vmin=figure.limits[0], vmax=figure.limits[1], origin="lower", aspect="auto"
         )
         _annotate(axes, grid, figure.limits)
         axes.set_title("\n".join(textwrap.wrap(figure.panel_titles[panel], 18)))
@@ -97,7 +94,7 @@ def _heatmaps(figure: HeatmapPanels) -> Canvas:
 def _annotate(axes: Axes, grid: pd.DataFrame, limits: tuple[float, float]) -> None:
     for (row, column), value in np.ndenumerate(grid.to_numpy()):
         if np.isfinite(value):
-            red, green, blue, _ = _COLOURS((value - limits[0]) / (limits[1] - limits[0]))
+            red, green, blue, _ = COLOURS((value - limits[0]) / (limits[1] - limits[0]))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
             axes.text(
                 column, row, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color="white" if dark else "black"
@@ -117,9 +114,9 @@ def _heatmap_grid(figure: HeatmapGrid) -> Canvas:
             grid = table.pivot(index=figure.row, columns=figure.column, values=value).loc[rows, columns]
             axes = panels[i, j]
             if figure.diverging:
-                colours, limits = _DIVERGING, (-extreme, extreme)
+                colours, limits = DIVERGING, (-extreme, extreme)
             else:
-                colours, limits = _COLOURS, (0.0, figure.table[value].max())
+                colours, limits = COLOURS, (0.0, figure.table[value].max())
             image = axes.imshow(grid, cmap=colours, vmin=limits[0], vmax=limits[1], origin="lower", aspect="auto")
             axes.spines[:].set_visible(False)
             axes.set_xticks(range(len(columns)), columns, fontsize=6)
@@ -154,7 +151,7 @@ def _profiles(figure: Profiles) -> Canvas:
         rows = figure.table[figure.table[figure.panel] == panel]
         lines = [rows] if figure.series is None else [line for _, line in rows.groupby(figure.series)]
         for line in lines:
-            axes.plot(line[figure.x], line[figure.y], color=_LINE_COLOURS[0], linewidth=0.7, alpha=0.7, rasterized=True)
+            axes.plot(line[figure.x], line[figure.y], color=LINE_COLOURS[0], linewidth=0.7, alpha=0.7, rasterized=True)
         for dimension in figure.labelled:
             values = rows[rows[figure.x] == dimension][figure.y]
             furthest = values.loc[values.abs().idxmax()]
@@ -166,7 +163,7 @@ def _profiles(figure: Profiles) -> Canvas:
                 ha="center",
                 va="bottom" if furthest >= 0 else "top",
                 fontsize=7,
-                color=_LINE_COLOURS[3],
+                color=LINE_COLOURS[3],
             )
         axes.margins(y=0.18)
         axes.set_title(f"{figure.panel} {panel}")
@@ -204,19 +201,19 @@ def _draw_lines(axes: Axes, figure: Lines, table: pd.DataFrame) -> None:
     for number, series in enumerate(titles or sorted(table[figure.series].unique())):
         rows = table[table[figure.series] == series].sort_values(figure.x)
         if titles is None:
-            axes.plot(rows[figure.x], rows[figure.y], color=_LINE_COLOURS[0], alpha=0.5, linewidth=0.8)
+            axes.plot(rows[figure.x], rows[figure.y], color=LINE_COLOURS[0], alpha=0.5, linewidth=0.8)
         elif len(rows):
             axes.plot(
                 rows[figure.x],
                 rows[figure.y],
                 label=titles[series],
-                color=_LINE_COLOURS[number % len(_LINE_COLOURS)],
-                marker=_MARKERS[number % len(_MARKERS)],
+                color=LINE_COLOURS[number % len(LINE_COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
                 markersize=5,
             )
             if figure.band is not None:
                 low, high = figure.band
-                colour = _LINE_COLOURS[number % len(_LINE_COLOURS)]
+                colour = LINE_COLOURS[number % len(LINE_COLOURS)]
                 axes.fill_between(rows[figure.x], rows[low], rows[high], color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(figure.x)
     if table[figure.x].nunique() <= 24:
@@ -242,11 +239,11 @@ def _scatter(figure: Scatter) -> Canvas:
         rows = figure.table[figure.table[figure.panel] == panel]
         size = 6 if len(rows) < 500 else 2
         axes.scatter(
-            rows[figure.x], rows[figure.y], s=size, alpha=0.4, color=_LINE_COLOURS[0], linewidths=0, rasterized=True
+            rows[figure.x], rows[figure.y], s=size, alpha=0.4, color=LINE_COLOURS[0], linewidths=0, rasterized=True
         )
         if figure.medians and len(rows) > 20:
             middle = _medians(rows, figure)
-            axes.plot(middle[figure.x], middle[figure.y], color=_LINE_COLOURS[3], linewidth=2, label="median")
+            axes.plot(middle[figure.x], middle[figure.y], color=LINE_COLOURS[3], linewidth=2, label="median")
         axes.set_title(f"{figure.panel_titles[panel]} ({len(rows):,})")
         if figure.log_x:
             axes.set_xscale("log")
@@ -276,11 +273,11 @@ def _word_maps(figure: WordMaps) -> Canvas:
         table = figure.table[figure.table[figure.panel] == panel]
         grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
         # The first word is at the top, as it is read.
-        axes.imshow(grid, cmap=_FROM_WHITE, vmin=0, aspect="auto")
+        axes.imshow(grid, cmap=FROM_WHITE, vmin=0, aspect="auto")
         for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):
             for cell in table[table[figure.frame] == kind].itertuples():
                 corner = (getattr(cell, figure.column) - 0.5, getattr(cell, figure.row) - 0.5)
-                frame = Rectangle(corner, 1, 1, fill=False, edgecolor=_LINE_COLOURS[3], linewidth=1.2, linestyle=style)
+                frame = Rectangle(corner, 1, 1, fill=False, edgecolor=LINE_COLOURS[3], linewidth=1.2, linestyle=style)
                 frame.set_clip_on(False)
                 axes.add_patch(frame)
         axes.set_title(figure.panel_titles[panel])

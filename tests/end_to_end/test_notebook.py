@@ -1,0 +1,18 @@
+"""The tour runs from its first cell to its last, and shows tables and pictures."""
+
+import nbformat
+from nbclient import NotebookClient
+
+from tests.end_to_end.shell import ROOT
+
+
+def test_the_tour(monkeypatch):
+    monkeypatch.chdir(ROOT / "experiments")
+    tour = nbformat.read(ROOT / "experiments/tour.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in tour.cells), "it is kept without outputs"
+    NotebookClient(tour, timeout=120, resources={"metadata": {"path": str(ROOT / "experiments")}}).execute()
+    shown = [output.get("data", {}) for cell in tour.cells for output in cell.get("outputs", [])]
+    assert any("attnresln_n" in data.get("text/html", "") and "<img" in data["text/html"] for data in shown)
+    assert any("image/png" in data for data in shown)
+    printed = "".join(output.get("text", "") for cell in tour.cells for output in cell.get("outputs", []))
+    assert printed.count("[CLS] gets") == 6
