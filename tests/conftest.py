@@ -6,6 +6,7 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="normscope-hub-")
 os.environ["WANDB_MODE"] = "offline"
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run beside each other
 
 from jaxtyping import install_import_hook
 

@@ -50,6 +50,10 @@ class _Sweep:
     error: Exception | None = None
     """What a job that is no part of a sweep has raised: Hydra would print a line of its own about it."""
 
+    def begin(self) -> None:
+        """Forget what an earlier command of the same process did."""
+        self.__init__()  # type: ignore[misc]
+
 
 _sweep = _Sweep()
 
@@ -59,7 +63,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     # Hydra would print its own digest of an error and exit with 1 otherwise.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    _sweep.jobs, _sweep.error, _sweep.found, _sweep.folder = 0, None, set(), None
+    _sweep.begin()
     status = 0
     try:
         main()
@@ -79,9 +83,19 @@ def run(main: Callable[[], object]) -> NoReturn:
     _compare_sweep()
     failures = _failures()
     if failures:
-        print(f"\n{len(failures)} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
+        assert _sweep.folder is not None
+        jobs = len(failures) + _completed(_sweep.folder)
+        print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         status = status or BUG
     sys.exit(status)
+
+
+def _completed(sweep: Path) -> int:
+    from normscope.reporting.runs import read
+
+    with contextlib.suppress(InputError):
+        return sum(run.status == "completed" for run in read([sweep])[0])
+    return 0
 
 
 def _failures() -> list[str]:

@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from normscope.data.links import pharaoh
 from normscope.data.toy import ToyCorpus
+from normscope.reporting.comparison import published
 from normscope.translation import toy
 from normscope.translation.training import Recipe
 from normscope.translation.vocabulary import joint_vocabulary
@@ -196,6 +197,8 @@ def test_maps_and_error_rates_are_those_of_explicit_vectors(capsys, monkeypatch,
         assert (rate.aer, rate.precision, rate.recall) == pytest.approx(expected), rate
         assert rate.sentences == len(PAIRS)
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
+    named = {name for group in published("kobayashi2020") for name in group.get("values", {})}
+    assert {name for name in named if name.startswith("alignment/attn")} <= set(metrics)
     layers = rates[(rates["head"] == 0) & (rates["method"] == "attn_n") & (rates["setting"] == "awi")]
     assert metrics["alignment/attn_n/awi/layer_mean/aer"] == pytest.approx(layers["aer"].mean())
     assert metrics["alignment/attn_n/awi/best_layer/aer"] == layers["aer"].min()

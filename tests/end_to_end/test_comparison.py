@@ -59,7 +59,7 @@ def sweep(capsys, monkeypatch, saved_model, deeper_model, tmp_path_factory, swep
 def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_model):
     outcome, folder = sweep
     assert outcome.status == 1
-    assert "2 jobs failed" in outcome.err
+    assert "2 of 8 jobs failed" in outcome.err
     assert "comparison.html" in outcome.err
     values = pd.read_parquet(folder / "comparison.parquet")
     runs = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/results.json")}

@@ -13,6 +13,8 @@ from tests.contract.test_configs import composed
 from tests.end_to_end.shell import ROOT, run_here
 
 RECIPES = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
+# Those of translation models are run in test_alignment.py.
+MASKED = [name for name in RECIPES if "alignment" not in name]
 BERT = "google-bert/bert-base-uncased"
 
 
@@ -20,7 +22,7 @@ def published(paper: str) -> list[dict]:
     return yaml.safe_load((PAPERS / paper / "published.yaml").read_text())
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MASKED)
 def test_a_recipe_runs_on_another_model_and_says_that_nothing_is_compared(
     capsys, monkeypatch, tmp_path, saved_model, name
 ):
@@ -55,7 +57,7 @@ def test_a_published_table_is_compared_cell_by_cell():
     assert wrong["published"] == 10.7
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("kobayashi")])
+@pytest.mark.parametrize("name", [name for name in MASKED if name.startswith("kobayashi")])
 def test_the_papers_model_and_data_are_compared(name):
     options = composed(f"experiment={name}")
     assert options.recipe.name == name
@@ -112,6 +114,7 @@ def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_
     metrics = json.loads((tmp_path / "a/results.json").read_text())["metrics"]
     layers = "/layer_"  # the tiny model has three
     wanted = {name for group in published(paper) for name in group["values"] if layers not in name}
+    wanted = {name for name in wanted if not name.startswith("alignment/")}  # test_alignment.py
     assert wanted <= set(metrics), wanted - set(metrics)
 
 
