@@ -38,6 +38,8 @@ def check(options: RunOptions) -> None:
     _check_outliers(options.analysis.outliers)
     _check_score(options.analysis.score)
     _check_alignment(options)
+    if not options.checkpoint.every_seconds >= 0:
+        raise InputError(f"checkpoint.every_seconds={options.checkpoint.every_seconds}: expected seconds, 0 or more")
     for key, value in (
         ("seed", options.seed),
         ("dataset.seed", options.dataset.seed),

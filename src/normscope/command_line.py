@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +27,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from normscope.checks import check
+from normscope.earlier_runs import agreement, metrics_of, options_of
 from normscope.errors import InputError
 from normscope.schema import RunOptions, register
+from normscope.signals import Terminated, terminate
 
 BAD_INPUT = 2
 BUG = 1
 INTERRUPTED = 130
+TERMINATED = 143
 
 # A transformers config, and categories that users name: keys that are not ours to know.
 _FREE = ("model.architecture", "dataset.categories")
@@ -47,6 +52,8 @@ class _Sweep:
     """Folders that were there before the run."""
     folder: Path | None = None
     """Folder of the sweep."""
+    agrees: bool = True
+    """Whether a run that was made again came to the same numbers."""
     error: Exception | None = None
     """What a job that is no part of a sweep has raised: Hydra would print a line of its own about it."""
 
@@ -64,14 +71,15 @@ def run(main: Callable[[], object]) -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     _sweep.begin()
+    signal.signal(signal.SIGTERM, terminate)
     status = 0
     try:
         main()
         if _sweep.error is not None:
             raise _sweep.error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
-        status = INTERRUPTED
+        status = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except Exception as error:
         if not _failures():
             # Not a job of a sweep: the error has not been told yet. Before any job, what cannot be written is the folder.
@@ -80,6 +88,8 @@ def run(main: Callable[[], object]) -> NoReturn:
                 raise
             print(f"normscope: {_one_line(error)}", file=sys.stderr)
             status = BAD_INPUT
+    if not _sweep.agrees:
+        status = status or BUG
     _compare_sweep()
     failures = _failures()
     if failures:
@@ -131,8 +141,7 @@ def job(config: DictConfig) -> dict[str, float]:
         print(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task) or 'defaults'}", file=sys.stderr)
     try:
         _refuse_unknown(config, OmegaConf.structured(RunOptions))
-        options = OmegaConf.to_object(config)
-        assert isinstance(options, RunOptions)
+        options, folder, before = _earlier(config, folder, hydra.overrides.task)
         if sweeping and options.tracking.group is None:
             options.tracking.group = folder.parent.name
         # torch and transformers take seconds to import: not before there is something to run on.
@@ -142,7 +151,13 @@ def job(config: DictConfig) -> dict[str, float]:
         open_corpus(options.dataset)
         from normscope.pipeline import run as run_pipeline
 
-        return run_pipeline(options, folder, shlex.join(["python", "run.py", *hydra.overrides.task]))
+        metrics = run_pipeline(options, folder, shlex.join(["python", "run.py", *hydra.overrides.task]))
+        if before is not None:
+            _sweep.agrees, sentence = agreement(before, metrics)
+            print(sentence)
+        if _not_first():
+            _remove_empty(folder)
+        return metrics
     except BaseException as error:
         _remove_empty(folder)
         if not isinstance(error, Exception):
@@ -158,6 +173,32 @@ def job(config: DictConfig) -> dict[str, float]:
             raise
         _sweep.error = error
         return {}
+
+
+def _earlier(
+    config: DictConfig, folder: Path, overrides: Sequence[str]
+) -> tuple[RunOptions, Path, dict[str, float] | None]:
+    """The options and the folder of this run; and the metrics to compare with, where an earlier one is made again."""
+    for key in ("resume", "reproduce"):
+        if config[key] is None:
+            continue
+        earlier = Path(config[key]).expanduser()
+        options = options_of(earlier, config, overrides, key)
+        options.checkpoint.every_seconds = float(config.checkpoint.every_seconds)
+        if key == "reproduce":
+            options.output_dir = None
+            return options, folder, metrics_of(earlier)
+        _remove_empty(folder)
+        options.resume = str(earlier)
+        return options, earlier, None
+    composed = OmegaConf.to_object(config)
+    assert isinstance(composed, RunOptions)
+    return composed, folder, None
+
+
+def _not_first() -> bool:
+    """Whether this is one of several processes, and not the one that writes."""
+    return int(os.environ.get("RANK", "0")) > 0
 
 
 def _remove_empty(folder: Path) -> None:
@@ -227,6 +268,8 @@ def _moment() -> str:
 
 def _run_folder(given: str | None, sweep: bool) -> str:
     """`output_dir`, or a dated folder below outputs/ that is not there yet."""
+    if _not_first():
+        return tempfile.mkdtemp(prefix="normscope-")
     if given is not None:
         folder = Path(given)
         _sweep.found |= {place for place in (folder, *folder.parents) if place.exists()}

@@ -14,6 +14,7 @@ from normscope.analyses import ANALYSES
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analysis_options import FrequencyOptions
+from normscope.checkpoints import Checkpoint, Position
 from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.data import frequency
 from normscope.data.batching import Batch, batches
@@ -25,19 +26,23 @@ from normscope.data.frequency import TokenFrequencies
 from normscope.data.gold import SEGMENTERS, NumberedCorpus, reference
 from normscope.data.sequences import TokenSequence
 from normscope.data.sources import open_corpus
+from normscope.earlier_runs import FREE
 from normscope.errors import InputError
 from normscope.exploration import chosen_sequences, explored
 from normscope.laboratory import ModelLaboratory
+from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
+from normscope.observation import observe
+from normscope.processes import World, world
 from normscope.reporting.comparison import Comparison, compare, published
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.run_folder import RunFolder, Status
-from normscope.reporting.terminal import progress_bar, say, show_comparison, show_table
+from normscope.reporting.terminal import say, show_comparison, show_table
 from normscope.reporting.tracking import Tracker, track
-from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, plain
+from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, flat, plain
 
 log = logging.getLogger("normscope")
 
@@ -51,14 +56,23 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
         command: What the user typed, to be told where the results are.
 
     Returns:
-        The metrics.
+        The metrics; empty in all processes but the first, where there are several.
 
     Raises:
         InputError: If the input is bad. Before the first batch has been read nothing is written.
     """
+    with world() as processes:
+        return _run(options, folder, command, processes)
+
+
+def _run(options: RunOptions, folder: Path, command: str, processes: World) -> dict[str, float]:
     check(options)
     started = time.monotonic()
-    results = RunFolder(folder)
+    if options.resume is not None and processes.size > 1:
+        raise InputError(
+            f"resume={options.resume}: several processes cannot go on with a run; start it without torchrun"
+        )
+    results = RunFolder(folder, resumed=options.resume is not None)
     if options.recipe.paper is not None:
         published(options.recipe.paper)  # that it is not there must not be found out after the run
     torch.manual_seed(options.seed)
@@ -66,7 +80,8 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
     aligning = any(kind.crossing_only for kind in chosen)
     if aligning:
         options.model.stack = ModelStack.cross
-    model = dataclasses.replace(load(_trained(options.model), options.device), name=options.model.name)
+    device = processes.own_device(options.device)
+    model = dataclasses.replace(load(_trained(options.model), device), name=options.model.name)
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(model, options.dataset, SEGMENTERS[options.analysis.alignment.words] if aligning else None)
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
@@ -95,21 +110,38 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
         reference=lambda wanted: reference(open_corpus(dataclasses.replace(options.dataset, limit=None)), wanted),
         frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),
     )
-    analyses = [kind(getattr(options.analysis, kind.name), subject) for kind in chosen]
+
+    def new() -> list[Analysis]:
+        return [kind(getattr(options.analysis, kind.name), subject) for kind in chosen]
+
+    analyses = new()
     laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
     explorer = _chosen(options, encoder)
     counts = CorpusCounts()
     stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)
 
     progress = Progress(started, counts, model, verification, command)
-    say(
-        f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
-        f"verified to {verification.error:.1e}",
-    )
+    if processes.first:
+        say(
+            f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
+            f"verified to {verification.error:.1e}",
+        )
+    if not processes.first:
+        observe(observer, model.device, analyses, processes.share(stream), corpus.total, counts)
+        processes.gather(analyses, [])
+        return {}
     results.create(options)
     try:
+        checkpoint = None
+        if processes.size == 1:
+            checkpoint = Checkpoint(folder, _identity(options, model), options.checkpoint.every_seconds)
         with track(options, folder) as tracker:
-            _observe(observer, model.device, analyses, stream, corpus.total, counts)
+            position = Position() if checkpoint is None else checkpoint.resume(analyses, stream)
+            if position.batches:
+                say(f"going on after {position.batches:,} batches")
+            shared = processes.share(stream)
+            observe(observer, model.device, analyses, shared, corpus.total, counts, checkpoint, position)
+            processes.gather(analyses, [new() for _ in range(processes.size - 1)])
             say_counts(counts, encoder)
             say_absent(categories, counts)
             for analysis in analyses:
@@ -129,8 +161,12 @@ def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float
     except BaseException as error:
         status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
         results.finish(status, {}, account(progress, options), error=error)
+        results.release()
         raise
     results.finish(Status.COMPLETED, metrics, facts)
+    if checkpoint is not None:
+        checkpoint.remove()
+    results.release()
     for name, found in findings.items():
         show_table(name, found.summary, found.summary_digits)
     # Analyses may have the same to say.
@@ -168,28 +204,10 @@ def _frequencies(wanted: FrequencyOptions, options: RunOptions, encoder: Encoder
     return frequency.conventional(found, encoder) if wanted.conventional else found
 
 
-def _observe(
-    observer: Observer,
-    device: torch.device,
-    analyses: list[Analysis],
-    stream: Iterator[Batch],
-    total: int | None,
-    counts: CorpusCounts,
-) -> None:
-    with observer, progress_bar(total) as bar:
-        for cpu_batch in stream:
-            batch = cpu_batch.to(device)
-
-            def visit(block, batch=batch):  # type: ignore[no-untyped-def]
-                for analysis in analyses:
-                    analysis.observe(block, batch)
-
-            def visit_hidden(layer, vectors, batch=batch):  # type: ignore[no-untyped-def]
-                for analysis in analyses:
-                    analysis.observe_hidden(layer, vectors, batch)
-
-            observer.run(batch.model_inputs(), visit, visit_hidden)
-            bar.update(counts.used + counts.skipped.total() - bar.n)
+def _identity(options: RunOptions, model: LoadedModel) -> dict[str, object]:
+    """What must not have changed when a run goes on."""
+    config = {key: value for key, value in flat(plain(options)).items() if key.split(".")[0] not in FREE}
+    return config | {"the model's weights": model.weights_sha256, "torch": torch.__version__}
 
 
 def _chosen(options: RunOptions, encoder: Encoder) -> list[TokenSequence]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +183,14 @@ class TrackingOptions:
 
 
 @dataclass
+class CheckpointOptions:
+    """What is kept so that a run can go on after any end."""
+
+    every_seconds: float = 60.0
+    """Seconds between two savings at least; 0 saves after every batch."""
+
+
+@dataclass
 class ReportOptions:
     """The page that a run ends with."""
 
@@ -219,6 +228,11 @@ class RunOptions:
     seed: int = 0
     output_dir: str | None = None
     """The run folder itself; in a multirun, the sweep's."""
+    resume: str | None = None
+    """A run folder: the run goes on where it was stopped."""
+    reproduce: str | None = None
+    """A run folder: its run is made again, and the numbers are compared."""
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
 
@@ -231,6 +245,14 @@ def register() -> None:
 def enabled_analyses(options: AnalysisOptions) -> list[str]:
     """Names of the chosen analyses, in the order in which they are declared."""
     return [node.name for node in dataclasses.fields(options) if getattr(options, node.name).enabled]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config with keys as on the command line."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def plain(options: RunOptions) -> dict[str, Any]:

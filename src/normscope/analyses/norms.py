@@ -24,6 +24,7 @@ from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sample import UniformSample
 from normscope.statistics.sequences import SequenceMeans
+from normscope.statistics.tally import Tally
 
 # Some thousandths of the range of ranks per cell, where most pairs are: ρ of many pairs comes within some 1e-4 of the
 # exact one, and always within the bound that is reported.
@@ -31,6 +32,9 @@ WEIGHT_AXIS = Axis(-30, 0, 5)
 NORM_AXIS = Axis(-10, 12, 6)
 
 SAMPLE_COLUMNS = ("layer", "head", "category", "alpha", "f")
+
+SAMPLED_QUERIES = 512
+"""Queries of a batch of very long sequences whose pairs enter the rank correlations."""
 
 
 class NormsAnalysis(Analysis):
@@ -50,6 +54,7 @@ class NormsAnalysis(Analysis):
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._pairs = RankCorrelation(layers, len(subject.names), WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
+        self._queries, self._seed = Tally(1, 2), options.seed
         self._sample = UniformSample(options.scatter_pairs, len(SAMPLE_COLUMNS), options.seed)
         self.accumulators: dict[str, Accumulator] = {
             "shares": self._shares,
@@ -58,6 +63,7 @@ class NormsAnalysis(Analysis):
             "inputs": self._inputs,
             "pairs": self._pairs,
             "sample": self._sample,
+            "queries": self._queries,
         }
 
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
@@ -74,8 +80,7 @@ class NormsAnalysis(Analysis):
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.real[None])
-        seen = None if block.invisible is None else ~block.invisible
-        self._pairs.update(layer, block.weights, norms, batch.keys.categories, seen)
+        self._correlate(layer, block, batch)
         self._offer(block, batch, lengths.tolist(), batch.keys.real.sum(dim=-1).tolist())
 
     def findings(self) -> Findings:
@@ -130,17 +135,33 @@ class NormsAnalysis(Analysis):
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
             figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
             summary=_summary(by_layer, pooled),
+            notes=self._notes(),
         )
+
+    def _correlate(self, layer: int, block: AttentionBlock, batch: Batch) -> None:
+        """Offer all pairs to the rank correlation; of very long sequences those of a sample of the queries."""
+        seen = None if block.invisible is None else ~block.invisible
+        weights = None if block.is_long else block.weights
+        length = block.query.shape[2]
+        if weights is None:
+            draw = np.random.default_rng([self._seed, *batch.fingerprints])
+            chosen = torch.from_numpy(np.sort(draw.choice(length, min(length, SAMPLED_QUERIES), replace=False)))
+            chosen = chosen.to(block.query.device)
+            weights = block.weights_of(chosen)
+            seen = seen if seen is None or seen.shape[2] == 1 else seen[:, :, chosen]
+        if layer == 0:
+            self._queries.update(0, torch.tensor([weights.shape[2], length]) * len(block.inputs))
+        self._pairs.update(layer, weights, block.transformed_norms, batch.keys.categories, seen)
 
     def _offer(self, block: AttentionBlock, batch: Batch, lengths: list[int], key_lengths: list[int]) -> None:
         """Offer the visible pairs of every sequence to the sample."""
-        heads = block.weights.shape[1]
+        heads = block.query.shape[1]
         for row, (queries, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
             shape = (heads, queries, keys)
 
             def take(positions: np.ndarray, row: int = row, shape: tuple[int, int, int] = shape) -> Tensor:
                 head, query, key = (torch.from_numpy(axis) for axis in np.unravel_index(positions, shape))
-                weights = block.weights[row, head, query, key].double().cpu()
+                weights = block.weights_at(row, head, query, key).double().cpu()
                 norms = block.transformed_norms[row, head, key].double().cpu()
                 categories = batch.keys.categories[row, key].double().cpu()
                 return torch.stack(
@@ -148,6 +169,14 @@ class NormsAnalysis(Analysis):
                 )
 
             self._sample.update((batch.fingerprints[row], block.layer), heads * queries * keys, take)
+
+    def _notes(self) -> list[str]:
+        used, there = self._queries.compute()[0].tolist()
+        if used == there:
+            return []
+        return [
+            f"rank correlations are of {used:,} of the {there:,} queries, drawn by the seed: the sequences are very long"
+        ]
 
     def _by_head(self) -> pd.DataFrame:
         shares, norms = self._shares.compute().sequence_mean, self._norms.compute()

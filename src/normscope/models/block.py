@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths import attention as attention_maths
@@ -14,6 +14,12 @@ from normscope.maths.mixing import CROSSING_METHODS, Method, NormPosition, mixin
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
+
+LONG = 2**26
+"""Weights of a batch in one layer (a quarter of a gigabyte) beyond which they are not built at once.
+
+Measured: up to there building them is as fast as going by parts, and faster for short sequences.
+"""
 
 
 def full_precision(tensor: Tensor) -> Tensor:
@@ -133,10 +139,41 @@ class AttentionBlock:
             return torch.ones(shape, dtype=torch.bool, device=self.inputs.device)
         return (~self.invisible).expand(*shape[:1], -1, *shape[2:])
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the weights are too many to be built at once: what is asked of them then goes by parts."""
+        return self.own_weights is None and self.query[..., 0].numel() * self.key.shape[2] > LONG
+
+    def weights_of(self, queries: Int[Tensor, " chosen"]) -> Float[Tensor, "batch head chosen key"]:
+        """Rows of α, those of some queries, without building the others."""
+        if self.own_weights is not None:
+            return self.own_weights[:, :, queries]
+        mask = self.mask if self.mask is None or self.mask.shape[2] == 1 else self.mask[:, :, queries]
+        return attention_maths.attention_weights(self.query[:, :, queries], self.key, mask, self.scale)
+
+    def weights_at(
+        self, row: int, head: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
+    ) -> Float[Tensor, " pair"]:
+        """Single α_ij of one sequence: exp(scale·q_i·k_j + b_ij − ℓ_i)."""
+        if not self.is_long or self.log_normaliser is None:
+            return self.weights[row, head, query, key]
+        scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
+        scores = scores * self.scale
+        if self.mask is not None:
+            mask = self.mask.expand(len(self.inputs), self.query.shape[1], self.query.shape[2], self.key.shape[2])
+            scores = scores + mask[row, head, query, key]
+        return (scores - self.log_normaliser[row, head, query]).exp()
+
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
         """Σ_i α_ij over the real queries: all the weight that falls on each key."""
-        return (self.real.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
+        if not self.is_long:
+            return (self.real.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
+        total = torch.zeros_like(self.key[..., 0], dtype=torch.promote_types(self.key.dtype, torch.float32))
+        for part in torch.arange(self.query.shape[2], device=self.query.device).split(attention_maths.QUERY_CHUNK):
+            weights = self.weights_of(part)
+            total += (self.real[:, part].to(weights.dtype)[:, None, None, :] @ weights).squeeze(2)
+        return total
 
     @cached_property
     def transformed_norms(self) -> Float[Tensor, "batch head key"]:

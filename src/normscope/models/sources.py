@@ -73,11 +73,10 @@ def locate(name: str, options: ModelOptions, weights: bool) -> Source:
     return Source(folder, revision=folder.name, pinned=pinned)
 
 
-@functools.cache
 def weights_digest(folder: Path) -> str:
     """SHA-256 of a folder's weight file; of the list of digests and names where there are several."""
     files = weight_files(folder)
-    digests = [_file_digest(file) for file in files]
+    digests = [_file_digest(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     if len(files) == 1:
         return digests[0]
     listing = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
@@ -95,7 +94,9 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def _file_digest(file: Path) -> str:
+@functools.cache
+def _file_digest(file: Path, _size: int, _changed: int) -> str:
+    """Computed once for all runs of a process, until the file changes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 
 from normscope.errors import InputError
+from normscope.schema import flat
 
 PAPERS = Path(__file__).resolve().parents[3] / "experiments"
 
@@ -41,10 +42,10 @@ def compare(
     Raises:
         InputError: If the paper's numbers are not there.
     """
-    flat = _flat(config)
+    settings = flat(config)
     rows, refused = [], []
     for group in published(paper):
-        differences = {key: wanted for key, wanted in group["when"].items() if flat.get(key) != wanted}
+        differences = {key: wanted for key, wanted in group["when"].items() if settings.get(key) != wanted}
         pairs = _pairs(group, metrics, tables)
         if not pairs and group.get("table") not in tables:
             continue
@@ -59,7 +60,7 @@ def compare(
     if not rows:
         # The strictest group that the run comes nearest to says most of what would have to change.
         _, nearest = min(refused, key=lambda pair: (-len(pair[0]), len(pair[1])), default=({}, {}))
-        wanted = ", ".join(f"{key}={value} (here {flat.get(key)})" for key, value in nearest.items())
+        wanted = ", ".join(f"{key}={value} (here {settings.get(key)})" for key, value in nearest.items())
         refusal = f"the comparison with {paper} does not apply: the paper has {wanted or 'none of these metrics'}"
     return Comparison(pd.DataFrame(rows, columns=list(COLUMNS)), refusal)
 
@@ -97,10 +98,3 @@ def published(paper: str) -> list[dict[str, Any]]:
         raise InputError(f"recipe.paper={paper}: {path} is not there; run from a clone of the repository")
     groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())
     return groups
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -1,6 +1,7 @@
 """The folder of one run: config, tables, figures, and results.json written last."""
 
 import enum
+import fcntl
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from normscope.reporting.figures import draw
 from normscope.schema import RunOptions, plain
 
 RESULTS = "results.json"
+CONFIG = "config.yaml"
 CSV_ROWS = 20_000
 
 
@@ -33,16 +35,26 @@ class RunFolder:
 
     Args:
         path: The folder. Nothing is written before `create`.
+        resumed: Whether it holds a run that goes on.
 
     Raises:
         InputError: If it holds the results of another run, or cannot be written to.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if (path / RESULTS).exists():
+    def __init__(self, path: Path, *, resumed: bool = False) -> None:
+        self.path, self._resumed = path, resumed
+        self._lock: int | None = None
+        if resumed and (path / RESULTS).exists():
+            if json.loads((path / RESULTS).read_text())["status"] == Status.COMPLETED:
+                raise InputError(f"resume={path}: that run has completed; its results are in the folder")
+        elif not resumed and (path / RESULTS).exists():
             raise InputError(
                 f"output_dir={path}: it holds the results of another run; choose a folder that is not there yet"
+            )
+        elif not resumed and (path / CONFIG).exists():
+            raise InputError(
+                f"output_dir={path}: it holds a run that has not finished; resume={path} goes on with it, or choose a folder "
+                "that is not there yet"
             )
         nearest = next(parent for parent in (path, *path.resolve().parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -57,10 +69,30 @@ class RunFolder:
         try:
             for part in ("tables", "figures"):
                 (self.path / part).mkdir(parents=True, exist_ok=True)
+            self._claim()
+            if self._resumed:
+                (self.path / RESULTS).unlink(missing_ok=True)
+                return
             config = yaml.safe_dump(plain(options), sort_keys=False, allow_unicode=True)
-            write_atomically(self.path / "config.yaml", config.encode())
+            write_atomically(self.path / CONFIG, config.encode())
         except OSError as error:
             raise InputError(f"output_dir={self.path}: cannot be written to: {error.strerror}") from error
+
+    def _claim(self) -> None:
+        """Keep other runs out of the folder for as long as this process lives."""
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise InputError(f"output_dir={self.path}: another run is writing there; choose another folder") from error
+
+    def release(self) -> None:
+        """Let other runs into the folder again."""
+        if self._lock is not None:
+            (self.path / ".lock").unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
         """A table as Parquet, and as CSV too if it is small enough to be opened by hand; returns the path of the former."""

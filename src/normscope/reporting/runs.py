@@ -12,6 +12,7 @@ import yaml
 
 from normscope.errors import InputError
 from normscope.reporting.run_folder import RESULTS
+from normscope.schema import flat
 
 FAILURES = "failures.jsonl"
 """File of a sweep's folder with what became of the jobs that failed."""
@@ -110,7 +111,7 @@ def _run(folder: Path) -> Run:
     return Run(
         folder=folder,
         status=results["status"],
-        config=_flat(config) | {"analysis": _analyses(config)},
+        config=flat(config) | {"analysis": _analyses(config)},
         metrics=results["metrics"],
         provenance=results["provenance"],
         curves=pd.read_parquet(curves)
@@ -127,10 +128,3 @@ def _analyses(config: Mapping[str, Any]) -> str:
 def _numbered(path: Path) -> tuple[int, str]:
     name = path.parent.name
     return (int(name) if name.isdecimal() else 0, name)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

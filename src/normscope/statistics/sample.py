@@ -94,7 +94,8 @@ class UniformSample(Accumulator):
 
     def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
         """The smallest priorities of a population, as far as they are below a limit, and the positions they fall on."""
-        generator = np.random.default_rng([self._seed, *name])
+        # Two generators: how many gaps are drawn depends on the limit, and the positions must not.
+        generator, places = (np.random.default_rng([self._seed, *name, which]) for which in (0, 1))
         wanted = min(population, self._size)
         gaps = np.zeros(0)
         positions: dict[int, None] = {}  # in order of drawing, each once
@@ -107,5 +108,5 @@ class UniformSample(Accumulator):
         priorities = -np.expm1(-gaps.cumsum()[:wanted])
         priorities = priorities[priorities < limit] if limit < 1 else priorities
         while len(positions) < len(priorities):
-            positions.update(dict.fromkeys(generator.integers(population, size=_PIECE).tolist()))
+            positions.update(dict.fromkeys(places.integers(population, size=_PIECE).tolist()))
         return priorities, np.fromiter(positions, dtype=np.int64)[: len(priorities)]

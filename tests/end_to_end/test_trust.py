@@ -1,0 +1,298 @@
+"""Runs that are killed, split, repeated, starved and lied to."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import safetensors.torch
+import torch
+
+from normscope import checkpoints
+from tests.end_to_end.shell import ROOT, run_here, start
+
+ANALYSES = "analysis=[mixing,norms,frequency,outliers,score]"
+SMALL = [
+    ANALYSES,
+    "device=cpu",
+    "device.batch_tokens=256",
+    "tracking=disabled",
+    "report.enabled=false",
+    "dataset.limit=60",
+    "analysis.score.ablation=false",
+    "analysis.score.controls=1",
+    "analysis.score.intervention_sequences=4",
+    "analysis.norms.exact_pairs=20000",
+]
+
+
+def tables(folder):
+    return {path.name: path.read_bytes() for path in (folder / "tables").glob("*.parquet")}
+
+
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, saved_model):
+    """A run that nothing happens to, in a process of its own."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    process = start(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", OMP_NUM_THREADS="1")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return folder
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside a test's own process: nothing of ours catches it."""
+
+
+@pytest.mark.parametrize("moment", [1, 4, 9])
+def test_a_run_that_was_killed_goes_on_to_the_same_bytes(
+    capsys, monkeypatch, tmp_path, saved_model, undisturbed, moment
+):
+    """SIGKILL after some batches, without a word to anybody."""
+    folder = tmp_path / "run"
+    process = start(
+        *SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0", OMP_NUM_THREADS="1"
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if saved_batches(folder) >= moment:
+            process.kill()
+            break
+        time.sleep(0.002)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / "results.json").exists()
+    goes_on = run_here(capsys, monkeypatch, f"resume={folder}")
+    assert goes_on.status == 0, goes_on.err
+    assert "going on after" in goes_on.err
+    assert results(folder)["metrics"] == results(undisturbed)["metrics"]
+    assert tables(folder) == tables(undisturbed)
+    assert not (folder / checkpoints.FILE).exists()
+
+
+def saved_batches(folder) -> int:
+    path = folder / checkpoints.FILE
+    if not path.exists():
+        return 0
+    with safetensors.safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["normscope"])["batches"]
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments(tmp_path, saved_model, undisturbed):
+    """Killed and resumed again and again, at any moment from the start to the end of the process."""
+    draw = random.Random(0)
+    folder = tmp_path / "run"
+    begin = [*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0"]
+    for _ in range(20):
+        there = (folder / "config.yaml").exists()
+        process = start(*([f"resume={folder}", "checkpoint.every_seconds=0"] if there else begin), OMP_NUM_THREADS="1")
+        time.sleep(draw.uniform(0.5, 9))
+        process.kill()
+        _, err = process.communicate()
+        if process.returncode == 0 or (folder / "results.json").exists():
+            break
+        assert process.returncode == -signal.SIGKILL, err
+    if not (folder / "results.json").exists():
+        _, err = (process := start(f"resume={folder}", OMP_NUM_THREADS="1")).communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert results(folder)["metrics"] == results(undisturbed)["metrics"]
+    assert tables(folder) == tables(undisturbed)
+
+
+def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, undisturbed):
+    folder = tmp_path / "run"
+    process = start(
+        *SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0", OMP_NUM_THREADS="1"
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and saved_batches(folder) < 2:
+        time.sleep(0.002)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    assert results(folder)["status"] == "interrupted"
+    assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
+    assert results(folder)["metrics"] == results(undisturbed)["metrics"]
+
+
+@pytest.fixture
+def stopped(capsys, monkeypatch, tmp_path, saved_model):
+    """A run folder with a checkpoint after its third batch, as a kill leaves it."""
+    (tmp_path / "corpus.txt").write_text("".join(f"sentence number {n} of the corpus .\n" for n in range(200)))
+    real = checkpoints.Checkpoint.save
+
+    def save(self, analyses, position):
+        real(self, analyses, position)
+        if position.batches == 3:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.Checkpoint, "save", save)
+        patched.setattr("normscope.pipeline.RunFolder.finish", lambda *_, **__: None)
+        patched.setattr(sys, "argv", [])
+        with pytest.raises(Killed):
+            run_here(
+                capsys,
+                monkeypatch,
+                f"model.name={saved_model}",
+                "dataset=text",
+                f"dataset.path={tmp_path / 'corpus.txt'}",
+                "device.batch_tokens=256",
+                "checkpoint.every_seconds=0",
+                "tracking=disabled",
+                f"output_dir={tmp_path / 'run'}",
+            )
+    assert saved_batches(tmp_path / "run") == 3
+    return tmp_path / "run"
+
+
+def test_what_has_changed_is_refused_and_named(capsys, monkeypatch, stopped, saved_model):
+    def refused(*arguments: str) -> str:
+        outcome = run_here(capsys, monkeypatch, f"resume={stopped}", *arguments)
+        assert outcome.status == 2, outcome.err
+        assert "Traceback" not in outcome.err
+        return outcome.err
+
+    assert "dataset.limit was None in that run and is 7 now" in refused("dataset.limit=7")
+    assert "analysis" in refused("analysis=norms")
+    assert "expected the folder of a run" in refused("resume=/nowhere")
+    weights = saved_model / "model.safetensors"
+    before = weights.read_bytes()
+    try:
+        changed = safetensors.torch.load_file(weights)
+        changed["embeddings.word_embeddings.weight"][0, 0] += 1
+        safetensors.torch.save_file(changed, weights, metadata={"format": "pt"})
+        assert "the model's weights was" in refused()
+    finally:
+        weights.write_bytes(before)
+    corpus = stopped.parent / "corpus.txt"
+    text = corpus.read_text()
+    corpus.write_text(text.replace("sentence number 3 of", "another one of"))
+    assert "the corpus has changed" in refused()
+    corpus.write_text(text)
+    checkpoint = stopped / checkpoints.FILE
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[:-100])
+    assert "the checkpoint cannot be read" in refused()
+    checkpoint.write_bytes(whole)
+    assert run_here(capsys, monkeypatch, f"resume={stopped}").status == 0
+    assert "that run has completed" in refused()
+
+
+def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_model):
+    taken = run_here(capsys, monkeypatch, f"model.name={saved_model}", f"output_dir={stopped}", "tracking=disabled")
+    assert taken.status == 2
+    assert f"resume={stopped} goes on with it" in taken.err
+    import fcntl
+
+    with (stopped / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        busy = run_here(capsys, monkeypatch, f"resume={stopped}")
+    assert busy.status == 2
+    assert "another run is writing there" in busy.err
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed, processes):
+    folder = tmp_path / "run"
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "run.py", *SMALL),
+            *(f"model.name={saved_model}", f"output_dir={folder}"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    ours, whole = results(folder)["metrics"], results(undisturbed)["metrics"]
+    assert ours.keys() == whole.keys()
+    for name, value in whole.items():
+        assert ours[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+    for name in ("norms_by_head", "mixing_by_layer", "outliers_by_category"):
+        mine, theirs = (pd.read_parquet(place / f"tables/{name}.parquet") for place in (folder, undisturbed))
+        pd.testing.assert_frame_equal(mine, theirs, rtol=1e-9)
+        if "count" in mine:
+            assert mine["count"].equals(theirs["count"])
+
+
+def test_more_processes_than_batches(tmp_path, saved_model):
+    """Shares may be empty."""
+    folder = tmp_path / "run"
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--rdzv-backend=c10d"),
+            *("--rdzv-endpoint=localhost:0", "run.py", *arguments, f"output_dir={folder}"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert results(folder)["provenance"]["sequences"] == 2
+
+
+def test_a_run_is_made_again(capsys, monkeypatch, tmp_path, undisturbed):
+    again = run_here(capsys, monkeypatch, f"reproduce={undisturbed}", f"output_dir={tmp_path / 'again'}")
+    assert again.status == 0, again.err
+    assert "numbers are the same" in again.out
+    assert tables(tmp_path / "again") == tables(undisturbed)
+    lied = tmp_path / "lied"
+    lied.mkdir()
+    (lied / "config.yaml").write_text((undisturbed / "config.yaml").read_text())
+    changed = results(undisturbed)
+    name = next(iter(changed["metrics"]))
+    changed["metrics"][name] += 0.01
+    (lied / "results.json").write_text(json.dumps(changed))
+    found = run_here(capsys, monkeypatch, f"reproduce={lied}", f"output_dir={tmp_path / 'third'}")
+    assert found.status == 1
+    assert name in found.out
+
+
+def test_no_secret_is_written_anywhere(capsys, monkeypatch, tmp_path, saved_model):
+    secrets = {"WANDB_API_KEY": "a1b2c3d4" * 5, "HF_TOKEN": "hf_" + "Zq9" * 11}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    outcome = run_here(
+        capsys, monkeypatch, f"model.name={saved_model}", "dataset.limit=3", f"output_dir={tmp_path / 'run'}"
+    )
+    assert outcome.status == 0, outcome.err
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            for value in secrets.values():
+                assert value.encode() not in content, path
+    for value in secrets.values():
+        assert value not in outcome.out + outcome.err
+
+
+def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_path, saved_model):
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(saved_model)
+    with torch.no_grad():  # finite weights whose products are not
+        model.encoder.layer[1].attention.self.value.weight.fill_(3e38)
+    model.save_pretrained(tmp_path / "broken")
+    AutoTokenizer.from_pretrained(saved_model).save_pretrained(tmp_path / "broken")
+    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'broken'}", "dataset.limit=3", "tracking=disabled")
+    assert outcome.status == 2
+    assert "layer 2" in outcome.err
