@@ -1,6 +1,8 @@
 """The one loop: batch → blocks → analyses → results."""
 
+import contextlib
 import dataclasses
+import errno
 import logging
 import time
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from normscope.data.gold import SEGMENTERS, NumberedCorpus, reference
 from normscope.data.sequences import TokenSequence
 from normscope.data.sources import open_corpus
 from normscope.earlier_runs import FREE
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.exploration import chosen_sequences, explored
 from normscope.laboratory import ModelLaboratory
 from normscope.models.loaded import LoadedModel
@@ -45,6 +47,9 @@ from normscope.reporting.tracking import Tracker, track
 from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, flat, plain
 
 log = logging.getLogger("normscope")
+
+# What a disk says that is full, or may not be written to.
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def run(options: RunOptions, folder: Path, command: str = "") -> dict[str, float]:
@@ -160,8 +165,14 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             tracker.summary(metrics, facts)
     except BaseException as error:
         status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
-        results.finish(status, {}, account(progress, options), error=error)
+        refused = isinstance(error, OSError) and error.errno in _REFUSED
+        with contextlib.suppress(*([OSError] if refused else [])):
+            results.finish(status, {}, account(progress, options), error=error)
         results.release()
+        if refused:
+            raise InputError(
+                f"output_dir={folder}: cannot be written to: {one_line(error)}; make room, and go on with resume={folder}"
+            ) from error
         raise
     results.finish(Status.COMPLETED, metrics, facts)
     if checkpoint is not None:

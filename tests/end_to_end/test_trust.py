@@ -53,7 +53,7 @@ class Killed(BaseException):
     """Stands for SIGKILL inside a test's own process: nothing of ours catches it."""
 
 
-@pytest.mark.parametrize("moment", [1, 4, 9])
+@pytest.mark.parametrize("moment", [2, 7])
 def test_a_run_that_was_killed_goes_on_to_the_same_bytes(
     capsys, monkeypatch, tmp_path, saved_model, undisturbed, moment
 ):
@@ -203,7 +203,7 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
     assert "another run is writing there" in busy.err
 
 
-@pytest.mark.parametrize("processes", [2, 5])
+@pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])
 def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed, processes):
     folder = tmp_path / "run"
     outcome = subprocess.run(
@@ -296,3 +296,40 @@ def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_pa
     outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'broken'}", "dataset.limit=3", "tracking=disabled")
     assert outcome.status == 2
     assert "layer 2" in outcome.err
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_later(capsys, monkeypatch, tmp_path, saved_model):
+    """Files may not grow beyond a few kilobytes: the system refuses the writing itself."""
+    arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)); "
+            "sys.argv = ['run.py', *sys.argv[1:]]; runpy.run_path('run.py', run_name='__main__')",
+            *arguments,
+            "checkpoint.every_seconds=0",
+            f"output_dir={tmp_path / 'run'}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 2, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert "File too large" in outcome.stderr
+    goes_on = run_here(capsys, monkeypatch, f"resume={tmp_path / 'run'}")
+    assert goes_on.status == 0, goes_on.err
+
+
+def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, saved_model):
+    import shutil
+
+    shutil.copytree(saved_model, tmp_path / "cut")
+    weights = tmp_path / "cut/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'cut'}", "tracking=disabled")
+    assert outcome.status == 2
+    assert "its weights cannot be read" in outcome.err
