@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.scenarios import BARE, SCENARIOS, STRAIGHTFORWARD, Scenario, prepare
+from benchmarks.scenarios import BARE, LENGTHS, SCENARIOS, STRAIGHTFORWARD, Scenario, prepare
 from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.statistics.rank_correlation import RankCorrelation
 
@@ -27,19 +27,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=9, help="passes of each way (default 9)")
+    parser.add_argument("--lengths", action="store_true", help="cost against length instead, up to 4,096 tokens")
     parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    scenarios = LENGTHS if arguments.lengths else SCENARIOS
     if arguments.memory_of:
         number, way = arguments.memory_of
-        print(json.dumps(_memory(prepare(SCENARIOS[int(number)])[way])))
+        print(json.dumps(_memory(prepare(scenarios[int(number)])[way])))
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(
         f"{'shapes':<12}{'batch':<12}{'way':<42}{'time/bare':>10}{'memory/bare':>13}{'pass/bare':>11}{'seconds':>10}{'MiB':>9}"
     )
-    for number, scenario in enumerate(SCENARIOS):
+    for number, scenario in enumerate(scenarios):
         seconds, ratios = _times(scenario, arguments.repeats)
-        memory = {way: _memory_in_own_process(number, way) for way in scenario.ways}
+        memory = {way: _memory_in_own_process(number, way, lengths=arguments.lengths) for way in scenario.ways}
         (bare_process, bare_pass) = memory[BARE]
         for way in scenario.ways:
             print(
@@ -48,7 +50,8 @@ def main() -> None:
                 f"{seconds[way]:>10.3f}{memory[way][0] / 2**20:>9.0f}",
                 flush=True,
             )
-    _correlation_costs(arguments.repeats)
+    if not arguments.lengths:
+        _correlation_costs(arguments.repeats)
     print(
         "\ntime/bare: median over paired passes. An analysis ends the pass at the last attention block, so the bare pass"
     )
@@ -101,8 +104,8 @@ def _seconds(forward: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _memory_in_own_process(number: int, way: str) -> tuple[int, int]:
-    command = [sys.executable, "-m", "benchmarks", "--memory-of", str(number), way]
+def _memory_in_own_process(number: int, way: str, lengths: bool) -> tuple[int, int]:
+    command = [sys.executable, "-m", "benchmarks", "--memory-of", str(number), way, *(["--lengths"] if lengths else [])]
     # Memory that is given back at once shows the peak as it is; glibc would keep some of it resident.
     environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout

@@ -22,6 +22,8 @@ from normscope.models.observer import Observer
 
 SHAPES = {
     "BERT-base": BertConfig(),
+    # Cost against length is a matter of width: three layers tell as much as twelve.
+    "BERT-base, 3": BertConfig(num_hidden_layers=3, max_position_embeddings=8192),
     "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
 }
 
@@ -48,6 +50,17 @@ SCENARIOS = (
     Scenario("BERT-base", 2, 512, (BARE, "mixing")),
     Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING)),
     Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD)),
+)
+
+
+LENGTHS = tuple(
+    Scenario(
+        "BERT-base, 3",
+        max(1, 1024 // length),
+        length,
+        (BARE, "mixing", "norms", "outliers", "mixing+norms+outliers+score"),
+    )
+    for length in (128, 512, 2048, 4096)
 )
 
 
