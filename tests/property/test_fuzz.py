@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from normscope import pipeline
 from normscope.reporting import run_folder
@@ -120,6 +120,7 @@ FUZZ = {
 
 
 @given(family=st.sampled_from(FAMILIES), corpus=rows, given_=overrides)
+@example(family="deberta", corpus=[{"text": "cat"}], given_={"analysis": "[mixing]", "device.dtype": "bfloat16"})
 @settings(max_examples=15, **FUZZ)
 def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
     check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_)

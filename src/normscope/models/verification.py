@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.models.block import AttentionBlock
 from normscope.models.layout import BlockLayout, stacked_heads
 from normscope.models.observer import Observer
@@ -74,7 +74,16 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         inputs = _probe(model, lengths)
         if layout.reads_target:
             inputs |= {f"decoder_{key}": tensor for key, tensor in _probe(model, lengths[::-1]).items()}
-        references, hidden = _untouched(model, layout, inputs)
+        try:
+            references, hidden = _untouched(model, layout, inputs)
+        except RuntimeError as error:
+            if model.dtype not in (torch.bfloat16, torch.float16):
+                raise
+            # Some families' own code mixes formats (DeBERTa's does).
+            kind = str(model.dtype).removeprefix("torch.")
+            raise InputError(
+                f"device.dtype={kind}: {name} cannot run in it: {one_line(error)}; set device.dtype=float32"
+            ) from error
 
         def note(layer: int, part: str, error: float) -> None:
             nonlocal worst
