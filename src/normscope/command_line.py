@@ -138,6 +138,7 @@ def job(config: DictConfig) -> dict[str, float]:
     sweeping = hydra.mode is RunMode.MULTIRUN
     folder = Path(hydra.runtime.output_dir)
     if sweeping:
+        _sweep.folder = folder.parent  # hydra.sweep.dir may have said so
         print(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task) or 'defaults'}", file=sys.stderr)
     try:
         _refuse_unknown(config, OmegaConf.structured(RunOptions))

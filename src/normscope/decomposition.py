@@ -16,7 +16,7 @@ from normscope.analyses.findings import WordMaps
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.exploration import pair_maps
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
@@ -40,8 +40,15 @@ class Picture:
     description: WordMaps
 
     def save(self, path: str | Path) -> None:
-        """Draw it into a file, the format by its ending."""
-        draw(self.description, [Path(path)])
+        """Draw it into a file, the format by its ending.
+
+        Raises:
+            InputError: If it cannot be written, or the ending is of no known format.
+        """
+        try:
+            draw(self.description, [Path(path)])
+        except (ValueError, OSError) as error:
+            raise InputError(f"{path}: {one_line(error)}") from error
 
     def _repr_png_(self) -> bytes:
         return png(self.description)
@@ -201,7 +208,7 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
         InputError: If it is no text or pair of texts, or longer than the model takes.
     """
     if not isinstance(text, str | tuple):
-        raise InputError(f"decompose takes one text or one pair of texts, got {type(text).__name__}")
+        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {type(text).__name__}")
     batch = _batch(model, text)
     methods = model.layout.methods
     layers: list[dict[str, Tensor]] = []

@@ -71,9 +71,11 @@ def explored(
 
         with observer:
             observer.run(batch.to(model.device).model_inputs(), visit)
+        sides = [batch] if batch.source is None else [batch.source, batch]
         words = [model.tokenizer.convert_ids_to_tokens(side.input_ids[0].tolist()) for side in (batch, batch.keys)]
         sentences.append(
             ExploredSentence(
+                title=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
                 queries=tuple(map(str, words[0])),
                 keys=tuple(map(str, words[1])),
                 crosses=batch.crosses,
@@ -88,6 +90,10 @@ def explored(
             )
         )
     return sentences
+
+
+def _text(model: LoadedModel, tokens: list[int]) -> str:
+    return str(model.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def pair_maps(block: AttentionBlock) -> dict[str, Tensor]:

@@ -148,7 +148,8 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             observe(observer, model.device, analyses, shared, corpus.total, counts, checkpoint, position)
             processes.gather(analyses, [new() for _ in range(processes.size - 1)])
             say_counts(counts, encoder)
-            say_absent(categories, counts)
+            if not aligning or len(chosen) > 1:
+                say_absent(categories, counts)
             for analysis in analyses:
                 analysis.experiment(laboratory)
             findings = {analysis.name: analysis.findings() for analysis in analyses}

@@ -15,6 +15,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
     layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
     heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
     by_head = heads.pivot(index=["setting", "layer", "head"], columns="method", values="percent").reset_index()
+    by_head = pd.concat([by_head[by_head["setting"] == setting] for setting in SETTINGS]).replace({"setting": SETTINGS})
     figures: dict[str, Figure] = {
         "by_layer": HeatmapPanels(
             table=layers,
@@ -36,6 +37,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             values={method: f"AER %, {title}" for method, title in METHODS.items()},
             row="layer",
             column="head",
+            limits=(0.0, 100.0),
             caption="Alignment error rate of each head by weights (left) and by vector norms (right); light heads align words.",
         ),
         "norm_and_aer": Scatter(
@@ -47,8 +49,8 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             x_label="mean ‖αf(x)‖ of a head",
             y_label="alignment error rate (%)",
             caption=(
-                "One point per head: how much it hands over on average, and how badly it aligns. Points that fall to the right "
-                "say that heads which hand over much align well."
+                "One point per head: how much it hands over on average, and how badly it aligns. Where the points fall "
+                "towards the right, heads that hand over much align well."
             ),
         ),
     }

@@ -67,7 +67,7 @@ class AlignmentReport:
                 for (method, setting), rows in layers.groupby(["method", "setting"], sort=False)
             },
             figures=describe_figures(rates, maps),
-            summary=_summary(layers, baselines),
+            summary=_summary(layers, baselines, symmetrised_rates),
             summary_digits=1,
             notes=self._notes(),
         )
@@ -233,7 +233,7 @@ def _of_largest_norm(layers: pd.DataFrame, heads: pd.DataFrame) -> dict[str, flo
     return {name: float(value) for name, value in found.items()}
 
 
-def _summary(layers: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+def _summary(layers: pd.DataFrame, baselines: pd.DataFrame, both: pd.DataFrame) -> pd.DataFrame:
     rows = {}
     for (method, setting), group in layers.groupby(["method", "setting"], sort=False):
         best = group.iloc[group["aer"].argmin()]
@@ -245,6 +245,11 @@ def _summary(layers: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
     for _, row in baselines.iterrows():
         rows[row["method"]] = {
             "best layer": "",
+            **{f"{rate.replace('aer', 'AER')} %": row[rate] * 100 for rate in _RATES},
+        }
+    for _, row in both.iterrows():
+        rows[f"{row['method']} {row['setting']}, {row['heuristic']}"] = {
+            "best layer": f"{row['layer']} and {row['reverse_layer']}",
             **{f"{rate.replace('aer', 'AER')} %": row[rate] * 100 for rate in _RATES},
         }
     return pd.DataFrame.from_dict(rows, orient="index")

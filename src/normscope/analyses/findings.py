@@ -44,6 +44,8 @@ class HeatmapGrid:
     caption: str
     diverging: bool = False
     """Whether the values have two signs: all panels then share one scale, whose middle is zero."""
+    limits: tuple[float, float] | None = None
+    """Ends of the colour scale of all panels, where they should be the same as elsewhere."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,8 @@ MEASURES = {
 class ExploredSentence:
     """One sequence of tokens and what every token takes from every other. Arrays are float32."""
 
+    title: str
+    """The text, for people."""
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     """The same as the queries but in cross-attention."""
@@ -89,6 +91,7 @@ def _packed(sentence: ExploredSentence, whole: bool) -> dict[str, Any]:
     """Values in sixteen bits each, of the largest in their layer: three digits are shown."""
     weights = sentence.weights if whole else sentence.weights.mean(axis=1, keepdims=True)
     packed: dict[str, Any] = {
+        "title": sentence.title,
         "queries": sentence.queries,
         "keys": sentence.keys,
         "crosses": sentence.crosses,

@@ -116,7 +116,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Canvas:
             if figure.diverging:
                 colours, limits = DIVERGING, (-extreme, extreme)
             else:
-                colours, limits = COLOURS, (0.0, figure.table[value].max())
+                colours, limits = COLOURS, figure.limits or (0.0, figure.table[value].max())
             image = axes.imshow(grid, cmap=colours, vmin=limits[0], vmax=limits[1], origin="lower", aspect="auto")
             axes.spines[:].set_visible(False)
             axes.set_xticks(range(len(columns)), columns, fontsize=6)
@@ -237,9 +237,9 @@ def _scatter(figure: Scatter) -> Canvas:
         axes.set_visible(False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         rows = figure.table[figure.table[figure.panel] == panel]
-        size = 6 if len(rows) < 500 else 2
+        size, strength = (30, 0.8) if len(rows) < 300 else (6, 0.4) if len(rows) < 1000 else (2, 0.4)
         axes.scatter(
-            rows[figure.x], rows[figure.y], s=size, alpha=0.4, color=LINE_COLOURS[0], linewidths=0, rasterized=True
+            rows[figure.x], rows[figure.y], s=size, alpha=strength, color=LINE_COLOURS[0], linewidths=0, rasterized=True
         )
         if figure.medians and len(rows) > 20:
             middle = _medians(rows, figure)

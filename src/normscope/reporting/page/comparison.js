@@ -36,7 +36,9 @@ document.getElementById("filter").addEventListener("input", (event) => {
   function draw() {
     const lines = curves[curveBox.value], along = alongBox.value, [width, height, left, bottom] = [900, 380, 60, 40];
     const xs = lines.flatMap((line) => line[along]), ys = lines.flatMap((line) => line.value).filter(Number.isFinite);
-    const [x0, x1] = [along === "depth" ? 0 : Math.min(...xs), Math.max(...xs)], [y0, y1] = [Math.min(0, ...ys), Math.max(...ys, 1e-9)];
+    const [x0, x1] = [along === "depth" ? 0 : Math.min(...xs), Math.max(...xs)], [low, high] = [Math.min(...ys), Math.max(...ys)];
+    // From zero where that costs less than half of the height, else from where the lines are.
+    const margin = 0.08 * (high - low || Math.abs(high) || 1), [y0, y1] = [low > 0 && low < high / 2 ? 0 : low - margin, high + margin];
     const x = (value) => left + ((value - x0) / (x1 - x0 || 1)) * (width - left - 20), y = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - bottom - 15);
     const legend = 20 * lines.length, picture = node("svg", { viewBox: `0 0 ${width} ${height + legend}`, width: "100%", role: "img", "aria-label": curveBox.value });
     for (let tick = 0; tick <= 4; tick++) {

@@ -35,7 +35,7 @@ def comparison_page(comparison: "RunComparison") -> str:
             failures=comparison.failures,
             runs=table(comparison.runs),
             metrics=table(comparison.metrics, limit=2000),
-            differences=table(_differences(comparison), limit=2000),
+            differences=table(_differences(comparison), limit=2000) if len(comparison.metrics.columns) > 2 else None,
             baseline=comparison.baseline,
             seeds=table(comparison.seeds, limit=2000) if len(comparison.seeds) else None,
             curves=script_data({"curves": curves}) if curves else None,

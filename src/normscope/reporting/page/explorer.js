@@ -58,7 +58,7 @@
   const show = (number) => (number >= 100 ? number.toFixed(1) : number.toFixed(4));
 
   function choices(wanted) {
-    options(sentenceBox, data.sentences.map((s, i) => [i, `${i + 1}: ${s.queries.slice(0, 9).join(" ")}…`]), wanted.sentence);
+    options(sentenceBox, data.sentences.map((s, i) => [i, `${i + 1}: ${s.title.length > 70 ? `${s.title.slice(0, 69)}…` : s.title}`]), wanted.sentence);
     const found = data.sentences[Number(sentenceBox.value)];
     options(layerBox, found.layers.map((layer, i) => [i, layer]), wanted.layer);
     options(headBox, [[0, "block (all heads)"], ...Array.from({ length: found.heads }, (_, i) => [i + 1, i + 1])], wanted.head);

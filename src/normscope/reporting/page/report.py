@@ -57,7 +57,7 @@ def page(report: Report, folder: Path) -> str:
         environment()
         .get_template("report.html")
         .render(
-            title=f"{', '.join(_title(name) for name in report.findings)}: {facts['model']}",
+            title=f"{', '.join(_title(name) for name in report.findings)}: {_name(facts['model'])}",
             subtitle=f"normscope, {facts['finished']}"
             + (f", experiment={options.recipe.name}" if options.recipe.name else ""),
             css=asset("page.css"),
@@ -65,7 +65,7 @@ def page(report: Report, folder: Path) -> str:
             sections=[_section(name, found, folder) for name, found in report.findings.items()],
             notes=list(dict.fromkeys(note for found in report.findings.values() for note in found.notes)),
             facts={
-                "model": facts["model"],
+                "model": _name(facts["model"]),
                 "data": config["dataset"]["name"] or config["dataset"]["path"] or config["dataset"]["kind"],
                 "sequences": f"{facts['sequences']:,}",
                 "tokens": f"{facts['tokens']:,}",
@@ -76,6 +76,7 @@ def page(report: Report, folder: Path) -> str:
             },
             comparison=comparison,
             explorer=explorer and script_data(explorer),
+            crosses=any(sentence.crosses for sentence in report.sentences),
             left_out=", ".join(explorer["leftOut"]) if explorer else "",
             provenance=table(pd.DataFrame(_flat(facts), columns=["what", "value"])),
             config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
@@ -83,6 +84,11 @@ def page(report: Report, folder: Path) -> str:
             citations=citations(report.findings),
         )
     )
+
+
+def _name(model: str) -> str:
+    """A Hub name as it is; of a folder its own name, since pages are shared."""
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _title(name: str) -> str:
