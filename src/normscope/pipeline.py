@@ -170,6 +170,11 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
         with contextlib.suppress(*([OSError] if refused else [])):
             results.finish(status, {}, account(progress, options), error=error)
         results.release()
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise InputError(
+                f"device.batch_tokens={options.device.batch_tokens}: a batch does not fit into the memory of {model.device}; "
+                f"set device.batch_tokens={max(1, options.device.batch_tokens // 2)}, or a smaller dataset.max_length"
+            ) from error
         if refused:
             raise InputError(
                 f"output_dir={folder}: cannot be written to: {one_line(error)}; make room, and go on with resume={folder}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import runpy
 import sys
 import types
 
@@ -18,7 +19,7 @@ from normscope.reporting.comparison import published
 from normscope.translation import toy
 from normscope.translation.training import Recipe
 from normscope.translation.vocabulary import joint_vocabulary
-from tests.end_to_end.shell import run_here
+from tests.end_to_end.shell import ROOT, run_here
 from tests.tiny import STACK_CONFIGS, tiny_model
 
 one_family = pytest.mark.parametrize("translator", ["marian"], indirect=True)
@@ -340,3 +341,35 @@ def test_trained_models_translate(monkeypatch, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(["der Hund sieht die Katze ."], return_tensors="pt")
     assert model.generate(**inputs, max_length=8).shape[0] == 1
+
+
+def test_the_translation_recipe_trains_goes_on_and_measures(capsys, monkeypatch, tmp_path):
+    script = str(ROOT / "experiments/translation/train.py")
+    sides = [tmp_path / "train.de", tmp_path / "train.en"]
+    pairs = list(ToyCorpus(70, 8).examples())
+    sides[0].write_text("".join(f"{pair.text}\n" for pair in pairs))
+    sides[1].write_text("".join(f"{pair.text_pair}\n" for pair in pairs))
+    given = ["--train", *map(str, sides), "--output", str(tmp_path / "model"), "--save-every", "1"]
+
+    def trained(*more: str) -> None:
+        monkeypatch.setattr(sys, "argv", [script, *given, *more])
+        runpy.run_path(script, run_name="__main__")
+
+    def steps() -> list[int]:
+        return sorted(int(path.name.split("-")[1]) for path in (tmp_path / "model/checkpoints").glob("checkpoint-*"))
+
+    trained("--epochs", "1")
+    assert steps() == [1, 2]
+    few = [tmp_path / "test.de", tmp_path / "test.en"]
+    for path, whole in zip(few, sides, strict=True):
+        path.write_text("".join(whole.read_text().splitlines(keepends=True)[:3]))
+    trained("--epochs", "2", "--test", *map(str, few))
+    assert steps() == [3, 4], "it goes on from the second step"
+    score = json.loads((tmp_path / "model/bleu.json").read_text())
+    assert score["sentences"] == 3
+    assert "version:" in score["signature"]
+    sides[1].write_text("one line\n")
+    with pytest.raises(SystemExit) as exit_:
+        trained("--epochs", "1")
+    assert exit_.value.code == 2
+    assert "70 lines" in capsys.readouterr().err

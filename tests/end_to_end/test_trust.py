@@ -333,3 +333,15 @@ def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, save
     outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'cut'}", "tracking=disabled")
     assert outcome.status == 2
     assert "its weights cannot be read" in outcome.err
+
+
+def test_a_batch_that_does_not_fit_says_what_to_halve(capsys, monkeypatch, tmp_path, saved_model):
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("normscope.observation._show", too_large)
+    outcome = run_here(
+        capsys, monkeypatch, f"model.name={saved_model}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"
+    )
+    assert outcome.status == 2
+    assert "set device.batch_tokens=2048" in outcome.err
