@@ -203,14 +203,11 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
     assert "another run is writing there" in busy.err
 
 
-@pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])
-def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed, processes):
-    folder = tmp_path / "run"
+def torchrun(processes: int, *arguments: str) -> None:
     outcome = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "run.py", *SMALL),
-            *(f"model.name={saved_model}", f"output_dir={folder}"),
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "run.py", *arguments),
         ],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -220,6 +217,12 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
         check=False,
     )
     assert outcome.returncode == 0, outcome.stderr
+
+
+@pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])
+def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed, processes):
+    folder = tmp_path / "run"
+    torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
     ours, whole = results(folder)["metrics"], results(undisturbed)["metrics"]
     assert ours.keys() == whole.keys()
     for name, value in whole.items():
@@ -233,22 +236,9 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
 
 def test_more_processes_than_batches(tmp_path, saved_model):
     """Shares may be empty."""
-    folder = tmp_path / "run"
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--rdzv-backend=c10d"),
-            *("--rdzv-endpoint=localhost:0", "run.py", *arguments, f"output_dir={folder}"),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    assert results(folder)["provenance"]["sequences"] == 2
+    torchrun(3, *arguments, f"output_dir={tmp_path / 'run'}")
+    assert results(tmp_path / "run")["provenance"]["sequences"] == 2
 
 
 def test_a_run_is_made_again(capsys, monkeypatch, tmp_path, undisturbed):
