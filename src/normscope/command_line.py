@@ -80,6 +80,8 @@ def run(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
         status = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+    except BrokenPipeError:  # whoever read what we say has had enough: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         if not _failures():
             # Not a job of a sweep: the error has not been told yet. Before any job, what cannot be written is the folder.
@@ -93,19 +95,13 @@ def run(main: Callable[[], object]) -> NoReturn:
     _compare_sweep()
     failures = _failures()
     if failures:
+        from normscope.reporting.runs import completed
+
         assert _sweep.folder is not None
-        jobs = len(failures) + _completed(_sweep.folder)
+        jobs = len(failures) + completed(_sweep.folder)
         print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         status = status or BUG
     sys.exit(status)
-
-
-def _completed(sweep: Path) -> int:
-    from normscope.reporting.runs import read
-
-    with contextlib.suppress(InputError):
-        return sum(run.status == "completed" for run in read([sweep])[0])
-    return 0
 
 
 def _failures() -> list[str]:

@@ -232,3 +232,16 @@ def test_help_does_not_wait_for_torch():
         "import sys, run; sys.exit('torch' in sys.modules or 'transformers' in sys.modules or 'wandb' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
+
+
+def test_who_reads_the_beginning_alone_gets_no_traceback():
+    """`python run.py --help | head -1`."""
+    process = start("--help")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=60)
+    assert "Traceback" not in err

@@ -72,6 +72,12 @@ def recorded_failures(sweep: Path) -> list[str]:
     return [f"{record['job']}: {record['error']}" for record in records]
 
 
+def completed(sweep: Path) -> int:
+    """How many jobs of a sweep have completed."""
+    found = [json.loads(path.read_text()) for path in sweep.glob(f"*/{RESULTS}")]
+    return sum(results["status"] == "completed" for results in found)
+
+
 def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
     """What tells runs apart, in few words; without `seeds` or `analyses`, runs that differ in these alone are told alike."""
     names = sorted({key for run in runs for key in run.config if not _UNTOLD.match(key)}, key=_told_first)
