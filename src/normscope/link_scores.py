@@ -12,24 +12,13 @@ from pathlib import Path
 import pandas as pd
 
 from normscope.data.lines import count
-from normscope.data.links import DIRECTIONS, Link, LinkFile, Links, pharaoh
+from normscope.data.links import DIRECTIONS, LinkFile, Links, pharaoh
 from normscope.errors import InputError
-from normscope.maths.alignment import Agreement
+from normscope.maths.alignment import agreement
 from normscope.maths.symmetrisation import Heuristic, symmetrised
 
 # No sentence has so many words: what the files alone can tell is that they have as many lines.
 _ANY_LENGTH = 10**6
-
-
-def agreement(gold: Sequence[Links], alignments: Sequence[frozenset[Link]]) -> Agreement:
-    """How far alignments agree with what people made, pair by pair."""
-    pairs = list(zip(gold, alignments, strict=True))
-    return Agreement(
-        links=sum(len(found) for _, found in pairs),
-        in_sure=sum(len(found & links.sure) for links, found in pairs),
-        in_possible=sum(len(found & links.possible) for links, found in pairs),
-        sure=sum(len(links.sure) for links, _ in pairs),
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +46,8 @@ def _run(given: argparse.Namespace) -> int:
         found = {given.symmetrise: joined}
         if given.output is not None:
             given.output.write_text("".join(f"{pharaoh(links)}\n" for links in joined))
-    rates = {name: agreement(gold, alignments) for name, alignments in found.items()}
+    sure, possible = ([getattr(links, kind) for links in gold] for kind in ("sure", "possible"))
+    rates = {name: agreement(alignments, sure, possible) for name, alignments in found.items()}
     table = pd.DataFrame(
         {"AER %": rate.error_rate * 100, "precision %": rate.precision * 100, "recall %": rate.recall * 100}
         for rate in rates.values()

@@ -6,23 +6,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.analyses.alignment_report import AlignmentReport
+from normscope.analyses.alignment_report import METHODS, SETTINGS, AlignmentReport
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analysis_options import AlignmentOptions
 from normscope.data.batching import Batch
 from normscope.data.gold import SentencePair
 from normscope.errors import InputError
-from normscope.maths.alignment import Setting, aligned_words, row_words, word_maps
-from normscope.maths.mixing import Method
+from normscope.maths.alignment import aligned_words, row_words, word_maps
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.models.block import AttentionBlock
 from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.pooled import PooledMeans
 from normscope.statistics.tally import Tally
-
-METHODS = (Method.ATTN_W, Method.ATTN_N)
-SETTINGS = tuple(Setting)
 
 # Pairs whose maps are shown unless others are asked for.
 _SHOWN = 3

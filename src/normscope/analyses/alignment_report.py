@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from normscope.analyses.alignment_figures import describe_figures
 from normscope.analyses.findings import Findings
 from normscope.data.gold import Reference
 from normscope.data.links import Link, pharaoh
-from normscope.maths.alignment import Agreement, Setting
+from normscope.maths.alignment import Agreement, Setting, agreement
 from normscope.maths.mixing import Method
 from normscope.maths.symmetrisation import Heuristic, symmetrised
 
@@ -90,20 +90,20 @@ class AlignmentReport:
 
     def _rate(self, links: int, in_sure: int, in_possible: int) -> dict[str, float]:
         sure = sum(len(self.reference.pairs[row].links.sure) for row in self.links)
-        agreement = Agreement(links, in_sure, in_possible, sure)
+        return self._told(Agreement(links, in_sure, in_possible, sure))
+
+    def _rate_of(self, alignments: Mapping[int, frozenset[Link]]) -> dict[str, float]:
+        gold = [self.reference.pairs[row].links for row in self.links]
+        found = [alignments[row] for row in self.links]
+        return self._told(agreement(found, [links.sure for links in gold], [links.possible for links in gold]))
+
+    def _told(self, found: Agreement) -> dict[str, float]:
         return {
-            "aer": agreement.error_rate,
-            "precision": agreement.precision,
-            "recall": agreement.recall,
+            "aer": found.error_rate,
+            "precision": found.precision,
+            "recall": found.recall,
             "sentences": len(self.links),
         }
-
-    def _rate_of(self, alignments: Mapping[int, Iterable[Link]]) -> dict[str, float]:
-        counts = np.zeros(3, dtype=int)
-        for row in self.links:
-            found, gold = frozenset(alignments[row]), self.reference.pairs[row].links
-            counts += (len(found), len(found & gold.sure), len(found & gold.possible))
-        return self._rate(*counts.tolist())
 
     def _baselines(self) -> pd.DataFrame:
         """Other aligners, on the pairs that the model has read."""

@@ -9,10 +9,13 @@ Sources: Kobayashi et al. 2020, section 5; Och & Ney 2003, section 3, for the er
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+Link = tuple[int, int]
 
 
 class Setting(enum.StrEnum):
@@ -96,6 +99,23 @@ class Agreement:
     def recall(self) -> float:
         """|A∩S| / |S|; 0 without sure links."""
         return self.in_sure / self.sure if self.sure else 0.0
+
+
+def agreement(
+    alignments: Iterable[frozenset[Link]], sure: Iterable[frozenset[Link]], possible: Iterable[frozenset[Link]]
+) -> Agreement:
+    """How far alignments agree with what people made, over the pairs of sentences of a corpus.
+
+    Args:
+        alignments: A, a set of links per pair.
+        sure: S.
+        possible: P, the sure ones among them.
+    """
+    counts = [
+        (len(found), len(found & certain), len(found & allowed), len(certain))
+        for found, certain, allowed in zip(alignments, sure, possible, strict=True)
+    ]
+    return Agreement(*(sum(column) for column in zip(*counts, strict=True))) if counts else Agreement(0, 0, 0, 0)
 
 
 def _members(words: Int[Tensor, "batch token"], count: int) -> Tensor:
