@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.scenarios import BARE, LENGTHS, SCENARIOS, STRAIGHTFORWARD, Scenario, prepare
-from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
+from normscope.analyses.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.statistics.rank_correlation import RankCorrelation
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import BertConfig, BertModel
+from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
 from normscope.analyses import ANALYSES
@@ -68,9 +69,8 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     """One function per way; each call runs one batch. Weights are random: time and memory do not depend on them."""
     torch.manual_seed(0)
     model = BertModel(SHAPES[scenario.shape]).eval().requires_grad_(False)
-    batch = _batch(scenario, model.config.vocab_size)
+    batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size)
     inputs = batch.model_inputs()
-    layers = list(range(1, model.config.num_hidden_layers + 1))
 
     def bare() -> None:
         model.set_attn_implementation("sdpa")
@@ -81,48 +81,62 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         mixing_ratios(model, inputs)
 
     def analysed(names: list[str]) -> Callable[[], None]:
-        # Correlations are estimated, as they are on a corpus that is worth measuring.
-        options = AnalysisOptions(
-            norms=NormsOptions(exact_pairs=0, seed=0), frequency=FrequencyOptions(seed=0), score=ScoreOptions(seed=0)
-        )
-        if EXACT in names:
-            options.norms.exact_pairs = 10**12
-        observed = Observer(model, layout_of("bert"))
-        subject = Subject(
-            layers=layers,
-            categories=[*CATEGORIES, ALL],
-            parameters=observed.parameters,
-            hidden_norms=observed.hidden_norms,
-            depth=len(layers),
-            frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
-        )
-        analyses = [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
-
-        def visit(block: AttentionBlock) -> None:
-            for analysis in analyses:
-                analysis.observe(block, batch)
-
-        def visit_hidden(layer: int, vectors: Tensor) -> None:
-            for analysis in analyses:
-                analysis.observe_hidden(layer, vectors, batch)
-
-        hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
-
-        def forward() -> None:
-            with Observer(model, layout_of("bert"), layers, hidden) as observer:
-                observer.run(inputs, visit, visit_hidden)
-
-        return forward
+        return analysing(model, batch, names)
 
     ways = {BARE: bare, STRAIGHTFORWARD: straightforward}
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
 
 
-def _batch(scenario: Scenario, vocabulary: int) -> Batch:
-    shape = (scenario.sequences, scenario.length)
-    ids = torch.randint(1000, vocabulary, shape)
+def analysing(model: PreTrainedModel, batch: Batch, names: Collection[str]) -> Callable[[], None]:
+    """A function that shows one batch to analyses, whose correlations are estimated as they are on a corpus worth measuring.
+
+    Args:
+        model: A model of a known family.
+        batch: The batch.
+        names: Names of the analyses; EXACT beside them keeps every pair for the correlation instead.
+    """
+    options = AnalysisOptions(
+        norms=NormsOptions(exact_pairs=10**12 if EXACT in names else 0, seed=0),
+        frequency=FrequencyOptions(seed=0),
+        score=ScoreOptions(seed=0),
+    )
+    layout = layout_of(model.config.model_type)
+    observed = Observer(model, layout)
+    layers = list(observed.parameters)
+    subject = Subject(
+        layers=layers,
+        categories=[*CATEGORIES, ALL],
+        parameters=observed.parameters,
+        hidden_norms=observed.hidden_norms,
+        methods=layout.methods,
+        depth=len(layers),
+        frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
+    )
+    analyses = [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
+
+    def visit(block: AttentionBlock) -> None:
+        for analysis in analyses:
+            analysis.observe(block, batch)
+
+    def visit_hidden(layer: int, vectors: Tensor) -> None:
+        for analysis in analyses:
+            analysis.observe_hidden(layer, vectors, batch)
+
+    hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
+    inputs = batch.model_inputs()
+
+    def forward() -> None:
+        with Observer(model, layout, layers, hidden) as observer:
+            observer.run(inputs, visit, visit_hidden)
+
+    return forward
+
+
+def random_batch(shape: tuple[int, int], vocabulary: int) -> Batch:
+    """Random tokens of random categories."""
+    ids = torch.randint(vocabulary // 30, vocabulary, shape)
     real = torch.ones(shape, dtype=torch.bool)
     # A twentieth of padding in one sequence, so that the masks that real batches need are paid for by both sides.
-    real[-1, -max(1, scenario.length // 20) :] = False
+    real[-1, -max(1, shape[1] // 20) :] = False
     categories = torch.randint(len(CATEGORIES), shape).masked_fill(~real, -1)
-    return Batch(ids, torch.zeros_like(ids), real, categories, tuple(range(scenario.sequences)))
+    return Batch(ids, None, real, categories, tuple(range(shape[0])))

@@ -21,6 +21,8 @@ class NormsOptions:
     enabled: bool = False
     exact_pairs: int = 50_000_000
     """Pairs of α and ‖f‖ that are kept for an exact rank correlation; with more it is estimated."""
+    sampled_queries: int | None = 512
+    """Queries of a sequence, drawn by the seed where it has more, whose pairs enter the rank correlation; null takes all."""
     scatter_pairs: int = 10_000
     """Pairs in the scatter plot's sample."""
     seed: int = II("seed")

@@ -35,6 +35,8 @@ def check(options: RunOptions) -> None:
         if value < 0:
             raise InputError(f"{key}={value}: expected a number of pairs, or 0 to estimate")
     _positive("analysis.norms.scatter_pairs", options.analysis.norms.scatter_pairs)
+    if options.analysis.norms.sampled_queries is not None:
+        _positive("analysis.norms.sampled_queries", options.analysis.norms.sampled_queries)
     _check_outliers(options.analysis.outliers)
     _check_score(options.analysis.score)
     _check_alignment(options)

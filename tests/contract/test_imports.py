@@ -74,7 +74,7 @@ def test_libraries_have_owners(library):
 def test_maths_imports_torch_alone():
     for path in (SOURCE / "maths").glob("*.py"):
         outside = {module.split(".")[0] for module in imports(path)} - {"normscope", "torch", "jaxtyping"}
-        assert outside <= {"enum", "typing", "math", "dataclasses", "collections"}, path
+        assert outside <= {"enum", "typing", "math", "dataclasses", "collections", "functools"}, path
 
 
 def test_analyses_know_no_model_library():

@@ -1,57 +1,146 @@
+import itertools
+
 import pytest
 import torch
 
 from normscope.maths import attention as maths
+from normscope.maths import kernels, masks
+from normscope.maths.masks import Mask
 
 SCALE = 0.3
+TOKENS = 11
+REAL = torch.arange(TOKENS) < torch.tensor([TOKENS, 6])[:, None]
+BIAS = torch.randn(1, 3, TOKENS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+WINDOW = 2
+
+
+def window(_sequence, _head, query, key):
+    return (query - key).abs() <= WINDOW
+
+
+def matrix(sequence, _head, query, key):
+    """A rule without a shape: other keys for every sequence and query."""
+    return ((sequence + query * 3 + key * 5) % 4 != 0) | (query == key)
+
+
+MASKS = {
+    "none": None,
+    "padding": Mask(keys=REAL),
+    "causal": Mask(causal=True),
+    "causal, padding anywhere": Mask(causal=True, keys=torch.arange(TOKENS) != torch.tensor([[TOKENS], [3]])),
+    "window": Mask(keys=REAL, queries=REAL, allowed=window, reach=WINDOW),
+    "window, reach said too large": Mask(keys=REAL, queries=REAL, allowed=window, reach=5),
+    "matrix": Mask(keys=REAL, queries=REAL, allowed=matrix),
+    "bias": Mask(keys=REAL).with_bias(BIAS),
+    "bias, causal": Mask(causal=True).with_bias(BIAS),
+}
 
 
 @pytest.fixture
 def qkv():
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 3, 7, 4, dtype=torch.float64, generator=generator) * 3 for _ in range(3)]
+    return [torch.randn(2, 3, TOKENS, 4, dtype=torch.float64, generator=generator) * 3 for _ in range(3)]
 
 
-@pytest.fixture
-def mask():
-    visible = torch.ones(2, 1, 7, 7, dtype=torch.bool).tril()
-    visible[1, :, :, 0] = False
-    visible[1, :, 0, 0] = True
-    return maths.additive_mask(visible, torch.float64)
+def explicit(mask):
+    """What is added to the scores, pair by pair."""
+    added = torch.zeros(2, 3, TOKENS, TOKENS, dtype=torch.float64)
+    if mask is None:
+        return added
+    for b, q, k in itertools.product(range(2), range(TOKENS), range(TOKENS)):
+        seen = mask.keys is None or bool(mask.keys[b, k])
+        seen = seen and (not mask.causal or k <= q)
+        if mask.allowed is not None:
+            seen = seen and bool(mask.allowed(torch.tensor(b), 0, torch.tensor(q), torch.tensor(k)))
+            seen = seen or not REAL[b, q]
+        added[b, :, q, k] = (0 if mask.bias is None else mask.bias[0, :, q, k]) if seen else float("-inf")
+    return added
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_kernel_gives_output_and_normaliser(qkv, mask, masked):
+@pytest.fixture(params=["fused", "without a kernel"])
+def kernel(request, monkeypatch):
+    if request.param != "fused":
+        monkeypatch.setattr(kernels, "_KERNELS", {})
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("strip", [3, 256])
+@pytest.mark.parametrize("kind", MASKS)
+def test_attention_is_that_of_the_whole_matrix(qkv, kind, strip, monkeypatch):
+    monkeypatch.setattr(masks, "STRIP", strip)
+    mask = MASKS[kind]
     query, key, value = qkv
-    chosen = mask if masked else None
-    scores = query @ key.transpose(-1, -2) * SCALE + (mask if masked else 0)
-    output, normaliser = maths.attention(query, key, value, chosen, SCALE)
-    torch.testing.assert_close(output, scores.softmax(-1) @ value)
-    torch.testing.assert_close(normaliser, scores.logsumexp(-1))
-
-
-def test_heads_of_unequal_size_take_the_exact_fallback(qkv, mask):
-    query, key, value = qkv
-    value = torch.cat([value, value], dim=-1)
+    scores = query @ key.transpose(-1, -2) * SCALE + explicit(mask)
+    alpha = scores.softmax(-1)
     output, normaliser = maths.attention(query, key, value, mask, SCALE)
-    expected, expected_normaliser = maths.attention(query, key, qkv[2], mask, SCALE)
+    real = REAL[:, None].expand(-1, 3, -1)
+    torch.testing.assert_close(output[real], (alpha @ value)[real])
+    torch.testing.assert_close(normaliser[real], scores.logsumexp(-1)[real], rtol=1e-7, atol=1e-7)
+    received = maths.weight_received(query, key, normaliser, REAL, mask, SCALE)
+    expected = torch.einsum("bhqk,bq->bhk", alpha, REAL.double())
+    seen = real if mask is None or mask.keys is None else real & mask.keys[:, None]
+    torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_what_is_added_to_chosen_scores(kind):
+    mask = MASKS[kind] or Mask()
+    like = torch.zeros((), dtype=torch.float64)
+    queries, lengths = torch.tensor([7, 2, 5]), (2, TOKENS, TOKENS)
+    term = mask.chosen_term(slice(1, 2), queries, slice(1, 9), lengths, like)
+    expected = explicit(mask)[1:2, :, queries, 1:9]
+    torch.testing.assert_close((torch.zeros(()) if term is None else term).expand_as(expected).double(), expected)
+
+
+def test_a_mask_is_made_once_for_all_layers():
+    mask = Mask(keys=REAL, queries=REAL, allowed=window, reach=WINDOW)
+    everything, like = slice(0, TOKENS), torch.zeros(())
+    first = mask.term(everything, everything, (2, TOKENS, TOKENS), like)
+    assert mask.term(everything, everything, (2, TOKENS, TOKENS), like) is first
+    assert mask.with_bias(BIAS) is mask.with_bias(BIAS)
+    assert mask.with_bias(BIAS.clone()).bias is not BIAS
+
+
+def test_a_kernel_that_computes_something_else_is_not_trusted(qkv, monkeypatch):
+    def wrong(query, key, value, mask, causal, scale):
+        output, normaliser = kernels._cpu(query, key, value, mask, causal, scale)
+        return output, normaliser / 2
+
+    query, key, value = qkv
+    expected = maths.attention(query, key, value, None, SCALE)
+    for broken in (wrong, lambda *_: torch.ops.aten.no_such_operator()):
+        kernels._is_right.cache_clear()
+        monkeypatch.setitem(kernels._KERNELS, "cpu", broken)
+        assert kernels.kernel_for(query, value) is None
+        for found, wanted in zip(maths.attention(query, key, value, None, SCALE), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+    kernels._is_right.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_call_of_the_cuda_kernel_fits_its_signature(dtype, masked):
+    """Shapes and dtypes alone, as torch describes them: nothing is computed, and no such device is needed."""
+    query, key, value = (torch.empty(2, 3, n, 12, dtype=dtype, device="meta") for n in (37, 41, 41))
+    mask = torch.empty(2, 1, 1, 41, dtype=dtype, device="meta") if masked else None
+    output, normaliser = kernels._cuda(query, key, value, mask, False, SCALE)
+    assert output.shape == (2, 3, 37, 12)
+    assert normaliser.shape == (2, 3, 37)
+    assert normaliser.dtype == torch.float32
+
+
+def test_heads_of_unequal_size_take_the_exact_fallback(qkv):
+    query, key, value = qkv
+    expected, expected_normaliser = maths.attention(query, key, value, MASKS["causal"], SCALE)
+    output, normaliser = maths.attention(query, key, torch.cat([value, value], dim=-1), MASKS["causal"], SCALE)
     torch.testing.assert_close(output, torch.cat([expected, expected], dim=-1))
     torch.testing.assert_close(normaliser, expected_normaliser)
 
 
-def test_normaliser_does_not_depend_on_the_chunk(qkv, mask, monkeypatch):
-    query, key, _ = qkv
-    whole = maths.log_normaliser(query, key, mask, SCALE)
-    monkeypatch.setattr(maths, "QUERY_CHUNK", 3)
-    torch.testing.assert_close(maths.log_normaliser(query, key, mask, SCALE), whole)
-    torch.testing.assert_close(maths.log_normaliser(query, key, mask[:, :, :1], SCALE).shape, whole.shape)
-
-
-def test_self_weights_are_the_diagonal_and_never_above_one(qkv, mask):
-    query, key, _ = qkv
-    weights = maths.attention_weights(query, key, mask, SCALE)
-    normaliser = maths.log_normaliser(query, key, mask, SCALE)
-    # The diagonal of the masked second sequence is visible everywhere but nowhere else for its first token.
+def test_self_weights_are_the_diagonal_and_never_above_one(qkv):
+    query, key, value = qkv
+    weights = (query @ key.transpose(-1, -2) * SCALE + explicit(MASKS["causal"])).softmax(-1)
+    normaliser = maths.attention(query, key, value, MASKS["causal"], SCALE).log_normaliser
     torch.testing.assert_close(
         maths.self_attention_weights(query, key, normaliser, SCALE), weights.diagonal(dim1=-2, dim2=-1)
     )

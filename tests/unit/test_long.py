@@ -2,38 +2,81 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.scenarios import EVERYTHING, analysing, random_batch
 from normscope.models import block as blocks
+from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
+TOKENS = 4096
 
-@pytest.mark.parametrize("family", ["bert", "llama", "modernbert", "gpt2"])
-def test_parts_and_whole_agree(monkeypatch, family):
-    from normscope.models.families import layout_of
 
-    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
-    inputs = token_batch(model, (9, 4))
-    found = {}
-    for limit in (2**26, 0):
-        monkeypatch.setattr(blocks, "LONG", limit)
-        monkeypatch.setattr("normscope.maths.attention.QUERY_CHUNK", 4)
-        seen = []
+@pytest.fixture
+def parts(monkeypatch):
+    """Everything is long, and goes by four queries at a time."""
+    monkeypatch.setattr(blocks, "LONG", 0)
+    for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
+        monkeypatch.setattr(f"{module}.STRIP", 4)
 
-        def visit(block, seen=seen):
-            assert block.is_long == (blocks.LONG == 0)
-            pairs = [torch.tensor(axis) for axis in ([0, 1, 2], [3, 2, 3], [1, 0, 3])]
-            chosen = torch.tensor([1, 3])
-            whole = blocks.attention_maths.attention_weights(block.query, block.key, block.mask, block.scale)
-            torch.testing.assert_close(block.weights_of(chosen), whole[:, :, chosen], rtol=1e-9, atol=1e-12)
-            seen.append((block.received, block.weights_at(1, *pairs)))
 
-        with Observer(model, layout_of(model.config.model_type)) as observer:
-            observer.run(inputs, visit)
-        found[limit] = seen
-    for whole, parts in zip(found[2**26], found[0], strict=True):
-        for one, other in zip(whole, parts, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+@pytest.mark.usefixtures("parts")
+def test_parts_make_the_same_attention(family, family_model):
+    bound = 1e-6 if layout_of(family).float32_inside else 1e-12
+    assert verify(family_model, layout_of(family), family).error < bound
+
+
+@pytest.mark.usefixtures("parts")
+def test_parts_of_the_weights_are_those_of_the_whole(family, family_model):
+    def visit(block):
+        received, real = block.received, block.real.double()
+        weights = block.weights
+        torch.testing.assert_close(received, torch.einsum("bhqk,bq->bhk", weights, real), rtol=1e-6, atol=1e-9)
+        row, heads, queries, keys = (
+            1,
+            torch.tensor([0, 1, 1, 0]),
+            torch.tensor([3, 2, 3, 0]),
+            torch.tensor([1, 0, 3, 3]),
+        )
+        single = block.weights_at(row, heads, queries, keys)
+        torch.testing.assert_close(single, weights[row, heads, queries, keys], rtol=1e-6, atol=1e-9)
+        chosen = torch.tensor([8, 1, 3])
+        torch.testing.assert_close(block.weights_of(chosen, slice(0, 1)), weights[:1, :, chosen])
+        seen = block.visible().expand_as(weights)
+        assert (weights[block.real[:, None, :, None] & ~seen] == 0).all()
+        assert (weights[seen] > 0).all()
+
+    with Observer(family_model, layout_of(family)) as observer:
+        observer.run(token_batch(family_model, (9, 4)), visit)
+
+
+def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
+    """The largest tensor of a pass, all analyses together, is smaller than a mask of one byte a pair."""
+    for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
+        monkeypatch.setattr(f"{module}.STRIP", 32)
+    for module in ("normscope.models.block", "normscope.analyses.pair_correlation"):
+        monkeypatch.setattr(f"{module}.LONG", 2**18)
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(found):
+                if isinstance(tensor, torch.Tensor):
+                    # What an expanded tensor takes is what it is a view of.
+                    Largest.size = max(Largest.size, tensor.untyped_storage().nbytes())
+            return found
+
+    for family in ("bert", "modernbert", "llama", "mistral", "eurobert"):
+        model = tiny_model(FAMILY_CONFIGS[family] | {"max_position_embeddings": TOKENS}, torch.float32)
+        Largest.size = 0
+        observe = analysing(model, random_batch((1, TOKENS), model.config.vocab_size), EVERYTHING.split("+"))
+        with Largest():
+            observe()
+        assert 0 < Largest.size < TOKENS**2, (family, Largest.size)
 
 
 def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sampled(
@@ -41,10 +84,8 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
 ):
     import json
 
-    from normscope.analyses import norms
     from tests.end_to_end.shell import run_here
 
-    monkeypatch.setattr(norms, "SAMPLED_QUERIES", 6)
     given = [
         f"model.name={saved_model}",
         "analysis=norms",
@@ -55,7 +96,9 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
     metrics = {}
     for limit in (2**26, 0):
         monkeypatch.setattr(blocks, "LONG", limit)
-        outcome = run_here(capsys, monkeypatch, *given, f"output_dir={tmp_path / str(limit)}")
+        sampled = "null" if limit else "6"
+        folder = f"output_dir={tmp_path / str(limit)}"
+        outcome = run_here(capsys, monkeypatch, *given, f"analysis.norms.sampled_queries={sampled}", folder)
         assert outcome.status == 0, outcome.err
         assert ("rank correlations are of" in outcome.err) == (limit == 0)
         metrics[limit] = json.loads((tmp_path / str(limit) / "results.json").read_text())["metrics"]

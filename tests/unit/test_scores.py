@@ -4,14 +4,18 @@ import pytest
 import torch
 
 from normscope.analyses.interventions import Removals
-from normscope.maths.attention import additive_mask, attention_by_group, attention_weights
+from normscope.maths import masks
+from normscope.maths.attention import attention_by_group, attention_weights
 from normscope.maths.keys import KeyMap
+from normscope.maths.masks import Mask
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
 from normscope.maths.scores import (
+    causal_score_spread,
     contribution_sums,
     covariances,
     part_of_keys,
     score_spread,
+    seen_by,
     visible_contribution_sums,
     visible_score_spread,
 )
@@ -41,7 +45,16 @@ def contributions(query, key_weight, inputs):
 
 def visibility(real, kind):
     visible = real[:, :, None] & real[:, None, :]
-    return visible.tril() if kind == "causal" else visible
+    return {"all": visible, "causal": visible.tril(), "window": visible.triu(-1).tril(1)}[kind]
+
+
+MASKS = {
+    "all": lambda real: Mask(keys=real),
+    "causal": lambda _real: Mask(causal=True),
+    "window": lambda real: Mask(
+        keys=real, queries=real, allowed=lambda _b, _h, query, key: (query - key).abs() <= 1, reach=1
+    ),
+}
 
 
 def expected_sums(every, members, visible):
@@ -63,13 +76,26 @@ def test_sums_factorise(parts):
     torch.testing.assert_close(contribution_sums(query_sums, key_weight, input_sums), expected)
 
 
-@pytest.mark.parametrize("kind", ["all", "causal"])
-def test_sums_over_visible_pairs(parts, kind):
+@pytest.mark.parametrize("strip", [2, 256])
+@pytest.mark.parametrize("shared", [0, 1e4])  # a vector that all keys share changes no spread, and may not blur it
+def test_causal_spread(parts, strip, shared, monkeypatch):
+    monkeypatch.setattr("normscope.maths.scores.STRIP", strip)
+    query, key, key_weight, _bias, inputs, real, _members = parts
+    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(real, "causal"))
+    found = causal_score_spread(query, key + shared, real)
+    torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
+    torch.testing.assert_close(found.variance, variance)
+
+
+@pytest.mark.parametrize("strip", [2, 256])
+@pytest.mark.parametrize("kind", ["all", "causal", "window"])
+def test_sums_over_visible_pairs(parts, kind, strip, monkeypatch):
+    monkeypatch.setattr(masks, "STRIP", strip)
     query, _key, key_weight, _bias, inputs, real, members = parts
     visible = visibility(real, kind)
     expected = expected_sums(contributions(query, key_weight, inputs), members, visible)
-    seen_by = visible[:, None].double().transpose(-1, -2) @ query
-    torch.testing.assert_close(visible_contribution_sums(seen_by, key_weight, inputs, members), expected)
+    meeting = seen_by(query, real, MASKS[kind](real))
+    torch.testing.assert_close(visible_contribution_sums(meeting, key_weight, inputs, members), expected)
 
 
 def expected_spread(every, visible):
@@ -94,12 +120,14 @@ def test_spread_where_everything_is_visible(parts):
     torch.testing.assert_close(covariance.sum(dim=-1), found.variance)
 
 
-@pytest.mark.parametrize("kind", ["all", "causal"])
-def test_spread_over_visible_keys(parts, kind):
+@pytest.mark.parametrize("strip", [2, 256])
+@pytest.mark.parametrize("kind", ["all", "causal", "window"])
+def test_spread_over_visible_keys(parts, kind, strip, monkeypatch):
+    monkeypatch.setattr(masks, "STRIP", strip)
     query, key, key_weight, _bias, inputs, real, _members = parts
     visible = visibility(real, kind)
     covariance, variance = expected_spread(contributions(query, key_weight, inputs), visible)
-    found = visible_score_spread(query, key, visible[:, None])
+    found = visible_score_spread(query, key, real, MASKS[kind](real))
     torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
     torch.testing.assert_close(found.variance, variance)
 
@@ -128,8 +156,9 @@ def test_keys_less_some_dimensions_lower_the_scores_by_their_contributions(parts
 def test_attention_by_group_is_the_sum_of_weights(parts, groups):
     query, key, *_, real, _members = parts
     members = torch.stack([real & (torch.arange(TOKENS) % groups == group) for group in range(groups)])
-    mask = additive_mask(real[:, None, None, :], torch.float64).expand(-1, -1, TOKENS, -1).contiguous()
-    expected = torch.einsum("bhqk,gbk->bhqg", attention_weights(query, key, mask, 0.5), members.double())
+    mask = Mask(keys=real)
+    term = masks.additive_mask(real[:, None, None, :], torch.float64)
+    expected = torch.einsum("bhqk,gbk->bhqg", attention_weights(query, key, term, 0.5), members.double())
     torch.testing.assert_close(attention_by_group(query, key, members, mask, 0.5), expected)
 
 

@@ -12,6 +12,7 @@ from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.norms_figures import MEASURES, describe_figures
+from normscope.analyses.pair_correlation import PairCorrelation
 from normscope.analysis_options import NormsOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -20,21 +21,10 @@ from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.pair_histogram import Axis
-from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sample import UniformSample
 from normscope.statistics.sequences import SequenceMeans
-from normscope.statistics.tally import Tally
-
-# Some thousandths of the range of ranks per cell, where most pairs are: ρ of many pairs comes within some 1e-4 of the
-# exact one, and always within the bound that is reported.
-WEIGHT_AXIS = Axis(-30, 0, 5)
-NORM_AXIS = Axis(-10, 12, 6)
 
 SAMPLE_COLUMNS = ("layer", "head", "category", "alpha", "f")
-
-SAMPLED_QUERIES = 512
-"""Queries of a batch of very long sequences whose pairs enter the rank correlations."""
 
 
 class NormsAnalysis(Analysis):
@@ -53,25 +43,26 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
-        self._pairs = RankCorrelation(layers, len(subject.names), WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
-        self._queries, self._seed = Tally(1, 2), options.seed
+        self._pairs = PairCorrelation(options, layers, len(subject.names))
         self._sample = UniformSample(options.scatter_pairs, len(SAMPLE_COLUMNS), options.seed)
         self.accumulators: dict[str, Accumulator] = {
             "shares": self._shares,
             "norms": self._norms,
             "per_key": self._per_key,
             "inputs": self._inputs,
-            "pairs": self._pairs,
+            "pairs": self._pairs.correlation,
             "sample": self._sample,
-            "queries": self._queries,
+            "queries": self._pairs.queries,
         }
 
     def observe(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of one block."""
         layer = self._subject.index(block.layer)
         members = self._counted.members(batch.keys)
-        norms = block.transformed_norms
         lengths = batch.real.sum(dim=-1)
+        # First, since it may build the weights, and the weight received is then at hand.
+        self._pairs.update(layer, block, batch)
+        norms = block.transformed_norms
         # Per query, Σ over the category's keys of α (and of α‖f‖), averaged over the queries of a sequence.
         per_key = block.received / lengths[:, None, None]
         received = torch.cat([per_key, per_key * norms], dim=1)
@@ -80,7 +71,6 @@ class NormsAnalysis(Analysis):
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.real[None])
-        self._correlate(layer, block, batch)
         self._offer(block, batch, lengths.tolist(), batch.keys.real.sum(dim=-1).tolist())
 
     def findings(self) -> Findings:
@@ -135,23 +125,8 @@ class NormsAnalysis(Analysis):
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
             figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
             summary=_summary(by_layer, pooled),
-            notes=self._notes(),
+            notes=self._pairs.notes(),
         )
-
-    def _correlate(self, layer: int, block: AttentionBlock, batch: Batch) -> None:
-        """Offer all pairs to the rank correlation; of very long sequences those of a sample of the queries."""
-        seen = None if block.invisible is None else ~block.invisible
-        weights = None if block.is_long else block.weights
-        length = block.query.shape[2]
-        if weights is None:
-            draw = np.random.default_rng([self._seed, *batch.fingerprints])
-            chosen = torch.from_numpy(np.sort(draw.choice(length, min(length, SAMPLED_QUERIES), replace=False)))
-            chosen = chosen.to(block.query.device)
-            weights = block.weights_of(chosen)
-            seen = seen if seen is None or seen.shape[2] == 1 else seen[:, :, chosen]
-        if layer == 0:
-            self._queries.update(0, torch.tensor([weights.shape[2], length]) * len(block.inputs))
-        self._pairs.update(layer, weights, block.transformed_norms, batch.keys.categories, seen)
 
     def _offer(self, block: AttentionBlock, batch: Batch, lengths: list[int], key_lengths: list[int]) -> None:
         """Offer the visible pairs of every sequence to the sample."""
@@ -169,14 +144,6 @@ class NormsAnalysis(Analysis):
                 )
 
             self._sample.update((batch.fingerprints[row], block.layer), heads * queries * keys, take)
-
-    def _notes(self) -> list[str]:
-        used, there = self._queries.compute()[0].tolist()
-        if used == there:
-            return []
-        return [
-            f"rank correlations are of {used:,} of the {there:,} queries, drawn by the seed: the sequences are very long"
-        ]
 
     def _by_head(self) -> pd.DataFrame:
         shares, norms = self._shares.compute().sequence_mean, self._norms.compute()
@@ -234,7 +201,7 @@ class NormsAnalysis(Analysis):
 
     def _correlation(self) -> pd.DataFrame:
         try:
-            results = self._pairs.compute()
+            results = self._pairs.correlation.compute()
         except Nothing:
             results = []
         table = pd.DataFrame(

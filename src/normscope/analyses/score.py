@@ -16,10 +16,13 @@ from normscope.analysis_options import ScoreOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
+from normscope.maths.masks import Mask
 from normscope.maths.scores import (
+    causal_score_spread,
     contribution_sums,
     covariances,
     score_spread,
+    seen_by,
     visible_contribution_sums,
     visible_score_spread,
 )
@@ -127,6 +130,7 @@ class ScoreAnalysis(Analysis):
         weights, inputs = block.parameters, block.attention_inputs
         real = batch.real.to(block.query.dtype)
         groups = members.to(block.query.dtype)
+        mask = block.mask or Mask()
         if block.everything_visible and block.key_map.same_for_all_keys:
             query_sums = torch.einsum("bhqd,bq->bhd", block.query, real)
             key_sums = torch.einsum("gbk,bhkd->gbhd", groups, block.key)
@@ -135,17 +139,19 @@ class ScoreAnalysis(Analysis):
             score = torch.einsum("bhd,gbhd->gh", query_sums, key_sums)
             pairs = (members.sum(dim=-1) * batch.real.sum(dim=-1)).sum(dim=-1)
         else:
-            visible = block.visible
-            seen_by = visible.to(block.query.dtype).transpose(-1, -2) @ block.query
-            score = torch.einsum("bhkd,bhkd,gbk->gh", seen_by, block.key, groups)
-            seen_by = block.key_map.back(seen_by)
-            sums = visible_contribution_sums(seen_by, weights.key_weight, inputs, members)
-            bias = torch.einsum("bhkd,hd,gbk->gh", seen_by, weights.key_bias, groups)
-            pairs = (visible[:, 0].sum(dim=1) * members).sum(dim=(1, 2))
+            meeting = seen_by(block.query, batch.real, mask)
+            score = torch.einsum("bhkd,bhkd,gbk->gh", meeting, block.key, groups)
+            meeting = block.key_map.back(meeting)
+            sums = visible_contribution_sums(meeting, weights.key_weight, inputs, members)
+            bias = torch.einsum("bhkd,hd,gbk->gh", meeting, weights.key_bias, groups)
+            queries = seen_by(torch.ones_like(real, dtype=torch.float64)[:, None, :, None], batch.real, mask)
+            pairs = (queries[:, 0, :, 0].long() * members).sum(dim=(1, 2))
         if block.everything_visible:
             spread = score_spread(block.query, block.key, batch.real)
+        elif mask.causal and mask.keys is None:  # padding at the end
+            spread = causal_score_spread(block.query, block.key, batch.real)
         else:
-            spread = visible_score_spread(block.query, block.key, block.visible)
+            spread = visible_score_spread(block.query, block.key, batch.real, mask)
         shares = covariances(block.key_map.back(spread.directions), weights.key_weight, inputs)
         self._contributions.update(layer, torch.cat([sums, bias[..., None], score[..., None]], dim=-1), pairs)
         columns = torch.cat([shares, spread.variance[:, None]], dim=-1)

@@ -4,14 +4,15 @@ The log-normaliser ℓ_i = log Σ_j exp(scale·q_i·k_j) is all that is needed t
 α_ij = exp(scale·q_i·k_j − ℓ_i), without building the query × key matrix.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Rows of the score matrix that exist at one time when a fused kernel gives no log-normaliser.
-QUERY_CHUNK = 256
+from normscope.maths.kernels import kernel_for
+from normscope.maths.masks import Mask
 
 
 class Attention(NamedTuple):
@@ -37,44 +38,85 @@ def repeat_heads(
     return grouped if repeats == 1 else grouped.repeat_interleave(repeats, dim=1)
 
 
-def additive_mask(visible: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """A boolean mask (True = visible) as the term to add to the scores: 0 where visible, −∞ elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
-
-
 def attention(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
     value: Float[Tensor, "batch head key value_dim"],
-    mask: Float[Tensor, "#batch #head #query #key"] | None,
+    mask: Mask | None,
     scale: float,
 ) -> Attention:
-    """Attention by a fused kernel, with the log-normaliser of each query.
+    """Attention by a fused kernel, with the log-normaliser of each query, in memory linear in length.
 
     Args:
         query: Queries, after any rotary embedding.
         key: Keys, likewise, one head per query head.
         value: Values, one head per query head.
-        mask: Term to add to the scores (see `additive_mask`), or None where everything is visible.
+        mask: Which keys a query sees, and what position adds; None where everything is visible.
         scale: Factor on q·k before the softmax.
 
     Returns:
         Output and log-normaliser; the latter in float32 or better.
     """
-    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
-        # Private, so kept behind one door with an exact fallback below it: torch's own fused CPU kernel computes the
-        # log-normaliser for its backward pass and gives it away.
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return Attention(*kernel(query, key, value, attn_mask=mask, scale=scale))
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    return Attention(output, log_normaliser(query, key, mask, scale))
+    lengths = len(query), query.shape[2], key.shape[2]
+    kernel = kernel_for(query, value)
+    mask = Mask() if mask is None else mask
+    # Rows that differ (a window's, or a bias with something added) would make a whole matrix: it is gone through by strips.
+    if kernel is not None and mask.allowed is None and (mask.bias is None or mask.shift is None):
+        everything = slice(0, lengths[1]), slice(0, lengths[2])
+        shared = dataclasses.replace(mask, causal=False) if mask.causal else mask
+        term = shared.term(*everything, lengths, query)
+        return Attention(*kernel(query, key, value, term, mask.causal, scale))
+    parts = []
+    for rows, columns in mask.strips(*lengths[1:]):
+        term = mask.term(rows, columns, lengths, query)
+        part = query[:, :, rows], key[:, :, columns], value[:, :, columns]
+        if kernel is not None:
+            parts.append(Attention(*kernel(*part, term, False, scale)))
+        else:
+            output = torch.nn.functional.scaled_dot_product_attention(*part, attn_mask=term, scale=scale)
+            parts.append(Attention(output, _scores(*part[:2], term, scale).logsumexp(dim=-1)))
+    return Attention(torch.cat([part.output for part in parts], 2), torch.cat([part[1] for part in parts], 2))
+
+
+def weight_received(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch head key head_dim"],
+    log_normaliser: Float[Tensor, "batch head query"],
+    real: Bool[Tensor, "batch query"],
+    mask: Mask | None,
+    scale: float,
+) -> Float[Tensor, "batch head key"]:
+    """Σ_i α_ij over the queries that are tokens: all the weight that falls on each key, without building α.
+
+    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i), so that Σ_i α_ij is itself the exponential of a log-normaliser: that of attention
+    in which keys look at queries whose scores are shifted by −ℓ_i. One more pass of a fused kernel, and nothing else.
+
+    Args:
+        query: Queries.
+        key: Keys, one head per query head.
+        log_normaliser: ℓ_i of each query.
+        real: Queries that are no padding.
+        mask: Which keys a query sees, and what position adds; None where everything is visible.
+        scale: Factor on q·k before the softmax.
+
+    Returns:
+        In the dtype of the log-normaliser; meaningless at keys that no token sees.
+    """
+    shift = (-log_normaliser).masked_fill(~real.unsqueeze(1), float("-inf"))
+    query, key = query.to(shift.dtype), key.to(shift.dtype)
+    mask = Mask() if mask is None else mask
+    if mask.causal and mask.bias is None:
+        # Read from the end, those that see a key are those up to its own position.
+        query, key, shift = query.flip(2), key.flip(2), shift.flip(2)
+        return attention(key, query, query, Mask(causal=True, shift=shift), scale).log_normaliser.exp().flip(2)
+    return attention(key, query, query, mask.transposed(shift), scale).log_normaliser.exp()
 
 
 def attention_by_group(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
     members: Bool[Tensor, "group batch key"],
-    mask: Float[Tensor, "#batch #head #query #key"] | None,
+    mask: Mask | None,
     scale: float,
 ) -> Float[Tensor, "batch head query group"]:
     """Σ_{j∈group} α_ij, the weight that a group's keys get together, without building α.
@@ -85,7 +127,7 @@ def attention_by_group(
         query: Queries.
         key: Keys, one head per query head.
         members: Which keys are in which group.
-        mask: Term to add to the scores, or None.
+        mask: Which keys a query sees, or None.
         scale: Factor on q·k before the softmax.
     """
     groups = len(members)
@@ -97,29 +139,21 @@ def attention_by_group(
     return attention(query, key, values, mask, scale).output[..., :groups]
 
 
-def log_normaliser(
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch head key head_dim"],
-    mask: Float[Tensor, "#batch #head #query #key"] | None,
-    scale: float,
-) -> Float[Tensor, "batch head query"]:
-    """ℓ_i = log Σ_j exp(scale·q_i·k_j + mask_ij), a chunk of queries at a time, in float32 or better."""
-    parts = []
-    for start in range(0, query.shape[2], QUERY_CHUNK):
-        rows = slice(start, start + QUERY_CHUNK)
-        chunk_mask = None if mask is None else (mask if mask.shape[2] == 1 else mask[:, :, rows])
-        parts.append(_scores(query[:, :, rows], key, chunk_mask, scale).logsumexp(dim=-1))
-    return torch.cat(parts, dim=-1)
-
-
 def attention_weights(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    mask: Float[Tensor, "#batch #head #query #key"] | None,
+    term: Float[Tensor, "#batch #head #query #key"] | None,
     scale: float,
 ) -> Float[Tensor, "batch head query key"]:
-    """Post-softmax attention weights α, in float32 or better; each row sums to one."""
-    return _scores(query, key, mask, scale).softmax(dim=-1)
+    """Post-softmax attention weights α, in float32 or better; each row sums to one.
+
+    Args:
+        query: Queries.
+        key: Keys, one head per query head.
+        term: What is added to the scores (see `masks.Mask`), or None.
+        scale: Factor on q·k before the softmax.
+    """
+    return _scores(query, key, term, scale).softmax(dim=-1)
 
 
 def self_attention_weights(

@@ -7,12 +7,14 @@ factorise, so that no tensor with axes query × key × model is built.
 Source: Maruta & Matsuzaki 2024, section 3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from normscope.maths.masks import STRIP, Mask
 
 
 def contribution_sums(
@@ -85,23 +87,94 @@ def score_spread(
     return ScoreSpread(directions, (directions * centred).sum(dim=(0, 2, 3)))
 
 
-def visible_score_spread(
+def causal_score_spread(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    visible: Bool[Tensor, "batch #head query key"],
+    real: Bool[Tensor, "batch key"],
 ) -> ScoreSpread:
-    """The same where a query does not see every key: the variance is over the keys that it sees.
+    """The same where a query sees the keys up to its own: the variance is over the keys that it sees.
+
+    With k̄_m the mean of the keys up to m, Σ_{m≥n} (q_m·k_n − q_m·k̄_m) q_m / m = k_n G_n − g_n, where G_n = Σ_{m≥n} q_mᵀq_m / m
+    and g_n = Σ_{m≥n} (q_m·k̄_m) q_m / m grow from the last query to the first: linear in length.
 
     Args:
         query: Queries.
         key: Keys.
-        visible: Which keys a query sees; none in rows of padding.
+        real: Which tokens are no padding; that is at the end.
     """
-    seen = visible.to(key.dtype)
-    counts = seen.sum(dim=-1, keepdim=True).clamp(min=1)
-    scores = query @ key.transpose(-1, -2)
-    centred = (scores - (scores * seen).sum(dim=-1, keepdim=True) / counts) * seen
-    return ScoreSpread((centred / counts).transpose(-1, -2) @ query, (centred.square() / counts).sum(dim=(0, 2, 3)))
+    tokens = real[:, None, :, None].to(key.dtype)
+    # Keys that share a large vector would leave small differences of large sums: their mean changes no spread.
+    key = (key - (key * tokens).sum(dim=2, keepdim=True) / tokens.sum(dim=2, keepdim=True)) * tokens
+    query = query * tokens
+    counts = torch.arange(1, query.shape[2] + 1, device=query.device, dtype=torch.float64).unsqueeze(1)
+    means = (key.double().cumsum(dim=2) / counts).to(key.dtype)
+    weighted = query / counts.to(query.dtype)
+    own = (query * means).sum(dim=-1, keepdim=True) * weighted
+    directions = -own.double().flip(2).cumsum(dim=2).flip(2).to(key.dtype)
+    later = torch.zeros(*query.shape[:2], query.shape[-1], query.shape[-1], dtype=query.dtype, device=query.device)
+    strips = torch.arange(query.shape[2], device=query.device).split(STRIP)
+    for strip in reversed(strips):
+        part = slice(int(strip[0]), int(strip[-1]) + 1)
+        scores = (query[:, :, part] @ key[:, :, part].transpose(-1, -2)).tril()
+        directions[:, :, part] += scores.transpose(-1, -2) @ weighted[:, :, part] + key[:, :, part] @ later
+        later += query[:, :, part].transpose(-1, -2) @ weighted[:, :, part]
+    return ScoreSpread(directions, (directions * key).sum(dim=(0, 2, 3)))
+
+
+def visible_score_spread(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch head key head_dim"],
+    real: Bool[Tensor, "batch key"],
+    mask: Mask,
+) -> ScoreSpread:
+    """The same where a mask says what a query sees, a strip of queries at a time.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        real: Which tokens are no padding.
+        mask: Which keys a query sees.
+    """
+    directions = torch.zeros_like(key)
+    variance = torch.zeros_like(key[0, :, 0, 0])
+    for rows, columns, visible in _strips(real, mask):
+        seen = visible.to(key.dtype)
+        counts = seen.sum(dim=-1, keepdim=True).clamp(min=1)
+        scores = query[:, :, rows] @ key[:, :, columns].transpose(-1, -2)
+        centred = (scores - (scores * seen).sum(dim=-1, keepdim=True) / counts) * seen
+        directions[:, :, columns] += (centred / counts).transpose(-1, -2) @ query[:, :, rows]
+        variance += (centred.square() / counts).sum(dim=(0, 2, 3))
+    return ScoreSpread(directions, variance)
+
+
+def seen_by(
+    vectors: Float[Tensor, "batch #head query size"], real: Bool[Tensor, "batch query"], mask: Mask
+) -> Float[Tensor, "batch #head key size"]:
+    """Σ of the vectors of the queries that see a key, padding left out; meaningless at keys that are padding.
+
+    Args:
+        vectors: A vector of each query.
+        real: Which tokens are no padding.
+        mask: Which keys a query sees.
+    """
+    vectors = vectors * real[:, None, :, None].to(vectors.dtype)
+    if mask.everything_visible:
+        return vectors.sum(dim=2, keepdim=True).expand_as(vectors)
+    if mask.causal:
+        return vectors.double().flip(2).cumsum(dim=2).flip(2).to(vectors.dtype)
+    found = torch.zeros_like(vectors)
+    for rows, columns, visible in _strips(real, mask):
+        found[:, :, columns] += visible.to(vectors.dtype).transpose(-1, -2) @ vectors[:, :, rows]
+    return found
+
+
+def _strips(real: Tensor, mask: Mask) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Queries, the keys among which all are that they see, and which they see; padding sees none."""
+    sequences, indices = (torch.arange(n, device=real.device) for n in real.shape)
+    for rows, columns in mask.strips(len(indices), len(indices)):
+        visible = mask.visible(indices[rows], indices[columns], sequences)
+        tokens = real[:, None, rows, None]
+        yield rows, columns, tokens if visible is None else visible & tokens
 
 
 def covariances(

@@ -1,13 +1,17 @@
-"""What transformers calls instead of its own fused attention while a model is observed."""
+"""What transformers calls instead of its own fused attention and its own masks while a model is observed."""
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from normscope.maths.attention import attention, repeat_heads
+from normscope.maths.masks import STRIP, Allowed, Mask
 
 IMPLEMENTATION = "normscope"
 """The name under which our attention function stands in transformers' registry."""
@@ -32,14 +36,7 @@ class Attends(Protocol):
     """Who computes attention in the place of the model."""
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        visible: Tensor | None,
-        bias: Tensor | None,
-        scale: float,
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float
     ) -> Tensor | None:
         """Attention for a module that is observed, or None for any other."""
         ...
@@ -54,7 +51,7 @@ def _attention_function(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -70,16 +67,18 @@ def _attention_function(
             raise NotImplementedError(f"{type(module).__name__} passes {unknown} to attention, which is not understood")
         if dropout:
             raise ValueError("a model must be in evaluation mode to be observed: call model.eval()")
-        visible = attention_mask
-        if (
-            visible is None
-            and query.shape[2] > 1
-            and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        ):
-            visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-        output = observer.attend(module, query, key, value, visible, position_bias, scale)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        mask = _as_mask(attention_mask, causal=causal and query.shape[2] > 1)
+        if position_bias is not None:
+            mask = (mask or Mask()).with_bias(position_bias)
+        output = observer.attend(module, query, key, value, mask, scale)
         if output is not None:
             return output, None
+        if isinstance(attention_mask, Mask):
+            heads = query.shape[1]
+            output = attention(query, repeat_heads(key, heads), repeat_heads(value, heads), mask, scale).output
+            return output.transpose(1, 2).contiguous(), None
+    assert not isinstance(attention_mask, Mask)
     return sdpa_attention_forward(
         module,
         query,
@@ -94,6 +93,78 @@ def _attention_function(
     )
 
 
+def _as_mask(given: Mask | Tensor | None, *, causal: bool) -> Mask | None:
+    """What stands in the place of a mask, as ours; `causal` is what holds where there is none."""
+    if isinstance(given, Tensor):
+        visible = given  # True where visible, as transformers' own fused attention wants it
+        return Mask(allowed=lambda sequence, head, query, key: visible[sequence, head, query, key])
+    return given or (Mask(causal=True) if causal else None)
+
+
+def _mask_function(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **keywords: Any,
+) -> Mask | Tensor | None:
+    """What transformers calls to make a mask: one that is told a part at a time, where its rule says all there is to it."""
+    if active.get() is None or q_offset or kv_offset or use_vmap:
+        matrix: Tensor | None = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            use_vmap=use_vmap,
+            device=device,
+            **keywords,
+        )
+        return matrix
+    real = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
+    rule = _rule(mask_function, (batch_size, q_length, kv_length), local_size, torch.device(device))
+    if rule is _EVERYTHING:
+        return None if real is None else Mask(keys=real)
+    if rule is _CAUSAL:
+        # Padding at the end is after every token, so that none sees it.
+        padded_at_the_end = real is None or bool((real[:, 1:] <= real[:, :-1]).all())
+        return Mask(keys=None if padded_at_the_end else real, causal=True)
+    return Mask(keys=real, allowed=rule, reach=local_size, queries=real if q_length == kv_length else None)
+
+
+# Transformers types the rules of its masks by what they mean (numbers), not by what it gives them (tensors).
+_EVERYTHING: Allowed = cast(Allowed, bidirectional_mask_function)
+_CAUSAL: Allowed = cast(Allowed, causal_mask_function)
+
+
+def _rule(function: Allowed, lengths: tuple[int, int, int], reach: int | None, device: torch.device) -> Allowed:
+    """The simplest function that says the same: a window as long as the text is none."""
+    if function in (_EVERYTHING, _CAUSAL):
+        return function
+    sequences, queries, keys = lengths
+    if reach is not None and reach < max(queries, keys) - 1:
+        return function
+    everything = causal = True
+    sequence = torch.arange(sequences, device=device)[:, None, None, None]
+    key = torch.arange(keys, device=device)[None, None, None]
+    for query in torch.arange(queries, device=device)[None, None, :, None].split(STRIP, dim=2):
+        seen = function(sequence, torch.zeros_like(sequence), query, key)
+        everything = everything and bool(seen.all())
+        causal = causal and queries == keys and bool((seen == (key <= query)).all())
+    if everything:
+        return _EVERYTHING
+    return _CAUSAL if causal else function
+
+
 # A new name needs a mask function of its own as well, or transformers may leave padding visible without a word.
 AttentionInterface.register(IMPLEMENTATION, _attention_function)
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+AttentionMaskInterface.register(IMPLEMENTATION, _mask_function)

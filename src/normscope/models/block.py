@@ -10,16 +10,14 @@ from torch import Tensor
 
 from normscope.maths import attention as attention_maths
 from normscope.maths.keys import KeyMap
+from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSSING_METHODS, Method, NormPosition, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
 
-LONG = 2**26
-"""Weights of a batch in one layer (a quarter of a gigabyte) beyond which they are not built at once.
-
-Measured: up to there building them is as fast as going by parts, and faster for short sequences.
-"""
+LONG = 2**24
+"""Weights of a batch in one layer (64 MiB) beyond which they are not built at once."""
 
 
 def full_precision(tensor: Tensor) -> Tensor:
@@ -78,10 +76,8 @@ class AttentionBlock:
     key: Float[Tensor, "batch head key head_dim"]
     value: Float[Tensor, "batch head key head_dim"]
     """v = x W_V + b_V."""
-    mask: Float[Tensor, "#batch #head #query #key"] | None
-    """What is added to the scores: 0 where visible, −∞ elsewhere; None where everything is visible."""
-    everything_visible: bool
-    """Whether every token sees every token, padding aside."""
+    mask: Mask | None
+    """Which keys a query sees, and what position adds to the scores; None where everything is visible."""
     scale: float
     """Factor on q·k before the softmax."""
     log_normaliser: Float[Tensor, "batch head query"] | None
@@ -105,7 +101,15 @@ class AttentionBlock:
         """Post-softmax attention α; zero at invisible keys."""
         if self.own_weights is not None:
             return self.own_weights
-        return attention_maths.attention_weights(self.query, self.key, self.mask, self.scale)
+        term = None
+        if self.mask is not None:
+            term = self.mask.term(slice(0, self._lengths[1]), slice(0, self._lengths[2]), self._lengths, self.query)
+        return attention_maths.attention_weights(self.query, self.key, term, self.scale)
+
+    @property
+    def _lengths(self) -> tuple[int, int, int]:
+        """Numbers of sequences, queries and keys."""
+        return len(self.query), self.query.shape[2], self.key.shape[2]
 
     @property
     def output_bias(self) -> Float[Tensor, " model"] | None:
@@ -122,34 +126,38 @@ class AttentionBlock:
         """Where the block's norm stands."""
         return self.parameters.norm_position
 
-    @cached_property
-    def invisible(self) -> Bool[Tensor, "#batch #head query #key"] | None:
-        """Which pairs do not count: queries that are padding, keys that a query does not see; None where all count."""
-        hidden = None if self.mask is None else self.mask == float("-inf")
-        if bool(self.real.all()):
-            return hidden
-        padding = ~self.real[:, None, :, None]
-        return padding if hidden is None else hidden | padding
-
     @property
-    def visible(self) -> Bool[Tensor, "batch #head query key"]:
-        """Which pairs count: none in rows of padding."""
-        shape = (len(self.inputs), 1, self.query.shape[2], self.key.shape[2])
-        if self.invisible is None:
-            return torch.ones(shape, dtype=torch.bool, device=self.inputs.device)
-        return (~self.invisible).expand(*shape[:1], -1, *shape[2:])
+    def everything_visible(self) -> bool:
+        """Whether every token sees every token, padding aside."""
+        return self.mask is None or self.mask.everything_visible
 
     @property
     def is_long(self) -> bool:
         """Whether the weights are too many to be built at once: what is asked of them then goes by parts."""
         return self.own_weights is None and self.query[..., 0].numel() * self.key.shape[2] > LONG
 
-    def weights_of(self, queries: Int[Tensor, " chosen"]) -> Float[Tensor, "batch head chosen key"]:
-        """Rows of α, those of some queries, without building the others."""
+    def visible(
+        self, queries: slice | Int[Tensor, " chosen"] = slice(None), sequences: slice = slice(None)
+    ) -> Bool[Tensor, "some #head chosen key"]:
+        """Which keys some queries see (all, by default), in some sequences; padding sees none."""
+        indices = [torch.arange(n, device=self.inputs.device) for n in self._lengths]
+        real = self.real[sequences][:, None, queries, None]
+        seen = None if self.mask is None else self.mask.visible(indices[1][queries], indices[2], indices[0][sequences])
+        real = real.expand(-1, -1, -1, self._lengths[2])
+        return real if seen is None else real & seen
+
+    def weights_of(
+        self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None)
+    ) -> Float[Tensor, "some head chosen key"]:
+        """Rows of α, those of some queries, in some sequences, without building the others."""
         if self.own_weights is not None:
-            return self.own_weights[:, :, queries]
-        mask = self.mask if self.mask is None or self.mask.shape[2] == 1 else self.mask[:, :, queries]
-        return attention_maths.attention_weights(self.query[:, :, queries], self.key, mask, self.scale)
+            return self.own_weights[sequences][:, :, queries]
+        query, key = self.query[sequences][:, :, queries], self.key[sequences]
+        every = slice(0, self._lengths[2])
+        term = None
+        if self.mask is not None:
+            term = self.mask.chosen_term(sequences, queries, every, self._lengths, query)
+        return attention_maths.attention_weights(query, key, term, self.scale)
 
     def weights_at(
         self, row: int, head: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
@@ -159,21 +167,22 @@ class AttentionBlock:
             return self.weights[row, head, query, key]
         scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
         scores = scores * self.scale
-        if self.mask is not None:
-            mask = self.mask.expand(len(self.inputs), self.query.shape[1], self.query.shape[2], self.key.shape[2])
-            scores = scores + mask[row, head, query, key]
-        return (scores - self.log_normaliser[row, head, query]).exp()
+        weights = scores - self.log_normaliser[row, head, query]
+        if self.mask is not None and self.mask.bias is not None:
+            weights = weights + self.mask.bias.expand(len(self.inputs), -1, -1, -1)[row, head, query, key]
+        seen = None if self.mask is None else self.mask.sees(torch.full_like(query, row), query, key)
+        return weights.exp() if seen is None else weights.exp().masked_fill(~seen, 0)
 
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
-        """Σ_i α_ij over the real queries: all the weight that falls on each key."""
-        if not self.is_long:
+        """Σ_i α_ij over the real queries: all the weight that falls on each key; zero at padding."""
+        if self.own_weights is not None or "weights" in self.__dict__:
             return (self.real.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
-        total = torch.zeros_like(self.key[..., 0], dtype=torch.promote_types(self.key.dtype, torch.float32))
-        for part in torch.arange(self.query.shape[2], device=self.query.device).split(attention_maths.QUERY_CHUNK):
-            weights = self.weights_of(part)
-            total += (self.real[:, part].to(weights.dtype)[:, None, None, :] @ weights).squeeze(2)
-        return total
+        assert self.log_normaliser is not None
+        received = attention_maths.weight_received(
+            self.query, self.key, self.log_normaliser, self.real, self.mask, self.scale
+        )
+        return received.masked_fill(~self.key_real.unsqueeze(1), 0)
 
     @cached_property
     def transformed_norms(self) -> Float[Tensor, "batch head key"]:
@@ -188,8 +197,8 @@ class AttentionBlock:
         if self.own_weights is not None:
             return self.own_weights.diagonal(dim1=-2, dim2=-1)
         assert self.log_normaliser is not None
-        # What is added to a token's score of itself: nothing, or a bias of position.
-        added = None if self.mask is None or self.mask.shape[2] == 1 else self.mask.diagonal(dim1=-2, dim2=-1)
+        bias = None if self.mask is None else self.mask.bias
+        added = None if bias is None else bias.diagonal(dim1=-2, dim2=-1).to(self.query.dtype)
         return attention_maths.self_attention_weights(self.query, self.key, self.log_normaliser, self.scale, added)
 
     @cached_property

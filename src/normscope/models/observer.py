@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.maths.attention import additive_mask, attention, repeat_heads
+from normscope.maths.attention import attention, repeat_heads
+from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, active
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.layout import BlockLayout, normalisation
@@ -84,7 +85,6 @@ class Observer:
         self._passed = 0
         self._parts: Parts | None = None
         self._shown: set[int] = set()
-        self._mask: tuple[Tensor | None, Tensor | None, Tensor | None, bool] | None = None
         self._real: Tensor | None = None
         self._key_real: Tensor | None = None
         self._visit: Visitor | None = None
@@ -164,7 +164,7 @@ class Observer:
             pass
         finally:
             active.reset(token)
-            self._parts = self._mask = self._real = self._key_real = self._visit = self._visit_hidden = None
+            self._parts = self._real = self._key_real = self._visit = self._visit_hidden = None
             self._replacements = {}
         missing = self._wanted - self._shown
         if missing:
@@ -180,8 +180,7 @@ class Observer:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        visible: Tensor | None,
-        bias: Tensor | None,
+        mask: Mask | None,
         scale: float,
     ) -> Tensor | None:
         """Attention for a layer that is shown, or None for any other module."""
@@ -190,28 +189,9 @@ class Observer:
             return None
         heads = query.shape[1]
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        mask, parts.everything_visible = self._additive(visible, bias, query.dtype)
         output, parts.log_normaliser = attention(query, key, value, mask, scale)
         parts.query, parts.key, parts.value, parts.mask, parts.scale = query, key, value, mask, scale
         return output.transpose(1, 2).contiguous()
-
-    def _additive(self, visible: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-        # Layers are given the same mask object one after another: convert it once.
-        if self._mask is None or self._mask[0] is not visible or self._mask[1] is not bias:
-            given, mask, everything = visible, None, True
-            if visible is not None:
-                assert self._real is not None
-                assert self._key_real is not None
-                tokens = self._real[:, None, :, None] & self._key_real[:, None, None, :]
-                everything = bool((visible | ~tokens).all())
-                if not everything:
-                    # A window may leave padding without any key: the softmax of nothing is no number.
-                    visible = visible | ~self._real[:, None, :, None]
-                mask = additive_mask(visible, dtype)
-            if bias is not None:
-                mask = bias if mask is None else bias + mask
-            self._mask = (given, bias, mask, everything)
-        return self._mask[2:]
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._visit is None:

@@ -4,8 +4,9 @@ import dataclasses
 
 from torch import Tensor
 
-from normscope.maths.attention import additive_mask, repeat_heads
+from normscope.maths.attention import repeat_heads
 from normscope.maths.keys import KeyMap
+from normscope.maths.masks import Mask
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.layout import BlockModules, stacked_heads
 
@@ -22,8 +23,7 @@ class Parts:
     query: Tensor | None = None
     key: Tensor | None = None
     value: Tensor | None = None
-    mask: Tensor | None = None
-    everything_visible: bool = True
+    mask: Mask | None = None
     scale: float = 1.0
     log_normaliser: Tensor | None = None
     position: tuple[Tensor, Tensor] | None = None
@@ -46,7 +46,7 @@ class Parts:
                     (parameters.value_weight, parameters.value_bias),
                 )
             )
-            self.mask = additive_mask(real[:, None, None, :], inputs.dtype)
+            self.mask = Mask(keys=real)
             self.scale = (self.key.shape[-1] * (1 + self.extra_terms)) ** -0.5
         return AttentionBlock(
             layer=self.modules.layer,
@@ -55,8 +55,7 @@ class Parts:
             query=full_precision(self._there("query")),
             key=full_precision(self._there("key")),
             value=full_precision(self._there("value")),
-            mask=None if self.mask is None else full_precision(self.mask),
-            everything_visible=self.everything_visible,
+            mask=self.mask,
             scale=self.scale,
             log_normaliser=self.log_normaliser,
             attention_output=output,

@@ -1,0 +1,152 @@
+"""Which keys a query sees, told a part at a time: nothing as large as query × key has to exist."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+STRIP = 256
+"""Queries whose scores are looked at together where they cannot all be."""
+
+Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of indices of sequence, head, query and key that broadcast: whether that query sees that key."""
+
+
+def additive_mask(visible: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """A boolean mask (True = visible) as the term to add to the scores: 0 where visible, −∞ elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mask:
+    """What is added to the scores: 0, or a bias of position, where a query sees a key; −∞ elsewhere.
+
+    A key is seen if all of `keys`, `causal` and `allowed` let it be.
+    """
+
+    keys: Bool[Tensor, "batch key"] | None = None
+    """Keys that are no padding; None where none is."""
+    causal: bool = False
+    """Whether a query sees no key after itself."""
+    allowed: Allowed | None = None
+    """What else a query sees, a window for example; never beside `causal`, which it then says itself."""
+    reach: int | None = None
+    """No key farther than this from the query's own position is seen; None where there is no such bound."""
+    queries: Bool[Tensor, "batch query"] | None = None
+    """Queries that are no padding, None where all are none: with `allowed`, padding sees everything, since the softmax of
+    nothing is no number."""
+    bias: Float[Tensor, "#batch head query key"] | None = None
+    """What position adds to the scores."""
+    shift: Float[Tensor, "batch head key"] | None = None
+    """What is added to all scores of a key."""
+    _terms: dict[object, Tensor | None] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _biased: list["Mask"] = dataclasses.field(default_factory=list, init=False, repr=False)
+
+    @property
+    def everything_visible(self) -> bool:
+        """Whether every token sees every token, padding aside."""
+        return not self.causal and self.allowed is None
+
+    def with_bias(self, bias: Float[Tensor, "#batch head query key"]) -> "Mask":
+        """The mask with a bias of position added; the same object for the same bias, which layers share."""
+        if not self._biased or self._biased[0].bias is not bias:
+            self._biased[:] = [dataclasses.replace(self, bias=bias)]
+        return self._biased[0]
+
+    def sees(
+        self, sequence: Int[Tensor, "..."], query: Int[Tensor, "..."], key: Int[Tensor, "..."]
+    ) -> Bool[Tensor, "..."] | None:
+        """Whether queries see keys, of indices that broadcast; None where every query sees every key."""
+        found = [] if self.keys is None else [self.keys[sequence, key]]
+        if self.causal:
+            found.append(key <= query)
+        if self.allowed is not None:
+            found.append(self.allowed(sequence, torch.zeros_like(sequence), query, key))
+        if not found:
+            return None
+        seen = functools.reduce(torch.logical_and, found)
+        return seen if self.allowed is None or self.queries is None else seen | ~self.queries[sequence, query]
+
+    def visible(
+        self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"], sequences: Int[Tensor, " batch"]
+    ) -> Bool[Tensor, "#batch #head #query #key"] | None:
+        """Which of some keys some queries see; None where all are seen."""
+        return self.sees(sequences[:, None, None, None], queries[None, None, :, None], keys[None, None, None])
+
+    def term(
+        self, queries: slice, keys: slice, lengths: tuple[int, int, int], like: Tensor
+    ) -> Float[Tensor, "#batch #head #query #key"] | None:
+        """What is added to the scores of some queries and keys; None where nothing is.
+
+        Remembered where that takes no more memory than there is taken anyway, since every layer asks again.
+
+        Args:
+            queries: Which queries.
+            keys: Which keys.
+            lengths: How many sequences, queries and keys there are.
+            like: A tensor of the dtype and on the device that are wanted.
+        """
+        place = (queries.start, queries.stop, keys.start, keys.stop, like.dtype)
+        if place not in self._terms:
+            term = self.chosen_term(slice(None), queries, keys, lengths, like)
+            linear = self.reach is not None or term is None or term.shape[2] == 1
+            if not (linear or lengths[1] <= STRIP or (self.bias is not None and self.shift is None)):
+                return term
+            self._terms[place] = term
+        return self._terms[place]
+
+    def chosen_term(
+        self,
+        sequences: slice,
+        queries: slice | Int[Tensor, " query"],
+        keys: slice,
+        lengths: tuple[int, int, int],
+        like: Tensor,
+    ) -> Float[Tensor, "#batch #head #query #key"] | None:
+        """The same of queries chosen one by one, in some of the sequences."""
+        indices = [torch.arange(n, device=like.device) for n in lengths]
+        visible = self.visible(indices[1][queries], indices[2][keys], indices[0][sequences])
+        term = None if visible is None else additive_mask(visible, like.dtype)
+        if self.bias is not None:
+            bias = self.bias if len(self.bias) == 1 else self.bias[sequences]
+            term = _sum(term, bias[:, :, queries, keys].to(like.dtype))
+        if self.shift is not None:
+            term = _sum(term, self.shift[sequences, :, None, keys].to(like.dtype))
+        return term
+
+    def strips(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
+        """Some consecutive queries after others, and keys among which are all that these see."""
+        for start in range(0, queries, STRIP):
+            stop = min(queries, start + STRIP)
+            first, last = 0, keys
+            if self.causal:
+                last = stop
+            elif self.reach is not None:
+                first, last = max(0, start - self.reach), min(keys, stop + self.reach)
+            yield slice(start, stop), slice(first, last)
+
+    def transposed(self, shift: Float[Tensor, "batch head query"]) -> "Mask":
+        """The mask of keys that look at the queries which see them.
+
+        Args:
+            shift: What is added to all scores of a query.
+        """
+        allowed = _no_later_key if self.causal else self.allowed
+        return Mask(
+            allowed=None if allowed is None else lambda b, h, key, query: allowed(b, h, query, key),
+            reach=self.reach,
+            queries=self.keys,
+            bias=None if self.bias is None else self.bias.transpose(-1, -2),
+            shift=shift,
+        )
+
+
+def _no_later_key(_sequence: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key <= query
+
+
+def _sum(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one + other
