@@ -37,7 +37,7 @@ def main() -> None:
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(
-        f"{'shapes':<12}{'batch':<12}{'way':<42}{'time/bare':>10}{'memory/bare':>13}{'pass/bare':>11}{'seconds':>10}{'MiB':>9}"
+        f"{'shapes':<16}{'batch':<12}{'way':<42}{'time/bare':>10}{'memory/bare':>13}{'pass/bare':>11}{'seconds':>10}{'MiB':>9}"
     )
     for number, scenario in enumerate(scenarios):
         seconds, ratios = _times(scenario, arguments.repeats)
@@ -45,7 +45,7 @@ def main() -> None:
         (bare_process, bare_pass) = memory[BARE]
         for way in scenario.ways:
             print(
-                f"{scenario.shape:<12}{f'{scenario.sequences} × {scenario.length}':<12}{way:<42}"
+                f"{scenario.shape:<16}{f'{scenario.sequences} × {scenario.length}':<12}{way:<42}"
                 f"{ratios[way]:>10.2f}{memory[way][0] / bare_process:>13.2f}{memory[way][1] / bare_pass:>11.2f}"
                 f"{seconds[way]:>10.3f}{memory[way][0] / 2**20:>9.0f}",
                 flush=True,

@@ -3,11 +3,13 @@
 import dataclasses
 import re
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig
+from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
@@ -21,10 +23,19 @@ from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 
-SHAPES = {
+_TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+}
+
+SHAPES: dict[str, PretrainedConfig] = {
     "BERT-base": BertConfig(),
     # Cost against length is a matter of width: three layers tell as much as twelve.
     "BERT-base, 3": BertConfig(num_hidden_layers=3, max_position_embeddings=8192),
+    "tiny ModernBERT": ModernBertConfig(**_TINY, vocab_size=1000, intermediate_size=128, pad_token_id=0),
+    "tiny Llama": LlamaConfig(**_TINY, vocab_size=1000, intermediate_size=256, num_key_value_heads=2, use_cache=False),
     "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
 }
 
@@ -44,6 +55,7 @@ class Scenario:
     """`bare`, `straightforward`, or names of analyses joined by +; `, exact` keeps every pair for the correlation."""
 
 
+ALL_FOUR = "mixing+norms+outliers+score"
 EVERYTHING = "mixing+norms+frequency+outliers+score"
 
 SCENARIOS = (
@@ -55,20 +67,20 @@ SCENARIOS = (
 
 
 LENGTHS = tuple(
-    Scenario(
-        "BERT-base, 3",
-        max(1, 1024 // length),
-        length,
-        (BARE, "mixing", "norms", "outliers", "mixing+norms+outliers+score"),
-    )
-    for length in (128, 512, 2048, 4096)
+    Scenario(shape, max(1, 1024 // length), length, (BARE, "mixing", "norms", "outliers", ALL_FOUR))
+    for shape, lengths in {
+        "BERT-base, 3": (128, 512, 2048, 4096, 8192),
+        "tiny ModernBERT": (8192,),
+        "tiny Llama": (8192,),
+    }.items()
+    for length in lengths
 )
 
 
 def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     """One function per way; each call runs one batch. Weights are random: time and memory do not depend on them."""
     torch.manual_seed(0)
-    model = BertModel(SHAPES[scenario.shape]).eval().requires_grad_(False)
+    model = AutoModel.from_config(SHAPES[scenario.shape]).eval().requires_grad_(False)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size)
     inputs = batch.model_inputs()
 

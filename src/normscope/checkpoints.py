@@ -84,7 +84,7 @@ class Checkpoint:
                 f"resume: the corpus has changed: its first {wanted.batches} batches hold other tokens than when the run was "
                 "stopped; begin a new run"
             )
-        _load(analyses, tensors)
+        restore(analyses, tensors)
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position) -> None:
@@ -127,7 +127,13 @@ def states(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
     }
 
 
-def _load(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
+def snapshot(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
+    """A copy of everything that analyses have added up, which stays as it is while they go on."""
+    return {name: tensor.clone() for name, tensor in states(analyses).items()}
+
+
+def restore(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
+    """Put analyses where they stood when `tensors` were their states."""
     for analysis in analyses:
         for name, accumulator in analysis.accumulators.items():
             prefix = f"{analysis.name}/{name}/"
@@ -144,7 +150,7 @@ def merge(analyses: Sequence[Analysis], others: Sequence[Analysis], tensors: Map
         others: The same analyses, new: they hold the other's sums for the moment.
         tensors: The other's `states`.
     """
-    _load(others, tensors)
+    restore(others, tensors)
     for analysis, other in zip(analyses, others, strict=True):
         for name, accumulator in analysis.accumulators.items():
             accumulator.load(accumulator.merge(other.accumulators[name]).state())

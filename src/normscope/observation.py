@@ -1,17 +1,18 @@
 """The one loop: batch → blocks → analyses."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from normscope.analyses.analysis import Analysis
-from normscope.checkpoints import Checkpoint, Position
+from normscope.checkpoints import Checkpoint, Position, restore, snapshot
 from normscope.data.batching import Batch
 from normscope.data.examples import CorpusCounts
 from normscope.models.block import AttentionBlock
 from normscope.models.observer import Observer
-from normscope.reporting.terminal import progress_bar
+from normscope.reporting.terminal import progress_bar, say
 from normscope.signals import stopping
 
 
@@ -41,11 +42,12 @@ def observe(
         KeyboardInterrupt: If a signal asks to end; the batch that it met is finished, and the state saved.
     """
     position = position or Position()
+    screen = Screen(observer, device, analyses)
     with observer, progress_bar(total) as bar, stopping() as stop:
-        for cpu_batch, mine in stream:
+        for batch, mine in stream:
             if mine:
-                _show(observer, cpu_batch.to(device), analyses)
-            position = position.after(cpu_batch)
+                screen.show(batch)
+            position = position.after(batch)
             bar.update(counts.used + counts.skipped.total() - bar.n)
             if stop.error is not None:
                 if checkpoint is not None:
@@ -55,13 +57,96 @@ def observe(
                 checkpoint.save_if_due(analyses, position)
 
 
-def _show(observer: Observer, batch: Batch, analyses: list[Analysis]) -> None:
-    def visit(block: AttentionBlock) -> None:
-        for analysis in analyses:
-            analysis.observe(block, batch)
+class Screen:
+    """Shows batches to analyses: whole, or in parts once one has not fitted into the device's memory.
 
-    def visit_hidden(layer: int, vectors: Tensor) -> None:
-        for analysis in analyses:
-            analysis.observe_hidden(layer, vectors, batch)
+    What analyses had added up before such a batch is put back, so that nothing counts twice. A copy of it is made before
+    batches that are larger than all before them, since these are the ones that may not fit.
 
-    observer.run(batch.model_inputs(), visit, visit_hidden)
+    Args:
+        observer: Runs the model.
+        device: Where batches go.
+        analyses: What looks at the blocks.
+    """
+
+    def __init__(self, observer: Observer, device: torch.device, analyses: list[Analysis]) -> None:
+        self._observer, self._device, self._analyses = observer, device, analyses
+        self._fits = Size(0, 0)
+        self._tokens: int | None = None
+        """Tokens, padding included, that parts of batches may have; None while all have fitted."""
+
+    def show(self, batch: Batch) -> None:
+        """Show a batch.
+
+        Raises:
+            RuntimeError: If a single sequence does not fit, or a batch no larger than others that did; the device's error.
+        """
+        rows = batch.sequences if self._tokens is None else max(1, self._tokens // batch.real.shape[1])
+        if rows < batch.sequences:
+            for start in range(0, batch.sequences, rows):
+                self.show(batch.part(start, min(batch.sequences, start + rows)))
+            return
+        size = Size.of(batch)
+        if size <= self._fits:
+            self._show(batch)
+            return
+        before = snapshot(self._analyses)
+        try:
+            self._show(batch)
+        except RuntimeError as error:
+            if batch.sequences == 1 or not out_of_memory(error):
+                raise
+        else:
+            self._fits = self._fits.or_more(size)
+            return
+        # Out of the `except`: an error holds on to everything that was there when it was raised.
+        restore(self._analyses, before)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = -(-batch.sequences // 2)
+        if self._tokens is None:
+            say(
+                f"a batch of {batch.sequences} × {batch.real.shape[1]} tokens does not fit into the memory of {self._device}: "
+                "batches are shown in parts from now on; a smaller device.batch_tokens would spare the attempts"
+            )
+        self._tokens = half * batch.real.shape[1]
+        self.show(batch)
+
+    def _show(self, cpu_batch: Batch) -> None:
+        batch, analyses = cpu_batch.to(self._device), self._analyses
+
+        def visit(block: AttentionBlock) -> None:
+            for analysis in analyses:
+                analysis.observe(block, batch)
+
+        def visit_hidden(layer: int, vectors: Tensor) -> None:
+            for analysis in analyses:
+                analysis.observe_hidden(layer, vectors, batch)
+
+        self._observer.run(batch.model_inputs(), visit, visit_hidden)
+
+
+class Size(NamedTuple):
+    """What the memory that a batch takes grows with."""
+
+    tokens: int
+    pairs: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Size":
+        """That of a batch."""
+        rows, width = batch.real.shape
+        longest = max(width, batch.keys.real.shape[1])
+        return cls(rows * longest, rows * longest**2)
+
+    def __le__(self, other: tuple[int, ...]) -> bool:
+        return all(mine <= theirs for mine, theirs in zip(self, other, strict=True))
+
+    def or_more(self, other: "Size") -> "Size":
+        """The larger of both, number by number."""
+        return Size(max(self.tokens, other.tokens), max(self.pairs, other.pairs))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device, the CPU among them, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

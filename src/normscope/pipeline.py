@@ -36,7 +36,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from normscope.observation import observe
+from normscope.observation import observe, out_of_memory
 from normscope.processes import World, world
 from normscope.reporting.comparison import Comparison, compare, published
 from normscope.reporting.explorer import pairs_table
@@ -170,10 +170,10 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
         with contextlib.suppress(*([OSError] if refused else [])):
             results.finish(status, {}, account(progress, options), error=error)
         results.release()
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if out_of_memory(error):
             raise InputError(
-                f"device.batch_tokens={options.device.batch_tokens}: a batch does not fit into the memory of {model.device}; "
-                f"set device.batch_tokens={max(1, options.device.batch_tokens // 2)}, or a smaller dataset.max_length"
+                f"device.batch_tokens={options.device.batch_tokens}: the memory of {model.device} is too small; set "
+                f"device.batch_tokens={max(1, options.device.batch_tokens // 2)}, or a smaller dataset.max_length"
             ) from error
         if refused:
             raise InputError(

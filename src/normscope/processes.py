@@ -16,7 +16,7 @@ import torch.distributed as dist
 from normscope import checkpoints
 from normscope.analyses.analysis import Analysis
 from normscope.data.batching import Batch
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.schema import DeviceOptions
 
 # A process that has no more batches waits for the others this long.
@@ -56,6 +56,15 @@ class World:
         """
         if self.size == 1:
             return
+        try:
+            self._gather(analyses, new)
+        except RuntimeError as error:
+            raise InputError(
+                f"one of the {self.size} processes ended before it had handed over its share, its own message says why; "
+                f"nothing of this run is kept, begin it again ({one_line(error)})"
+            ) from error
+
+    def _gather(self, analyses: Sequence[Analysis], new: "Sequence[Sequence[Analysis]]") -> None:
         if not self.first:
             content = checkpoints.packed(analyses)
             dist.send(torch.tensor([len(content)]), 0)

@@ -3,6 +3,8 @@ from matplotlib.figure import Figure
 
 from normscope import pipeline
 from normscope.reporting import run_folder
+from tests.end_to_end.disturbed import SMALL
+from tests.end_to_end.shell import start
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +20,13 @@ def quick_report(request, monkeypatch):
     if "reports" not in request.keywords:
         monkeypatch.setattr(pipeline, "_chosen", lambda *_: [])
         monkeypatch.setattr(pipeline, "page", lambda *_: "")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, saved_model):
+    """A run that nothing happens to, in a process of its own."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    process = start(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", OMP_NUM_THREADS="1")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return folder

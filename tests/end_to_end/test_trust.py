@@ -1,52 +1,22 @@
 """Runs that are killed, split, repeated, starved and lied to."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
 import pandas as pd
 import pytest
 import safetensors.torch
-import torch
 
 from normscope import checkpoints
-from tests.end_to_end.shell import ROOT, run_here, start
-
-ANALYSES = "analysis=[mixing,norms,frequency,outliers,score]"
-SMALL = [
-    ANALYSES,
-    "device=cpu",
-    "device.batch_tokens=256",
-    "tracking=disabled",
-    "report.enabled=false",
-    "dataset.limit=60",
-    "analysis.score.ablation=false",
-    "analysis.score.controls=1",
-    "analysis.score.intervention_sequences=4",
-    "analysis.norms.exact_pairs=20000",
-]
+from tests.end_to_end.disturbed import SMALL, results, torchrun
+from tests.end_to_end.shell import run_here, start
 
 
 def tables(folder):
     return {path.name: path.read_bytes() for path in (folder / "tables").glob("*.parquet")}
-
-
-def results(folder):
-    return json.loads((folder / "results.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, saved_model):
-    """A run that nothing happens to, in a process of its own."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    process = start(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", OMP_NUM_THREADS="1")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return folder
 
 
 class Killed(BaseException):
@@ -203,26 +173,11 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
     assert "another run is writing there" in busy.err
 
 
-def torchrun(processes: int, *arguments: str) -> None:
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "run.py", *arguments),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-
-
 @pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])
 def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed, processes):
     folder = tmp_path / "run"
-    torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
+    outcome = torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
+    assert outcome.returncode == 0, outcome.stderr
     ours, whole = results(folder)["metrics"], results(undisturbed)["metrics"]
     assert ours.keys() == whole.keys()
     for name, value in whole.items():
@@ -237,7 +192,8 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
 def test_more_processes_than_batches(tmp_path, saved_model):
     """Shares may be empty."""
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
-    torchrun(3, *arguments, f"output_dir={tmp_path / 'run'}")
+    outcome = torchrun(3, *arguments, f"output_dir={tmp_path / 'run'}")
+    assert outcome.returncode == 0, outcome.stderr
     assert results(tmp_path / "run")["provenance"]["sequences"] == 2
 
 
@@ -273,65 +229,3 @@ def test_no_secret_is_written_anywhere(capsys, monkeypatch, tmp_path, saved_mode
                 assert value.encode() not in content, path
     for value in secrets.values():
         assert value not in outcome.out + outcome.err
-
-
-def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_path, saved_model):
-    from transformers import AutoModel, AutoTokenizer
-
-    model = AutoModel.from_pretrained(saved_model)
-    with torch.no_grad():  # finite weights whose products are not
-        model.encoder.layer[1].attention.self.value.weight.fill_(3e38)
-    model.save_pretrained(tmp_path / "broken")
-    AutoTokenizer.from_pretrained(saved_model).save_pretrained(tmp_path / "broken")
-    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'broken'}", "dataset.limit=3", "tracking=disabled")
-    assert outcome.status == 2
-    assert "layer 2" in outcome.err
-
-
-def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_later(capsys, monkeypatch, tmp_path, saved_model):
-    """Files may not grow beyond a few kilobytes: the system refuses the writing itself."""
-    arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-c"),
-            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)); "
-            "sys.argv = ['run.py', *sys.argv[1:]]; runpy.run_path('run.py', run_name='__main__')",
-            *arguments,
-            "checkpoint.every_seconds=0",
-            f"output_dir={tmp_path / 'run'}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert outcome.returncode == 2, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    assert "File too large" in outcome.stderr
-    goes_on = run_here(capsys, monkeypatch, f"resume={tmp_path / 'run'}")
-    assert goes_on.status == 0, goes_on.err
-
-
-def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, saved_model):
-    import shutil
-
-    shutil.copytree(saved_model, tmp_path / "cut")
-    weights = tmp_path / "cut/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'cut'}", "tracking=disabled")
-    assert outcome.status == 2
-    assert "its weights cannot be read" in outcome.err
-
-
-def test_a_batch_that_does_not_fit_says_what_to_halve(capsys, monkeypatch, tmp_path, saved_model):
-    def too_large(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("normscope.observation._show", too_large)
-    outcome = run_here(
-        capsys, monkeypatch, f"model.name={saved_model}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"
-    )
-    assert outcome.status == 2
-    assert "set device.batch_tokens=2048" in outcome.err

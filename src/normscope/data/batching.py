@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -60,17 +60,28 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
-        return Batch(
-            self.input_ids.to(device),
-            None if self.token_type_ids is None else self.token_type_ids.to(device),
-            self.real.to(device),
-            self.categories.to(device),
-            self.fingerprints,
-            None if self.source is None else self.source.to(device),
-            self.crosses,
-            None if self.words is None else self.words.to(device),
-            self.rows,
-            self.examples,
+        return self._each(lambda tensor: tensor.to(device))
+
+    def part(self, start: int, stop: int) -> "Batch":
+        """Some of its sequences, with the padding that they need."""
+        part = self._each(lambda tensor: tensor[start:stop])
+        width = int(part.real.sum(dim=-1).max())
+        part = dataclasses.replace(
+            part._each(lambda tensor: tensor[:, :width]),
+            fingerprints=self.fingerprints[start:stop],
+            rows=self.rows[start:stop],
+        )
+        return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return dataclasses.replace(
+            self,
+            input_ids=change(self.input_ids),
+            token_type_ids=None if self.token_type_ids is None else change(self.token_type_ids),
+            real=change(self.real),
+            categories=change(self.categories),
+            source=None if self.source is None else self.source._each(change),
+            words=None if self.words is None else change(self.words),
         )
 
     def packed(self) -> Int[Tensor, "kind batch token"]:

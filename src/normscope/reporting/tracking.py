@@ -2,16 +2,17 @@
 
 import abc
 import contextlib
+import functools
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVarTuple
 
 import pandas as pd
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.reporting.terminal import say
 from normscope.schema import RunOptions, TrackingMode, enabled_analyses, plain
 
@@ -60,32 +61,84 @@ class _Nowhere(Tracker):
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None: ...
 
 
+Told = TypeVarTuple("Told")
+
+
+def _if_it_is_there(tell: "Callable[[_Wandb, *Told], None]") -> "Callable[[_Wandb, *Told], None]":
+    """Tell Weights & Biases unless its service has died; that it has, or that its server is gone, is said once."""
+
+    @functools.wraps(tell)
+    def told(self: "_Wandb", *arguments: *Told) -> None:
+        import wandb
+
+        if self.dead:
+            return
+        try:
+            tell(self, *arguments)
+        except wandb.Error as error:
+            self.unreachable = True
+            say(
+                f"Weights & Biases cannot be reached any more ({one_line(error)}); what could not be sent stays in "
+                f"{self.folder / 'wandb'} for `wandb sync`, and tables in {self.folder / 'tables'}"
+            )
+        except ConnectionError as error:
+            self.dead = True
+            say(
+                f"the service of Weights & Biases has died ({one_line(error)}); the run goes on untracked, its results are "
+                f"whole in {self.folder}, and what had been told before is in {self.folder / 'wandb'} for `wandb sync`"
+            )
+            # Else it would fail once more when Python ends, and take the next run of a sweep with it.
+            with contextlib.suppress(ConnectionError):
+                wandb.teardown()
+
+    return told
+
+
 class _Wandb(Tracker):
     """A Weights & Biases run."""
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        run.define_metric("layer")
+    def __init__(self, run: Any, folder: Path) -> None:
+        self._run, self.folder = run, folder
+        self.dead = False
+        """Whether wandb's own process is gone, so that there is nobody to tell."""
+        self.unreachable = False
+        """Whether its server did not answer; numbers and pictures are then kept for later by wandb itself."""
+        self._begin()
 
+    @_if_it_is_there
+    def _begin(self) -> None:
+        self._run.define_metric("layer")
+
+    @_if_it_is_there
+    def finish(self, status: int) -> None:
+        """Send what is left; what cannot be sent stays on disk, and wandb says so."""
+        self._run.finish(exit_code=status)
+
+    @_if_it_is_there
     def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
         import wandb
 
+        if self.unreachable:
+            return  # A table asks the server first, and waits for an answer.
         if len(table) > _TABLE_ROWS:
             with contextlib.redirect_stderr(io.StringIO()):  # where it warns of what it was asked to do
                 self._run.save(str(path), base_path=str(path.parent), policy="now", glob=False)
         else:
             self._run.log({f"tables/{name}": wandb.Table(dataframe=table)})
 
+    @_if_it_is_there
     def figure(self, name: str, picture: Path, caption: str) -> None:
         import wandb
 
         self._run.log({f"figures/{name}": wandb.Image(str(picture), caption=caption)})
 
+    @_if_it_is_there
     def page(self, name: str, path: Path) -> None:
         import wandb
 
         self._run.log({name: wandb.Html(str(path), inject=False)})
 
+    @_if_it_is_there
     def curves(self, curves: Mapping[str, pd.Series]) -> None:
         names = {name: f"by_layer/{name}" for name in curves}
         for name in names.values():
@@ -95,6 +148,7 @@ class _Wandb(Tracker):
             point = {names[name]: float(values[layer]) for name, values in curves.items() if layer in values.index}
             self._run.log({"layer": int(layer), **point})
 
+    @_if_it_is_there
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
         # Set one by one: summaries declared through define_metric become dicts.
         for name, value in metrics.items():
@@ -106,7 +160,8 @@ class _Wandb(Tracker):
 def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     """The tracker that the config asks for, for the time of one run.
 
-    An online run whose server cannot be reached goes on offline, says so, and loses nothing.
+    An online run whose server cannot be reached goes on offline, says so, and loses nothing; a server that goes away later
+    costs what had not been sent, which stays on disk.
     """
     mode = options.tracking.mode
     if mode is TrackingMode.disabled:
@@ -115,12 +170,12 @@ def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     with _data_in(folder):
         run = _start(options, folder, mode)
         # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
-        status = 1
+        tracker, status = _Wandb(run, folder), 1
         try:
-            yield _Wandb(run)
+            yield tracker
             status = 0
         finally:
-            run.finish(exit_code=status)
+            tracker.finish(status)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,278 @@
+"""Disks that are full, memory that is short, trackers and processes that die."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.end_to_end.disturbed import SMALL, results, torchrun
+from tests.end_to_end.shell import ROOT, run_here
+
+
+def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_path, saved_model):
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(saved_model)
+    with torch.no_grad():  # finite weights whose products are not
+        model.encoder.layer[1].attention.self.value.weight.fill_(3e38)
+    model.save_pretrained(tmp_path / "broken")
+    AutoTokenizer.from_pretrained(saved_model).save_pretrained(tmp_path / "broken")
+    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'broken'}", "dataset.limit=3", "tracking=disabled")
+    assert outcome.status == 2
+    assert "layer 2" in outcome.err
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_later(capsys, monkeypatch, tmp_path, saved_model):
+    """Files may not grow beyond a few kilobytes: the system refuses the writing itself."""
+    arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)); "
+            "sys.argv = ['run.py', *sys.argv[1:]]; runpy.run_path('run.py', run_name='__main__')",
+            *arguments,
+            "checkpoint.every_seconds=0",
+            f"output_dir={tmp_path / 'run'}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 2, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert "File too large" in outcome.stderr
+    goes_on = run_here(capsys, monkeypatch, f"resume={tmp_path / 'run'}")
+    assert goes_on.status == 0, goes_on.err
+
+
+def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, saved_model):
+    import shutil
+
+    shutil.copytree(saved_model, tmp_path / "cut")
+    weights = tmp_path / "cut/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'cut'}", "tracking=disabled")
+    assert outcome.status == 2
+    assert "its weights cannot be read" in outcome.err
+
+
+class TooSmall:
+    """A device whose memory holds so many tokens of a batch: what is more fails in the middle of a layer, as it does there."""
+
+    def __init__(self, monkeypatch, tokens: int) -> None:
+        from normscope.analyses.norms import NormsAnalysis
+
+        observe = NormsAnalysis.observe
+        self.refused: list[tuple[int, ...]] = []
+
+        def observe_until_full(analysis, block, batch):
+            observe(analysis, block, batch)  # other analyses, and this one, have counted the layer by then
+            if block.layer == 2 and batch.real.numel() > tokens:
+                self.refused.append(tuple(batch.real.shape))
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(NormsAnalysis, "observe", observe_until_full)
+
+
+def test_batches_that_do_not_fit_are_shown_in_parts(capsys, monkeypatch, tmp_path, saved_model, undisturbed):
+    device = TooSmall(monkeypatch, 150)
+    outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
+    assert outcome.status == 0, outcome.err
+    assert 0 < len(device.refused) < 6
+    assert outcome.err.count("does not fit into the memory of cpu: batches are shown in parts") == 1
+    ours, whole = results(tmp_path / "run"), results(undisturbed)
+    for name, value in whole["metrics"].items():
+        assert ours["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
+    assert ours["provenance"]["tokens"] == whole["provenance"]["tokens"]
+    mine, theirs = (
+        pd.read_parquet(place / "tables/norms_by_head.parquet") for place in (tmp_path / "run", undisturbed)
+    )
+    assert mine["count"].equals(theirs["count"])
+
+
+def test_a_sequence_that_does_not_fit_says_what_to_change(capsys, monkeypatch, tmp_path, saved_model):
+    TooSmall(monkeypatch, 3)
+    folder = f"output_dir={tmp_path / 'run'}"
+    outcome = run_here(capsys, monkeypatch, "analysis=norms", f"model.name={saved_model}", "tracking=disabled", folder)
+    assert outcome.status == 2
+    assert "set device.batch_tokens=2048, or a smaller dataset.max_length" in outcome.err
+
+
+@pytest.mark.slow
+def test_memory_that_the_system_refuses(tmp_path, saved_model):
+    """The address space of the process is bounded once its first batch has been seen: allocations fail for real."""
+    (tmp_path / "bounded.py").write_text(
+        "import resource, runpy, sys\n"
+        "import normscope.observation as observation\n"
+        "show = observation.Screen._show\n"
+        "def bounded(screen, batch):\n"
+        "    pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "    limit = pages * resource.getpagesize() + 12 * 2**20\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"
+        "    try:\n"
+        "        return show(screen, batch)\n"
+        "    finally:\n"
+        "        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "observation.Screen._show = bounded\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    arguments = [f"model.name={saved_model}", "tracking=disabled", "report.enabled=false", "device.batch_tokens=400000"]
+    outcome = subprocess.run(
+        [sys.executable, str(tmp_path / "bounded.py"), "analysis=norms", *arguments, f"output_dir={tmp_path / 'run'}"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert "batches are shown in parts from now on" in outcome.stderr
+
+
+def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
+    """A file system of sixteen pages, as only the system's administrator can make it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
+        folder = f"output_dir={disk / 'run'}"
+        outcome = run_here(capsys, monkeypatch, "analysis=norms", *arguments, "checkpoint.every_seconds=0", folder)
+        assert outcome.status == 2, outcome.err
+        assert "No space left on device" in outcome.err
+        assert "make room, and go on with resume=" in outcome.err
+        assert "Traceback" not in outcome.err
+        subprocess.run(["mount", "-o", "remount,size=40m", str(disk)], check=True)
+        goes_on = run_here(capsys, monkeypatch, f"resume={disk / 'run'}")
+        assert goes_on.status == 0, goes_on.err
+        assert results(disk / "run")["status"] == "completed"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_process_that_dies_ends_the_run(tmp_path, saved_model):
+    (tmp_path / "dying.py").write_text(
+        "import os, runpy, signal\n"
+        "import normscope.observation as observation\n"
+        "show, seen = observation.Screen._show, []\n"
+        "def die_at_the_third(screen, batch):\n"
+        "    seen.append(1)\n"
+        "    if os.environ['RANK'] == '1' and len(seen) == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return show(screen, batch)\n"
+        "observation.Screen._show = die_at_the_third\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    arguments = [*SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}"]
+    outcome = torchrun(2, *arguments, program=str(tmp_path / "dying.py"))
+    assert outcome.returncode != 0
+    assert "Signal 9 (SIGKILL)" in outcome.stderr
+    assert "ended before it had handed over its share" in outcome.stderr or "SIGTERM" in outcome.stderr
+    assert not (tmp_path / "run/results.json").exists() or results(tmp_path / "run")["status"] != "completed"
+
+
+class Server:
+    """As much of a Weights & Biases server as a run needs to begin."""
+
+    def __init__(self, monkeypatch) -> None:
+        asked = self.asked = []
+
+        class Answers(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                asked.append(self.path)
+                answer = {}
+                if b"upsertBucket" in body:
+                    project = {"id": "1", "name": "normscope", "entity": {"id": "1", "name": "somebody"}}
+                    bucket = {"id": "1", "name": "run", "config": "{}", "historyLineCount": 0, "project": project}
+                    answer = {"upsertBucket": {"bucket": bucket, "inserted": True}}
+                content = json.dumps({"data": answer}).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{self._server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.slow  # wandb waits for the server for twenty seconds
+def test_a_tracker_that_goes_away_costs_nothing_of_ours(capsys, monkeypatch, tmp_path, saved_model):
+    """The server is there when the run begins, and no longer when it ends."""
+    from normscope import pipeline
+    from normscope.reporting import tracking
+
+    server = Server(monkeypatch)
+    observe = pipeline.observe
+
+    def observe_and_lose(*arguments):
+        observe(*arguments)
+        server.stop()
+
+    monkeypatch.setattr(pipeline, "observe", observe_and_lose)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3)
+    arguments = [f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}", "tracking=online", "dataset.limit=4"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "report.enabled=false")
+    assert outcome.status == 0, outcome.err
+    assert server.asked
+    assert results(tmp_path / "run")["status"] == "completed"
+    assert outcome.err.count("Weights & Biases cannot be reached any more") == 1
+    assert list((tmp_path / "run/wandb").glob("run-*/run-*.wandb"))  # for `wandb sync`
+    assert "Traceback" not in outcome.err
+
+
+def test_a_tracker_whose_service_dies_is_said_once(tmp_path, saved_model):
+    """Weights & Biases' own process is killed in the middle of the run."""
+    (tmp_path / "dying.py").write_text(
+        "import os, runpy, signal, subprocess\n"
+        "from normscope import pipeline\n"
+        "observe = pipeline.observe\n"
+        "def observe_and_kill(*arguments):\n"
+        "    observe(*arguments)\n"
+        "    found = subprocess.check_output(['pgrep', '-P', str(os.getpid()), 'wandb'], text=True).split()\n"
+        "    assert found\n"
+        "    for process in found: os.kill(int(process), signal.SIGKILL)\n"
+        "pipeline.observe = observe_and_kill\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]
+    outcome = subprocess.run(
+        [sys.executable, str(tmp_path / "dying.py"), *arguments, f"output_dir={tmp_path / 'run'}"],
+        cwd=ROOT,
+        # Without the service that wandb has started for the tests' own process.
+        env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr.count("the service of Weights & Biases has died") == 1
+    assert "Traceback" not in outcome.stderr
+    assert results(tmp_path / "run")["status"] == "completed"
