@@ -1,8 +1,11 @@
 """What is measured: models, batches, and the ways to run one over the other."""
 
 import dataclasses
+import json
 import re
-from collections.abc import Callable, Collection
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,14 +17,17 @@ from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
 from normscope.analyses import ANALYSES
-from normscope.analyses.analysis import Subject
+from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.analysis_options import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
+from normscope.checkpoints import packed
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
     "hidden_size": 64,
@@ -32,6 +38,7 @@ _TINY: dict[str, Any] = {
 
 SHAPES: dict[str, PretrainedConfig] = {
     "BERT-base": BertConfig(),
+    "BERT-large": BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
     # Cost against length is a matter of width: three layers tell as much as twelve.
     "BERT-base, 3": BertConfig(num_hidden_layers=3, max_position_embeddings=8192),
     "tiny ModernBERT": ModernBertConfig(**_TINY, vocab_size=1000, intermediate_size=128, pad_token_id=0),
@@ -53,35 +60,64 @@ class Scenario:
     length: int
     ways: tuple[str, ...]
     """`bare`, `straightforward`, or names of analyses joined by +; `, exact` keeps every pair for the correlation."""
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def packed(self) -> str:
+        """The scenario in one word, for another process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def unpacked(cls, word: str) -> "Scenario":
+        """What `packed` has packed."""
+        fields = json.loads(word)
+        return cls(**fields | {"ways": tuple(fields["ways"])})
 
 
 ALL_FOUR = "mixing+norms+outliers+score"
 EVERYTHING = "mixing+norms+frequency+outliers+score"
 
-SCENARIOS = (
-    Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "outliers+score", EVERYTHING)),
-    Scenario("BERT-base", 2, 512, (BARE, "mixing")),
-    Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING)),
-    Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD)),
-)
+
+def shapes() -> Iterator[Scenario]:
+    """Models and analyses."""
+    yield Scenario("BERT-base", 8, 128, (BARE, "mixing", "norms", "norms, exact", "outliers+score", EVERYTHING))
+    yield Scenario("BERT-base", 2, 512, (BARE, "mixing"))
+    yield Scenario("MiniLM", 32, 128, (BARE, "mixing", "norms", "outliers+score", EVERYTHING))
+    yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
 
 
-LENGTHS = tuple(
-    Scenario(shape, max(1, 1024 // length), length, (BARE, "mixing", "norms", "outliers", ALL_FOUR))
-    for shape, lengths in {
-        "BERT-base, 3": (128, 512, 2048, 4096, 8192),
-        "tiny ModernBERT": (8192,),
-        "tiny Llama": (8192,),
-    }.items()
-    for length in lengths
-)
+def lengths() -> Iterator[Scenario]:
+    """Cost against length, of a wide model and of tiny ones, whose time is nearly all attention."""
+    for shape, sizes in {
+        "BERT-base, 3": (128, 512, 1024, 2048, 4096, 8192),
+        "tiny ModernBERT": (512, 2048, 8192),
+        "tiny Llama": (512, 2048, 8192),
+    }.items():
+        for length in sizes:
+            yield Scenario(shape, max(1, 1024 // length), length, (BARE, "mixing", "norms", "outliers", ALL_FOUR))
+
+
+def cuda() -> Iterator[Scenario]:
+    """The same on an accelerator, as batches that fill it; nothing where there is none."""
+    if torch.cuda.is_available():
+        for shape in ("BERT-base", "BERT-large"):
+            for dtype in ("float32", "bfloat16"):
+                for sequences, length in ((256, 128), (64, 512)):
+                    ways = (BARE, "mixing", "norms", EVERYTHING)
+                    yield Scenario(shape, sequences, length, ways, device="cuda", dtype=dtype)
+        for length in (2048, 8192):
+            yield Scenario("BERT-base, 3", 1, length, (BARE, "mixing", "norms", ALL_FOUR), device="cuda")
+
+
+SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {"shapes": shapes, "lengths": lengths, "cuda": cuda}
 
 
 def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     """One function per way; each call runs one batch. Weights are random: time and memory do not depend on them."""
     torch.manual_seed(0)
     model = AutoModel.from_config(SHAPES[scenario.shape]).eval().requires_grad_(False)
-    batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size)
+    model = model.to(scenario.device, getattr(torch, scenario.dtype))
+    batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
     inputs = batch.model_inputs()
 
     def bare() -> None:
@@ -93,18 +129,17 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         mixing_ratios(model, inputs)
 
     def analysed(names: list[str]) -> Callable[[], None]:
-        return analysing(model, batch, names)
+        return analysing(model, batch, analyses_of(model, names))
 
     ways = {BARE: bare, STRAIGHTFORWARD: straightforward}
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
 
 
-def analysing(model: PreTrainedModel, batch: Batch, names: Collection[str]) -> Callable[[], None]:
-    """A function that shows one batch to analyses, whose correlations are estimated as they are on a corpus worth measuring.
+def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis]:
+    """Analyses of a model, whose correlations are estimated as they are on a corpus worth measuring.
 
     Args:
         model: A model of a known family.
-        batch: The batch.
         names: Names of the analyses; EXACT beside them keeps every pair for the correlation instead.
     """
     options = AnalysisOptions(
@@ -124,7 +159,19 @@ def analysing(model: PreTrainedModel, batch: Batch, names: Collection[str]) -> C
         depth=len(layers),
         frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
     )
-    analyses = [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
+    return [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
+
+
+def analysing(model: PreTrainedModel, batch: Batch, analyses: Collection[Analysis]) -> Callable[[], None]:
+    """A function that shows one batch to analyses.
+
+    Args:
+        model: The model that they are of.
+        batch: The batch, where the model is.
+        analyses: The analyses.
+    """
+    layout = layout_of(model.config.model_type)
+    layers = list(range(1, model.config.num_hidden_layers + 1))
 
     def visit(block: AttentionBlock) -> None:
         for analysis in analyses:
@@ -142,6 +189,43 @@ def analysing(model: PreTrainedModel, batch: Batch, names: Collection[str]) -> C
             observer.run(inputs, visit, visit_hidden)
 
     return forward
+
+
+def state_sizes() -> Iterator[str]:
+    """How large what has been added up is, which is all that processes send each other."""
+    model = AutoModel.from_config(SHAPES["BERT-base"]).eval().requires_grad_(False)
+    for names in ("mixing", "norms", "frequency", "outliers", "score"):
+        analyses = analyses_of(model, [names])
+        analysing(model, random_batch((8, 128), model.config.vocab_size), analyses)()
+        yield f"state of {names}, BERT-base: {packed(analyses).numel() / 2**20:.2f} MiB"
+
+
+def correlation_costs(repeats: int) -> Iterator[str]:
+    """Nanoseconds per pair of α and ‖f‖, counted or kept, ranking at the end included."""
+    torch.manual_seed(0)
+    weights = torch.softmax(torch.randn(8, 12, 128, 128) * 2, dim=-1)
+    norms, group = torch.rand(8, 12, 128) * 3 + 1, torch.zeros(8, 128, dtype=torch.long)
+    pairs = weights.numel()
+    for name, budget in (("estimated", 0), ("exact", 10**12)):
+        updates, ends = [], []
+        for _ in range(repeats):
+            correlation = RankCorrelation(1, 1, WEIGHT_AXIS, NORM_AXIS, budget)
+            correlation.update(0, weights, norms, group)  # makes room
+            updates.append(duration(lambda: correlation.update(0, weights, norms, group)) / pairs)  # noqa: B023
+            ends.append(duration(lambda: correlation.compute()) / (4 * pairs))  # noqa: B023 - two updates, ranked twice
+        update, end = statistics.median(updates) * 1e9, statistics.median(ends) * 1e9
+        if name == "estimated":
+            end = 0.0  # that many cells are ranked however many pairs there are
+        yield f"rank correlation, {name}: {update + end:.1f} ns per pair, so {2 * (update + end):.0f} s for 2·10⁹ pairs"
+
+
+def duration(forward: Callable[[], object]) -> float:
+    """Seconds that a call takes, the device's work included."""
+    start = time.perf_counter()
+    forward()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def random_batch(shape: tuple[int, int], vocabulary: int) -> Batch:

@@ -55,7 +55,7 @@ class Checkpoint:
         self._path, self._identity, self._every = folder / FILE, dict(identity), every_seconds
         self._due = time.monotonic() + every_seconds
 
-    def resume(self, analyses: Sequence[Analysis], stream: Iterator[Batch]) -> Position:
+    def resume(self, analyses: Sequence[Analysis], stream: Iterator[tuple[Batch, bool]]) -> Position:
         """Load what was added up and read past the batches that it is of.
 
         Raises:
@@ -75,10 +75,10 @@ class Checkpoint:
         wanted = Position(header["batches"], header["digest"])
         position = Position()
         while position.batches < wanted.batches:
-            batch = next(stream, None)
-            if batch is None:
+            passed = next(stream, None)
+            if passed is None:
                 break
-            position = position.after(batch)
+            position = position.after(passed[0])
         if position != wanted:
             raise InputError(
                 f"resume: the corpus has changed: its first {wanted.batches} batches hold other tokens than when the run was "

@@ -19,7 +19,7 @@ from normscope.analysis_options import FrequencyOptions
 from normscope.checkpoints import Checkpoint, Position
 from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.data import frequency
-from normscope.data.batching import Batch, batches
+from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
@@ -123,8 +123,10 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
     laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
     explorer = _chosen(options, encoder)
     counts = CorpusCounts()
-    stream = _not_empty(batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts)
-
+    stream = _not_empty(
+        processes.batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts
+    )
+    total = corpus.total if processes.size == 1 else None  # a share's is not known
     progress = Progress(started, counts, model, verification, command)
     if processes.first:
         say(
@@ -132,8 +134,8 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             f"verified to {verification.error:.1e}",
         )
     if not processes.first:
-        observe(observer, model.device, analyses, processes.share(stream), corpus.total, counts)
-        processes.gather(analyses, [])
+        observe(observer, model.device, analyses, stream, total, counts)
+        processes.gather(analyses, counts, [])
         return {}
     results.create(options)
     try:
@@ -144,9 +146,8 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             position = Position() if checkpoint is None else checkpoint.resume(analyses, stream)
             if position.batches:
                 say(f"going on after {position.batches:,} batches")
-            shared = processes.share(stream)
-            observe(observer, model.device, analyses, shared, corpus.total, counts, checkpoint, position)
-            processes.gather(analyses, [new() for _ in range(processes.size - 1)])
+            observe(observer, model.device, analyses, stream, total, counts, checkpoint, position)
+            processes.gather(analyses, counts, [new() for _ in range(processes.size - 1)])
             say_counts(counts, encoder)
             if not aligning or len(chosen) > 1:
                 say_absent(categories, counts)
@@ -233,7 +234,9 @@ def _chosen(options: RunOptions, encoder: Encoder) -> list[TokenSequence]:
     return chosen_sequences(open_corpus(options.dataset), encoder, options.report)
 
 
-def _not_empty(stream: Iterator[Batch], options: RunOptions, counts: CorpusCounts) -> Iterator[Batch]:
+def _not_empty(
+    stream: Iterator[tuple[Batch, bool]], options: RunOptions, counts: CorpusCounts
+) -> Iterator[tuple[Batch, bool]]:
     """The stream, once its first batch has shown that there is one."""
     first = next(stream, None)
     if first is None:
@@ -241,7 +244,7 @@ def _not_empty(stream: Iterator[Batch], options: RunOptions, counts: CorpusCount
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
         raise InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")
 
-    def whole() -> Iterator[Batch]:
+    def whole() -> Iterator[tuple[Batch, bool]]:
         yield first
         yield from stream
 

@@ -1,21 +1,26 @@
 """Several processes, on one machine or many, that share a corpus: started by `torchrun run.py …`.
 
-Every process makes the same batches and looks at every N-th of them; what they have added up is merged by the first process, in
-the order of the processes. It alone writes and tracks.
+Every process looks at its share of the batches; what they have added up is merged by the first process, in the order of the
+processes. It alone writes and tracks.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from normscope import checkpoints
 from normscope.analyses.analysis import Analysis
-from normscope.data.batching import Batch
+from normscope.data.batching import Batch, batches_of_window, windows
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError, one_line
 from normscope.schema import DeviceOptions
 
@@ -42,40 +47,64 @@ class World:
         local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return dataclasses.replace(options, name=f"cuda:{local}")
 
-    def share(self, stream: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-        """The batches, and which of them are this process's."""
-        for number, batch in enumerate(stream):
-            yield batch, number % self.size == self.rank
+    def batches(
+        self, examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+    ) -> Iterator[tuple[Batch, bool]]:
+        """Batches of a corpus, and which of them are this process's; arguments are those of `batching.batches`.
 
-    def gather(self, analyses: Sequence[Analysis], new: "Sequence[Sequence[Analysis]]") -> None:
+        The corpus' first parts, as many as there are processes, are made into batches by all, and these shared out: so a small
+        corpus keeps all of them busy. Of what comes after, every process takes every N-th part and passes over the others,
+        whose texts it only reads.
+        """
+        serial = 0
+        for number, window in enumerate(windows(examples)):
+            together = number < self.size
+            if not together and number % self.size != self.rank:
+                continue
+            # What all of them read is counted by the first.
+            counted = counts if self.first or not together else CorpusCounts()
+            for batch in batches_of_window(window, encoder, batch_tokens, counted):
+                yield batch, not together or serial % self.size == self.rank
+                serial += 1
+
+    def gather(self, analyses: Sequence[Analysis], counts: CorpusCounts, new: "Sequence[Sequence[Analysis]]") -> None:
         """Add up in the first process what all have added up.
 
         Args:
             analyses: This process's.
+            counts: What became of the examples that it has read.
             new: For every other process the same analyses, new; used by the first process alone.
         """
         if self.size == 1:
             return
         try:
-            self._gather(analyses, new)
+            self._gather(analyses, counts, new)
         except RuntimeError as error:
             raise InputError(
                 f"one of the {self.size} processes ended before it had handed over its share, its own message says why; "
                 f"nothing of this run is kept, begin it again ({one_line(error)})"
             ) from error
 
-    def _gather(self, analyses: Sequence[Analysis], new: "Sequence[Sequence[Analysis]]") -> None:
+    def _gather(self, analyses: Sequence[Analysis], counts: CorpusCounts, new: "Sequence[Sequence[Analysis]]") -> None:
         if not self.first:
-            content = checkpoints.packed(analyses)
-            dist.send(torch.tensor([len(content)]), 0)
-            dist.send(content, 0)
+            words = json.dumps(dataclasses.asdict(counts)).encode()
+            for content in (torch.frombuffer(bytearray(words), dtype=torch.uint8), checkpoints.packed(analyses)):
+                dist.send(torch.tensor([len(content)]), 0)
+                dist.send(content, 0)
             return
         for rank, others in enumerate(new, start=1):
-            length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, rank)
-            content = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(content, rank)
-            checkpoints.merge(analyses, others, checkpoints.unpacked(content))
+            told = CorpusCounts(**json.loads(_received(rank).numpy().tobytes()))
+            told.skipped, told.categories = Counter(told.skipped), Counter(told.categories)
+            counts.add(told)
+            checkpoints.merge(analyses, others, checkpoints.unpacked(_received(rank)))
+
+
+def _received(rank: int) -> Tensor:
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, rank)
+    content = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(content, rank)
+    return content
 
 
 @contextlib.contextmanager

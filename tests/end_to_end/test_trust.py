@@ -178,6 +178,8 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
     folder = tmp_path / "run"
     outcome = torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
     assert outcome.returncode == 0, outcome.stderr
+    for count in ("examples", "examples_used", "sequences", "tokens", "tokens_by_category"):
+        assert results(folder)["provenance"][count] == results(undisturbed)["provenance"][count]
     ours, whole = results(folder)["metrics"], results(undisturbed)["metrics"]
     assert ours.keys() == whole.keys()
     for name, value in whole.items():

@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from normscope.data import batching
 from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
 from normscope.data.encoding import Encoder
@@ -14,6 +15,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.files import TextFile
 from normscope.data.sources import open_corpus, sample_path
 from normscope.errors import InputError
+from normscope.processes import World
 from normscope.schema import DatasetKind, DatasetOptions
 
 EXAMPLES = [Example("A first, short one."), Example("Left side", "right side"), Example("naïve — café")]
@@ -228,3 +230,20 @@ def test_a_sequence_beyond_the_budget_is_a_batch_by_itself(tokenizer):
 def test_options_that_do_not_fit_the_model(tokenizer):
     with pytest.raises(InputError, match="dataset.max_length=17: expected at most 16"):
         encoder(tokenizer, max_length=17)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("number", [2, 23])
+def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch, size, number):
+    monkeypatch.setattr(batching, "LOOKAHEAD", 4)
+    examples = [Example("word " * (n % 7 + 1)) if n % 5 else "empty" for n in range(number)]
+    alone = CorpusCounts()
+    expected = [batch.fingerprints for batch in batches(examples, encoder(tokenizer), 20, alone)]
+    found, together = [], CorpusCounts()
+    for rank in range(size):
+        counts = CorpusCounts()
+        shown = World(rank, size).batches(examples, encoder(tokenizer), 20, counts)
+        found += [batch.fingerprints for batch, mine in shown if mine]
+        together.add(counts)
+    assert sorted(found) == sorted(expected)
+    assert together == alone

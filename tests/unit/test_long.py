@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.scenarios import EVERYTHING, analysing, random_batch
+from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batch
 from normscope.models import block as blocks
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
@@ -73,7 +73,8 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     for family in ("bert", "modernbert", "llama", "mistral", "eurobert"):
         model = tiny_model(FAMILY_CONFIGS[family] | {"max_position_embeddings": TOKENS}, torch.float32)
         Largest.size = 0
-        observe = analysing(model, random_batch((1, TOKENS), model.config.vocab_size), EVERYTHING.split("+"))
+        analyses = analyses_of(model, EVERYTHING.split("+"))
+        observe = analysing(model, random_batch((1, TOKENS), model.config.vocab_size), analyses)
         with Largest():
             observe()
         assert 0 < Largest.size < TOKENS**2, (family, Largest.size)

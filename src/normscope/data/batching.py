@@ -114,21 +114,34 @@ def batches(
         batch_tokens: Tokens of a batch at most, padding included; one sequence that is longer is a batch by itself.
         counts: What became of the examples is added to it.
     """
+    for window in windows(examples):
+        yield from batches_of_window(window, encoder, batch_tokens, counts)
+
+
+def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
+    """A corpus in parts of LOOKAHEAD examples, each of which is cut into batches by itself."""
     stream = iter(examples)
     while window := list(itertools.islice(stream, LOOKAHEAD)):
-        counts.read += len(window)
-        counts.skipped.update(reason for reason in window if isinstance(reason, str))
-        sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
-        names = encoder.categories.names
-        for batch in batches_of(sequences, encoder, batch_tokens):
-            counts.sequences += batch.sequences
-            counts.used += batch.examples
-            # In cross-attention the source's tokens are the keys, the target's the queries: both are told of.
-            for side in (batch, batch.keys) if batch.crosses else (batch,):
-                counts.tokens += int(side.real.sum())
-                numbers = np.bincount(side.categories[side.real].numpy(), minlength=len(names))
-                counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
-            yield batch
+        yield window
+
+
+def batches_of_window(
+    window: Sequence[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+) -> Iterator[Batch]:
+    """The batches of one part of a corpus; arguments are those of `batches`."""
+    counts.read += len(window)
+    counts.skipped.update(reason for reason in window if isinstance(reason, str))
+    sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
+    names = encoder.categories.names
+    for batch in batches_of(sequences, encoder, batch_tokens):
+        counts.sequences += batch.sequences
+        counts.used += batch.examples
+        # In cross-attention the source's tokens are the keys, the target's the queries: both are told of.
+        for side in (batch, batch.keys) if batch.crosses else (batch,):
+            counts.tokens += int(side.real.sum())
+            numbers = np.bincount(side.categories[side.real].numpy(), minlength=len(names))
+            counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
+        yield batch
 
 
 def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_tokens: int) -> Iterator[Batch]:

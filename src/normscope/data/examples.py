@@ -37,6 +37,13 @@ class CorpusCounts:
     categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Tokens by category."""
 
+    def add(self, other: "CorpusCounts") -> None:
+        """Count what another part of the corpus became as well."""
+        for name in ("read", "used", "sequences", "cut", "tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.skipped.update(other.skipped)
+        self.categories.update(other.categories)
+
 
 class Corpus(abc.ABC):
     """Somewhere that examples come from. It can be read more than once."""

@@ -1,0 +1,110 @@
+"""Time and memory of ways to do the same, beside each other.
+
+Time: the ways take turns, and each is divided by the bare pass just before it; the median of these ratios is told, since the
+machine's mood changes from second to second. Memory on the CPU: one process per way; `memory` is the peak of what the process
+holds (weights, accumulators and all), `pass` the peak during a pass above what was held before it. On CUDA both are what torch
+has allocated.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.scenarios import BARE, STRAIGHTFORWARD, Scenario, duration, prepare
+
+
+class Memory(NamedTuple):
+    """Peaks, in bytes."""
+
+    whole: int
+    during: int
+
+
+def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
+    """A row for every way of a scenario.
+
+    Args:
+        scenario: What is run.
+        repeats: Passes of each way.
+    """
+    seconds, ratios = _times(scenario, repeats)
+    memory = {way: _memory_of(scenario, way) for way in scenario.ways}
+    bare = memory[BARE]
+    return [
+        {
+            "shape": scenario.shape,
+            "device": scenario.device,
+            "dtype": scenario.dtype,
+            "sequences": scenario.sequences,
+            "length": scenario.length,
+            "way": way,
+            "time_ratio": round(ratios[way], 3),
+            "memory_ratio": round(memory[way].whole / bare.whole, 3),
+            "pass_ratio": round(memory[way].during / bare.during, 3),
+            "seconds": round(seconds[way], 4),
+            "tokens_per_second": round(scenario.sequences * scenario.length / seconds[way]),
+            "mebibytes": round(memory[way].whole / 2**20),
+        }
+        for way in scenario.ways
+    ]
+
+
+def _times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    ways = prepare(scenario)
+    for forward in ways.values():
+        forward()
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(repeats):
+        for way, forward in ways.items():
+            if way == STRAIGHTFORWARD and repeat >= 3:
+                continue
+            bare = duration(ways[BARE])
+            seconds[way].append(duration(forward))
+            ratios[way].append(seconds[way][-1] / bare)
+    return (
+        {way: statistics.median(values) for way, values in seconds.items()},
+        {way: statistics.median(values) for way, values in ratios.items()},
+    )
+
+
+def _memory_of(scenario: Scenario, way: str) -> Memory:
+    if scenario.device == "cuda":
+        forward = prepare(scenario)[way]
+        forward()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        forward()
+        peak = torch.cuda.max_memory_allocated()
+        return Memory(peak, max(1, peak - before))
+    command = [sys.executable, "-m", "benchmarks", "--memory-of", scenario.packed(), way]
+    # Memory that is given back at once shows the peak as it is; glibc would keep some of it resident.
+    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return Memory(*json.loads(output.splitlines()[-1]))
+
+
+def resident(forward: Callable[[], None]) -> Memory:
+    """Peak of resident bytes of the process, and during a second pass above what was resident before it (Linux)."""
+    forward()
+    first_peak = status("VmHWM")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status("VmRSS")
+    forward()
+    peak = status("VmHWM")
+    return Memory(max(first_peak, peak), max(1, peak - before))
+
+
+def status(field: str) -> int:
+    """Bytes, of a field of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")

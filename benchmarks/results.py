@@ -1,0 +1,76 @@
+"""What has been measured, as a table and a picture."""
+
+import os
+import platform
+import textwrap
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+
+from benchmarks.scenarios import BARE
+from normscope.reporting.palette import LINE_COLOURS, MARKERS, STYLE
+
+
+def machine() -> str:
+    """The machine in words."""
+    processor = platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        names = [
+            line.split(":")[1].strip() for line in information.read_text().splitlines() if line.startswith("model name")
+        ]
+        processor = names[0] if names else processor
+    accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    cores = f"{os.cpu_count()} logical cores{accelerator}"
+    return f"{processor}, {cores}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def show(rows: list[dict[str, object]]) -> None:
+    """Print some rows."""
+    print(pd.DataFrame(rows).to_string(index=False), flush=True)
+
+
+def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:
+    """Write what a suite has measured.
+
+    Args:
+        folder: Where to; made if it is not there.
+        suite: Its name.
+        rows: What was measured.
+    """
+    if not rows:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pd.DataFrame(rows).assign(machine=machine())
+    table.to_csv(folder / f"{suite}.csv", index=False)
+    if suite == "lengths":
+        _draw_lengths(table, folder / "lengths.png")
+
+
+def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
+    """Time and memory beside the bare pass, against length."""
+    with mpl.rc_context(STYLE):
+        shapes = [shape for shape, rows in table.groupby("shape", sort=False) if rows["length"].nunique() > 1]
+        figure, axes = plt.subplots(
+            len(shapes), 2, figsize=(7.5, 2.7 * len(shapes)), squeeze=False, layout="constrained"
+        )
+        for row, shape in zip(axes, shapes, strict=True):
+            rows = table[(table["shape"] == shape) & (table["way"] != BARE)]
+            for axis, column, title in zip(row, ("time_ratio", "memory_ratio"), ("time", "peak memory"), strict=True):
+                for number, (way, values) in enumerate(rows.groupby("way", sort=False)):
+                    axis.plot(
+                        values["length"], values[column], color=LINE_COLOURS[number], marker=MARKERS[number], label=way
+                    )
+                axis.axhline(1, color="grey", linewidth=0.8)
+                axis.set_xscale("log", base=2)
+                axis.set_xticks(sorted(rows["length"].unique()), [f"{n:,}" for n in sorted(rows["length"].unique())])
+                axis.set_ylim(bottom=0)
+                axis.set_title(f"{shape!s}: {title} / bare forward pass")
+                axis.set_xlabel("tokens of a sequence")
+        axes[0][0].legend(frameon=False, fontsize=8)
+        figure.supxlabel("\n".join(textwrap.wrap(table["machine"][0], 100)), fontsize=7, color="grey")
+        figure.savefig(path, dpi=160)
+        plt.close(figure)
