@@ -1,11 +1,15 @@
 """Rank correlation of α and ‖f‖ over the pairs of a corpus (Kobayashi et al. 2020, section 4.1)."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from normscope.analysis_options import NormsOptions
 from normscope.data.batching import Batch
-from normscope.models.block import LONG, AttentionBlock
+from normscope.models.block import AttentionBlock
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.tally import Tally
@@ -47,20 +51,33 @@ class PairCorrelation:
         used = [length if self._limit is None else min(length, self._limit) for length in lengths]
         if layer == 0:
             self.queries.update(0, torch.tensor([sum(used), sum(lengths)]))
-        if not block.is_long and used == lengths:
+        width, at_once = block.query.shape[2], block.queries_at_once
+        sequences = at_once // width
+        if used == lengths and (block.own_weights is not None or sequences >= len(lengths)):
+            # All at once, and other analyses may ask for them as well.
             everything = block.mask is None and bool(batch.real.all())
             self.correlation.update(layer, block.weights, norms, categories, None if everything else block.visible())
             return
-        at_once = max(1, LONG // norms[0].numel())
+        for some, queries in self._parts(batch, lengths, used, max(1, sequences)):
+            for part in queries.to(norms.device).split(at_once):
+                weights, seen = block.weights_of(part, some), block.visible(part, some)
+                self.correlation.update(layer, weights, norms[some], categories[some], seen)
+
+    def _parts(
+        self, batch: Batch, lengths: list[int], used: list[int], sequences: int
+    ) -> Iterator[tuple[slice, Int[Tensor, " query"]]]:
+        """Some sequences together, and which of their queries are used; a sequence that is sampled stands alone."""
+        if used == lengths:
+            for start in range(0, len(lengths), sequences):
+                some = slice(start, start + sequences)
+                yield some, torch.arange(max(lengths[some]))
+            return
         for row, (length, size) in enumerate(zip(lengths, used, strict=True)):
             queries = np.arange(length)
             if size < length:
                 draw = np.random.default_rng([self._seed, batch.fingerprints[row]])
                 queries = np.sort(draw.choice(length, size, replace=False))
-            sequence = slice(row, row + 1)
-            for part in torch.from_numpy(queries).to(norms.device).split(at_once):
-                weights, seen = block.weights_of(part, sequence), block.visible(part, sequence)
-                self.correlation.update(layer, weights, norms[sequence], categories[sequence], seen)
+            yield slice(row, row + 1), torch.from_numpy(queries)
 
     def notes(self) -> list[str]:
         """What a reader must know of the sample."""

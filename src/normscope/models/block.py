@@ -16,8 +16,11 @@ from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
 
-LONG = 2**24
-"""Weights of a batch in one layer (64 MiB) beyond which they are not built at once."""
+LONG = {"cpu": 2**22}
+"""Weights that are built at once, by device: on a CPU as many as stay near it (16 MiB; more is slower, measured)."""
+
+LONG_ELSEWHERE = 2**27
+"""The same on accelerators, which want work in large pieces."""
 
 
 def full_precision(tensor: Tensor) -> Tensor:
@@ -132,9 +135,10 @@ class AttentionBlock:
         return self.mask is None or self.mask.everything_visible
 
     @property
-    def is_long(self) -> bool:
-        """Whether the weights are too many to be built at once: what is asked of them then goes by parts."""
-        return self.own_weights is None and self.query[..., 0].numel() * self.key.shape[2] > LONG
+    def queries_at_once(self) -> int:
+        """Queries, of all sequences together, whose weights are built at once: the others go by parts."""
+        at_once = LONG.get(self.inputs.device.type, LONG_ELSEWHERE)
+        return max(1, at_once // (self.query.shape[1] * self.key.shape[2]))
 
     def visible(
         self, queries: slice | Int[Tensor, " chosen"] = slice(None), sequences: slice = slice(None)
@@ -163,7 +167,7 @@ class AttentionBlock:
         self, row: int, head: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
     ) -> Float[Tensor, " pair"]:
         """Single α_ij of one sequence: exp(scale·q_i·k_j + b_ij − ℓ_i)."""
-        if not self.is_long or self.log_normaliser is None:
+        if self.log_normaliser is None or "weights" in self.__dict__:
             return self.weights[row, head, query, key]
         scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
         scores = scores * self.scale
