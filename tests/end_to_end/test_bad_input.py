@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from normscope.reporting import tracking
 from tests.end_to_end.shell import run_here
 
 
@@ -148,6 +149,7 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(tracking, "_INIT_SECONDS", 3)
     folder = tmp_path / "a"
     arguments = [f"model.name={saved_model}", f"output_dir={folder}", "tracking=online", "dataset.limit=2"]
     outcome = run_here(capsys, monkeypatch, *arguments)

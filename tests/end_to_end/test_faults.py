@@ -83,7 +83,9 @@ class TooSmall:
         monkeypatch.setattr(NormsAnalysis, "observe", observe_until_full)
 
 
-def test_batches_that_do_not_fit_are_shown_in_parts(capsys, monkeypatch, tmp_path, saved_model, undisturbed):
+def test_batches_that_do_not_fit_are_shown_in_parts(capsys, monkeypatch, tmp_path, saved_model):
+    undisturbed = tmp_path / "undisturbed"
+    run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={undisturbed}")
     device = TooSmall(monkeypatch, 150)
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err

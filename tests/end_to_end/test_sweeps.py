@@ -58,7 +58,10 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("launcher", "more"),
-    [("joblib", ["hydra.launcher.n_jobs=2"]), ("submitit_local", ["hydra.launcher.timeout_min=5"])],
+    [
+        pytest.param("joblib", ["hydra.launcher.n_jobs=2"], marks=pytest.mark.slow),
+        ("submitit_local", ["hydra.launcher.timeout_min=5"]),
+    ],
 )
 def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_path, launcher, more):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")

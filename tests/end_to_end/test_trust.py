@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import socket
 import sys
 import time
 
@@ -191,6 +192,7 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
             assert mine["count"].equals(theirs["count"])
 
 
+@pytest.mark.slow
 def test_more_processes_than_batches(tmp_path, saved_model):
     """Shares may be empty."""
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
@@ -231,3 +233,34 @@ def test_no_secret_is_written_anywhere(capsys, monkeypatch, tmp_path, saved_mode
                 assert value.encode() not in content, path
     for value in secrets.values():
         assert value not in outcome.out + outcome.err
+
+
+@pytest.mark.slow
+def test_two_machines_meet(tmp_path, saved_model, undisturbed):
+    """Two launchers, as two machines would have them, that know of each other by an address alone."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    arguments = [*SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}"]
+    rendezvous = [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={address}",
+        "--rdzv-id=1",
+    ]
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *rendezvous, "run.py", *arguments],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for machine in machines:
+        _, err = machine.communicate(timeout=240)
+        assert machine.returncode == 0, err
+    for name, value in results(undisturbed)["metrics"].items():
+        assert results(tmp_path / "run")["metrics"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name

@@ -44,6 +44,7 @@ overrides = st.fixed_dictionaries(
         "device.dtype": st.sampled_from(["float32", "float64", "bfloat16"]),
         "model.stack": st.sampled_from(["null", "encoder", "decoder", "cross"]),
         "analysis.norms.exact_pairs": st.sampled_from([0, 50, 10**6]),
+        "analysis.norms.sampled_queries": st.sampled_from(["null", 0, 1, 4]),
         "analysis.outliers.threshold": st.sampled_from([0, 0.5, 3]),
         "analysis.outliers.dimensions": st.sampled_from(["null", "[0,5]", "[99999]"]),
         "analysis.score.sequences": st.sampled_from(["null", 1, 0]),
