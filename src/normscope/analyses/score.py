@@ -144,7 +144,7 @@ class ScoreAnalysis(Analysis):
             meeting = block.key_map.back(meeting)
             sums = visible_contribution_sums(meeting, weights.key_weight, inputs, members)
             bias = torch.einsum("bhkd,hd,gbk->gh", meeting, weights.key_bias, groups)
-            queries = seen_by(torch.ones_like(real, dtype=torch.float64)[:, None, :, None], batch.real, mask)
+            queries = seen_by(torch.ones_like(real)[:, None, :, None], batch.real, mask)
             pairs = (queries[:, 0, :, 0].long() * members).sum(dim=(1, 2))
         if block.everything_visible:
             spread = score_spread(block.query, block.key, batch.real)

@@ -106,11 +106,11 @@ def causal_score_spread(
     # Keys that share a large vector would leave small differences of large sums: their mean changes no spread.
     key = (key - (key * tokens).sum(dim=2, keepdim=True) / tokens.sum(dim=2, keepdim=True)) * tokens
     query = query * tokens
-    counts = torch.arange(1, query.shape[2] + 1, device=query.device, dtype=torch.float64).unsqueeze(1)
-    means = (key.double().cumsum(dim=2) / counts).to(key.dtype)
-    weighted = query / counts.to(query.dtype)
+    counts = torch.arange(1, query.shape[2] + 1, device=query.device).unsqueeze(1).to(query.dtype)
+    means = _precise(key).cumsum(dim=2).to(key.dtype) / counts
+    weighted = query / counts
     own = (query * means).sum(dim=-1, keepdim=True) * weighted
-    directions = -own.double().flip(2).cumsum(dim=2).flip(2).to(key.dtype)
+    directions = -_sums_to_the_end(own)
     later = torch.zeros(*query.shape[:2], query.shape[-1], query.shape[-1], dtype=query.dtype, device=query.device)
     strips = torch.arange(query.shape[2], device=query.device).split(STRIP)
     for strip in reversed(strips):
@@ -161,11 +161,21 @@ def seen_by(
     if mask.everything_visible:
         return vectors.sum(dim=2, keepdim=True).expand_as(vectors)
     if mask.causal:
-        return vectors.double().flip(2).cumsum(dim=2).flip(2).to(vectors.dtype)
+        return _sums_to_the_end(vectors)
     found = torch.zeros_like(vectors)
     for rows, columns, visible in _strips(real, mask):
         found[:, :, columns] += visible.to(vectors.dtype).transpose(-1, -2) @ vectors[:, :, rows]
     return found
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """A tensor in float64, where long sums are made of it, if its device knows that."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def _sums_to_the_end(vectors: Tensor) -> Tensor:
+    """Σ_{m≥n} of the vectors, for every n."""
+    return _precise(vectors).flip(2).cumsum(dim=2).flip(2).to(vectors.dtype)
 
 
 def _strips(real: Tensor, mask: Mask) -> Iterator[tuple[slice, slice, Tensor]]:

@@ -169,6 +169,7 @@ class AttentionBlock:
         """Single α_ij of one sequence: exp(scale·q_i·k_j + b_ij − ℓ_i)."""
         if self.log_normaliser is None or "weights" in self.__dict__:
             return self.weights[row, head, query, key]
+        head, query, key = (axis.to(self.query.device) for axis in (head, query, key))
         scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
         scores = scores * self.scale
         weights = scores - self.log_normaliser[row, head, query]
