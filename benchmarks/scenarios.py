@@ -184,8 +184,10 @@ def analysing(model: PreTrainedModel, batch: Batch, analyses: Collection[Analysi
     hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
     inputs = batch.model_inputs()
 
+    observer = Observer(model, layout, layers, hidden)
+
     def forward() -> None:
-        with Observer(model, layout, layers, hidden) as observer:
+        with observer:
             observer.run(inputs, visit, visit_hidden)
 
     return forward

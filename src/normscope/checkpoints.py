@@ -2,7 +2,7 @@
 
 The file is safetensors: tensors and a header of text, nothing that is executed when it is read; it is written whole or not
 at all. A run that goes on makes the same batches again, leaves out those that were done, and adds to the sums where they
-stood; on one process the result is that of an undisturbed run, bit for bit.
+stood; on one process the result is that of an undisturbed run, bit for bit (as long as every batch fits into memory).
 """
 
 import dataclasses
@@ -125,11 +125,6 @@ def states(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
         for name, accumulator in analysis.accumulators.items()
         for part, tensor in accumulator.state().items()
     }
-
-
-def snapshot(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
-    """A copy of everything that analyses have added up, which stays as it is while they go on."""
-    return {name: tensor.clone() for name, tensor in states(analyses).items()}
 
 
 def restore(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,7 @@
 """The one loop: batch → blocks → analyses."""
 
+import contextlib
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -7,13 +9,15 @@ import torch
 from torch import Tensor
 
 from normscope.analyses.analysis import Analysis
-from normscope.checkpoints import Checkpoint, Position, restore, snapshot
+from normscope.checkpoints import Checkpoint, Position
 from normscope.data.batching import Batch
 from normscope.data.examples import CorpusCounts
+from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
 from normscope.models.observer import Observer
 from normscope.reporting.terminal import progress_bar, say
 from normscope.signals import stopping
+from normscope.statistics.accumulator import Accumulator
 
 
 def observe(
@@ -90,7 +94,7 @@ class Screen:
         if size <= self._fits:
             self._show(batch)
             return
-        before = snapshot(self._analyses)
+        before = [copy.deepcopy(vars(accumulator)) for accumulator in self._accumulators()]
         try:
             self._show(batch)
         except RuntimeError as error:
@@ -100,7 +104,8 @@ class Screen:
             self._fits = self._fits.or_more(size)
             return
         # Out of the `except`: an error holds on to everything that was there when it was raised.
-        restore(self._analyses, before)
+        for accumulator, content in zip(self._accumulators(), before, strict=True):
+            vars(accumulator).update(content)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         half = -(-batch.sequences // 2)
@@ -111,6 +116,9 @@ class Screen:
             )
         self._tokens = half * batch.real.shape[1]
         self.show(batch)
+
+    def _accumulators(self) -> Iterator[Accumulator]:
+        return (accumulator for analysis in self._analyses for accumulator in analysis.accumulators.values())
 
     def _show(self, cpu_batch: Batch) -> None:
         batch, analyses = cpu_batch.to(self._device), self._analyses
@@ -145,6 +153,24 @@ class Size(NamedTuple):
     def or_more(self, other: "Size") -> "Size":
         """The larger of both, number by number."""
         return Size(max(self.tokens, other.tokens), max(self.pairs, other.pairs))
+
+
+@contextlib.contextmanager
+def memory_told(batch_tokens: int, device: torch.device) -> Iterator[None]:
+    """Say what to change where a device has too little memory.
+
+    Raises:
+        InputError: In the place of the device's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise InputError(
+            f"device.batch_tokens={batch_tokens}: the memory of {device} is too small; set "
+            f"device.batch_tokens={max(1, batch_tokens // 2)}, or a smaller dataset.max_length"
+        ) from error
 
 
 def out_of_memory(error: BaseException) -> bool:

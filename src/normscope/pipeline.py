@@ -36,7 +36,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from normscope.observation import observe, out_of_memory
+from normscope.observation import memory_told, observe
 from normscope.processes import World, world
 from normscope.reporting.comparison import Comparison, compare, published
 from normscope.reporting.explorer import pairs_table
@@ -123,9 +123,9 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
     laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
     explorer = _chosen(options, encoder)
     counts = CorpusCounts()
-    stream = _not_empty(
-        processes.batches(corpus.examples(), encoder, options.device.batch_tokens, counts), options, counts
-    )
+    stream = processes.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
+    if processes.size == 1:
+        stream = _not_empty(stream, options, counts)
     total = corpus.total if processes.size == 1 else None  # a share's is not known
     progress = Progress(started, counts, model, verification, command)
     if processes.first:
@@ -134,7 +134,8 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             f"verified to {verification.error:.1e}",
         )
     if not processes.first:
-        observe(observer, model.device, analyses, stream, total, counts)
+        with memory_told(options.device.batch_tokens, model.device):
+            observe(observer, model.device, analyses, stream, total, counts)
         processes.gather(analyses, counts, [])
         return {}
     results.create(options)
@@ -142,12 +143,14 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
         checkpoint = None
         if processes.size == 1:
             checkpoint = Checkpoint(folder, _identity(options, model), options.checkpoint.every_seconds)
-        with track(options, folder) as tracker:
+        with memory_told(options.device.batch_tokens, model.device), track(options, folder) as tracker:
             position = Position() if checkpoint is None else checkpoint.resume(analyses, stream)
             if position.batches:
                 say(f"going on after {position.batches:,} batches")
             observe(observer, model.device, analyses, stream, total, counts, checkpoint, position)
             processes.gather(analyses, counts, [new() for _ in range(processes.size - 1)])
+            if not counts.used:
+                raise _nothing(options, counts)
             say_counts(counts, encoder)
             if not aligning or len(chosen) > 1:
                 say_absent(categories, counts)
@@ -171,11 +174,6 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
         with contextlib.suppress(*([OSError] if refused else [])):
             results.finish(status, {}, account(progress, options), error=error)
         results.release()
-        if out_of_memory(error):
-            raise InputError(
-                f"device.batch_tokens={options.device.batch_tokens}: the memory of {model.device} is too small; set "
-                f"device.batch_tokens={max(1, options.device.batch_tokens // 2)}, or a smaller dataset.max_length"
-            ) from error
         if refused:
             raise InputError(
                 f"output_dir={folder}: cannot be written to: {one_line(error)}; make room, and go on with resume={folder}"
@@ -240,15 +238,19 @@ def _not_empty(
     """The stream, once its first batch has shown that there is one."""
     first = next(stream, None)
     if first is None:
-        where = options.dataset.path or options.dataset.kind
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
-        raise InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")
+        raise _nothing(options, counts)
 
     def whole() -> Iterator[tuple[Batch, bool]]:
         yield first
         yield from stream
 
     return whole()
+
+
+def _nothing(options: RunOptions, counts: CorpusCounts) -> InputError:
+    where = options.dataset.path or options.dataset.kind
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
+    return InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")
 
 
 def _write(findings: dict[str, Findings], results: RunFolder, tracker: Tracker, depth: int) -> dict[str, float]:

@@ -7,9 +7,7 @@ processes. It alone writes and tracks.
 import contextlib
 import dataclasses
 import datetime
-import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -87,15 +85,13 @@ class World:
 
     def _gather(self, analyses: Sequence[Analysis], counts: CorpusCounts, new: "Sequence[Sequence[Analysis]]") -> None:
         if not self.first:
-            words = json.dumps(dataclasses.asdict(counts)).encode()
-            for content in (torch.frombuffer(bytearray(words), dtype=torch.uint8), checkpoints.packed(analyses)):
+            words = bytearray(counts.packed().encode())
+            for content in (torch.frombuffer(words, dtype=torch.uint8), checkpoints.packed(analyses)):
                 dist.send(torch.tensor([len(content)]), 0)
                 dist.send(content, 0)
             return
         for rank, others in enumerate(new, start=1):
-            told = CorpusCounts(**json.loads(_received(rank).numpy().tobytes()))
-            told.skipped, told.categories = Counter(told.skipped), Counter(told.categories)
-            counts.add(told)
+            counts.add(CorpusCounts.unpacked(_received(rank).numpy().tobytes().decode()))
             checkpoints.merge(analyses, others, checkpoints.unpacked(_received(rank)))
 
 

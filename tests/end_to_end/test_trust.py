@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 
@@ -190,6 +191,25 @@ def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, un
         pd.testing.assert_frame_equal(mine, theirs, rtol=1e-9)
         if "count" in mine:
             assert mine["count"].equals(theirs["count"])
+
+
+@pytest.mark.slow
+def test_parts_of_a_corpus_that_only_one_process_reads(tmp_path, saved_model, undisturbed):
+    (tmp_path / "parts.py").write_text(
+        "import runpy\nfrom normscope.data import batching\nbatching.LOOKAHEAD = 7\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    found = {}
+    for processes in (1, 3):
+        folder = tmp_path / str(processes)
+        program = str(tmp_path / "parts.py")
+        outcome = torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}", program=program)
+        assert outcome.returncode == 0, outcome.stderr
+        found[processes] = results(folder)
+        for count in ("examples", "examples_used", "sequences", "tokens", "tokens_by_category"):
+            assert found[processes]["provenance"][count] == results(undisturbed)["provenance"][count]
+    for name, value in found[1]["metrics"].items():
+        assert found[3]["metrics"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
 @pytest.mark.slow

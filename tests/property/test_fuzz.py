@@ -122,6 +122,11 @@ FUZZ = {
 
 @given(family=st.sampled_from(FAMILIES), corpus=rows, given_=overrides)
 @example(family="deberta", corpus=[{"text": "cat"}], given_={"analysis": "[mixing]", "device.dtype": "bfloat16"})
+@example(
+    family="mbart",
+    corpus=[{"text": "cat river"}],
+    given_={"analysis": "[score]", "analysis.outliers.dimensions": "[0,5]", "layers": "[1]"},
+)
 @settings(max_examples=15, **FUZZ)
 def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
     check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_)

@@ -244,6 +244,6 @@ def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch,
         counts = CorpusCounts()
         shown = World(rank, size).batches(examples, encoder(tokenizer), 20, counts)
         found += [batch.fingerprints for batch, mine in shown if mine]
-        together.add(counts)
+        together.add(CorpusCounts.unpacked(counts.packed()))  # as it travels
     assert sorted(found) == sorted(expected)
     assert together == alone

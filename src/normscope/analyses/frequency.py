@@ -129,7 +129,7 @@ class FrequencyAnalysis(Analysis):
         self._correlate(0, means, batch)
         tokens = batch.input_ids[batch.real]
         self._types.update(tokens, means)
-        rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.double().cpu()]).T
+        rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
         # The picture is of ordinary tokens: a [CLS] in every sequence would be most of what is seen.
         ordinary = ~self._special[tokens.cpu()]
         start = 0

@@ -198,7 +198,7 @@ def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ())
     by_query = block.weight_of_groups(members, without).mean(dim=1)
     real = block.real.to(by_query.dtype)
     by_sequence = torch.einsum("bqg,bq->bg", by_query, real) / real.sum(dim=-1, keepdim=True)
-    return by_sequence.double().sum(dim=0).cpu()
+    return by_sequence.cpu().double().sum(dim=0)
 
 
 def _categories(subject: Subject) -> Subject:

@@ -136,9 +136,9 @@ class NormsAnalysis(Analysis):
 
             def take(positions: np.ndarray, row: int = row, shape: tuple[int, int, int] = shape) -> Tensor:
                 head, query, key = (torch.from_numpy(axis) for axis in np.unravel_index(positions, shape))
-                weights = block.weights_at(row, head, query, key).double().cpu()
-                norms = block.transformed_norms[row, head, key].double().cpu()
-                categories = batch.keys.categories[row, key].double().cpu()
+                weights = block.weights_at(row, head, query, key).cpu().double()
+                norms = block.transformed_norms[row, head, key].cpu().double()
+                categories = batch.keys.categories[row, key].cpu().double()
                 return torch.stack(
                     [torch.full_like(weights, block.layer), head + 1.0, categories, weights, norms], dim=1
                 )

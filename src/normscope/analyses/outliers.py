@@ -97,8 +97,8 @@ class OutliersAnalysis(Analysis):
         """γ and β that make the outlier dimensions, beside what other dimensions have."""
         rows = []
         for layer, norm in self._subject.hidden_norms.items():
-            weight = norm.weight.double().cpu()
-            bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.double().cpu()
+            weight = norm.weight.cpu().double()
+            bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.cpu().double()
             middle = float(weight.abs().median()), float(bias.abs().median())
             rows += [(layer, j, float(weight[j]), float(bias[j]), *middle) for j in outliers]
         return pd.DataFrame(

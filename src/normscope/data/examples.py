@@ -3,6 +3,7 @@
 import abc
 import collections
 import dataclasses
+import json
 from collections.abc import Iterator
 
 from normscope.data.links import Links
@@ -36,6 +37,17 @@ class CorpusCounts:
     skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Tokens by category."""
+
+    def packed(self) -> str:
+        """The counts in one word, for another process."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def unpacked(cls, word: str) -> "CorpusCounts":
+        """What `packed` has packed."""
+        fields = json.loads(word)
+        counters = {name: collections.Counter(fields[name]) for name in ("skipped", "categories")}
+        return cls(**fields | counters)
 
     def add(self, other: "CorpusCounts") -> None:
         """Count what another part of the corpus became as well."""

@@ -36,8 +36,8 @@ class Mask:
     reach: int | None = None
     """No key farther than this from the query's own position is seen; None where there is no such bound."""
     queries: Bool[Tensor, "batch query"] | None = None
-    """Queries that are no padding, None where all are none: with `allowed`, padding sees everything, since the softmax of
-    nothing is no number."""
+    """Queries that are no padding, where others may see no key: they see everything, since the softmax of nothing is no
+    number. None where every query sees a key."""
     bias: Float[Tensor, "#batch head query key"] | None = None
     """What position adds to the scores."""
     shift: Float[Tensor, "batch head key"] | None = None
@@ -68,7 +68,7 @@ class Mask:
         if not found:
             return None
         seen = functools.reduce(torch.logical_and, found)
-        return seen if self.allowed is None or self.queries is None else seen | ~self.queries[sequence, query]
+        return seen if self.queries is None else seen | ~self.queries[sequence, query]
 
     def visible(
         self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"], sequences: Int[Tensor, " batch"]

@@ -137,7 +137,7 @@ def _mask_function(
     if rule is _CAUSAL:
         # Padding at the end is after every token, so that none sees it.
         padded_at_the_end = real is None or bool((real[:, 1:] <= real[:, :-1]).all())
-        return Mask(keys=None if padded_at_the_end else real, causal=True)
+        return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=real, queries=real)
     return Mask(keys=real, allowed=rule, reach=local_size, queries=real if q_length == kv_length else None)
 
 

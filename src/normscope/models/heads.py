@@ -21,7 +21,8 @@ def masked_language_head(
     Returns:
         None if the family has no such head or the checkpoint lacks its weights.
     """
-    if type(config) not in AutoModelForMaskedLM._model_mapping:
+    # An encoder–decoder fills its gaps with its decoder: no head reads the one stack that is observed.
+    if config.is_encoder_decoder or type(config) not in AutoModelForMaskedLM._model_mapping:
         return None
     model, loading = AutoModelForMaskedLM.from_pretrained(
         folder,

@@ -65,30 +65,34 @@ Told = TypeVarTuple("Told")
 
 
 def _if_it_is_there(tell: "Callable[[_Wandb, *Told], None]") -> "Callable[[_Wandb, *Told], None]":
-    """Tell Weights & Biases unless its service has died; that it has, or that its server is gone, is said once."""
+    """Tell Weights & Biases unless its service has died; that it has, and that its server is gone, is said once each."""
 
     @functools.wraps(tell)
     def told(self: "_Wandb", *arguments: *Told) -> None:
         import wandb
+        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
         if self.dead:
             return
+        died = (ConnectionError, HandleAbandonedError, MailboxClosedError)
         try:
             tell(self, *arguments)
         except wandb.Error as error:
+            if self.unreachable:
+                return
             self.unreachable = True
             say(
                 f"Weights & Biases cannot be reached any more ({one_line(error)}); what could not be sent stays in "
                 f"{self.folder / 'wandb'} for `wandb sync`, and tables in {self.folder / 'tables'}"
             )
-        except ConnectionError as error:
+        except died as error:
             self.dead = True
             say(
                 f"the service of Weights & Biases has died ({one_line(error)}); the run goes on untracked, its results are "
                 f"whole in {self.folder}, and what had been told before is in {self.folder / 'wandb'} for `wandb sync`"
             )
             # Else it would fail once more when Python ends, and take the next run of a sweep with it.
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(*died):
                 wandb.teardown()
 
     return told

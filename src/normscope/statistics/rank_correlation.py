@@ -166,6 +166,9 @@ class _Kept(NamedTuple):
         counted = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return cls(first[None, None, None], second[None, None], group[None].long(), counted)
 
+    def __deepcopy__(self, _memo: object) -> "_Kept":
+        return self  # it is never changed, and large
+
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs that count, one entry each, with their groups."""
         counted = self.counted.expand_as(self.first)

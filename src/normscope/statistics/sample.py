@@ -50,7 +50,7 @@ class UniformSample(Accumulator):
         limit = float(self._priorities.max()) if len(self._priorities) >= self._size else 1.0
         priorities, positions = self._draws(name, population, limit)
         if len(positions):
-            self._entered.append((torch.from_numpy(priorities), take(positions).double().cpu()))
+            self._entered.append((torch.from_numpy(priorities), take(positions).cpu().double()))
             if sum(len(rows) for _, rows in self._entered) > self._size // 4:
                 self._cut()
 
