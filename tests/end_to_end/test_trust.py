@@ -1,6 +1,7 @@
 """Runs that are killed, split, repeated, starved and lied to."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -14,7 +15,7 @@ import safetensors.torch
 
 from normscope import checkpoints
 from tests.end_to_end.disturbed import SMALL, results, torchrun
-from tests.end_to_end.shell import run_here, start
+from tests.end_to_end.shell import ROOT, run_here, start
 
 
 def tables(folder):
