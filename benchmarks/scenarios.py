@@ -30,6 +30,10 @@ from normscope.models.observer import Observer
 from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
+    "vocab_size": 1000,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "hidden_size": 64,
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
@@ -41,8 +45,8 @@ SHAPES: dict[str, PretrainedConfig] = {
     "BERT-large": BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
     # Cost against length is a matter of width: three layers tell as much as twelve.
     "BERT-base, 3": BertConfig(num_hidden_layers=3, max_position_embeddings=8192),
-    "tiny ModernBERT": ModernBertConfig(**_TINY, vocab_size=1000, intermediate_size=128, pad_token_id=0),
-    "tiny Llama": LlamaConfig(**_TINY, vocab_size=1000, intermediate_size=256, num_key_value_heads=2, use_cache=False),
+    "tiny ModernBERT": ModernBertConfig(**_TINY, intermediate_size=128, cls_token_id=1, sep_token_id=2),
+    "tiny Llama": LlamaConfig(**_TINY, intermediate_size=256, num_key_value_heads=2, use_cache=False),
     "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
 }
 
