@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
@@ -24,9 +23,9 @@ from normscope.checkpoints import packed
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.frequency import TokenFrequencies
-from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.observation import show
 from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
@@ -177,22 +176,12 @@ def analysing(model: PreTrainedModel, batch: Batch, analyses: Collection[Analysi
     layout = layout_of(model.config.model_type)
     layers = list(range(1, model.config.num_hidden_layers + 1))
 
-    def visit(block: AttentionBlock) -> None:
-        for analysis in analyses:
-            analysis.observe(block, batch)
-
-    def visit_hidden(layer: int, vectors: Tensor) -> None:
-        for analysis in analyses:
-            analysis.observe_hidden(layer, vectors, batch)
-
     hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
-    inputs = batch.model_inputs()
-
     observer = Observer(model, layout, layers, hidden)
 
     def forward() -> None:
         with observer:
-            observer.run(inputs, visit, visit_hidden)
+            show(observer, batch, analyses)
 
     return forward
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -120,18 +120,28 @@ class Screen:
     def _accumulators(self) -> Iterator[Accumulator]:
         return (accumulator for analysis in self._analyses for accumulator in analysis.accumulators.values())
 
-    def _show(self, cpu_batch: Batch) -> None:
-        batch, analyses = cpu_batch.to(self._device), self._analyses
+    def _show(self, batch: Batch) -> None:
+        show(self._observer, batch.to(self._device), self._analyses)
 
-        def visit(block: AttentionBlock) -> None:
-            for analysis in analyses:
-                analysis.observe(block, batch)
 
-        def visit_hidden(layer: int, vectors: Tensor) -> None:
-            for analysis in analyses:
-                analysis.observe_hidden(layer, vectors, batch)
+def show(observer: Observer, batch: Batch, analyses: Collection[Analysis]) -> None:
+    """Show one batch to every analysis, layer by layer.
 
-        self._observer.run(batch.model_inputs(), visit, visit_hidden)
+    Args:
+        observer: Runs the model; it has been entered.
+        batch: The batch, where the model is.
+        analyses: What looks at the blocks.
+    """
+
+    def visit(block: AttentionBlock) -> None:
+        for analysis in analyses:
+            analysis.observe(block, batch)
+
+    def visit_hidden(layer: int, vectors: Tensor) -> None:
+        for analysis in analyses:
+            analysis.observe_hidden(layer, vectors, batch)
+
+    observer.run(batch.model_inputs(), visit, visit_hidden)
 
 
 class Size(NamedTuple):
