@@ -1,5 +1,6 @@
 """Disks that are full, memory that is short, trackers and processes that die."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -141,16 +142,24 @@ def test_memory_that_the_system_refuses(tmp_path, saved_model):
     assert "batches are shown in parts from now on" in outcome.stderr
 
 
-def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
-    """A file system of sixteen pages, as only the system's administrator can make it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
+@contextlib.contextmanager
+def mounted(folder, options: str):
+    """A file system in memory, as only the system's administrator can make one."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
     )
-    if mounted.returncode:
+    if made.returncode:
         pytest.skip("file systems cannot be mounted here")
     try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
+    """Sixteen pages, and room enough later."""
+    with mounted(tmp_path / "disk", "size=64k") as disk:
         arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
         folder = f"output_dir={disk / 'run'}"
         outcome = run_here(capsys, monkeypatch, "analysis=norms", *arguments, "checkpoint.every_seconds=0", folder)
@@ -162,8 +171,16 @@ def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_m
         goes_on = run_here(capsys, monkeypatch, f"resume={disk / 'run'}")
         assert goes_on.status == 0, goes_on.err
         assert results(disk / "run")["status"] == "completed"
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_read_only_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
+    with mounted(tmp_path / "disk", "size=1m,ro") as disk:
+        arguments = [f"model.name={saved_model}", "dataset.limit=3", "tracking=disabled", f"output_dir={disk / 'run'}"]
+        outcome = run_here(capsys, monkeypatch, *arguments)
+    assert outcome.status == 2, outcome.err
+    assert "Read-only file system" in outcome.err
+    assert "set output_dir to another folder" in outcome.err
+    assert "Traceback" not in outcome.err
 
 
 def test_a_process_that_dies_ends_the_run(tmp_path, saved_model):
