@@ -175,7 +175,6 @@ def analysing(model: PreTrainedModel, batch: Batch, analyses: Collection[Analysi
     """
     layout = layout_of(model.config.model_type)
     layers = list(range(1, model.config.num_hidden_layers + 1))
-
     hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
     observer = Observer(model, layout, layers, hidden)
 

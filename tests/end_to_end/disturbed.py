@@ -26,16 +26,21 @@ def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def torchrun(processes: int, *arguments: str, program: str = "run.py") -> "subprocess.CompletedProcess[str]":
+def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Python in a process of its own, to its end, without the service that wandb has started for the tests' own process."""
+    inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", program, *arguments),
-        ],
+        [sys.executable, *arguments],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
+
+
+def torchrun(processes: int, *arguments: str, program: str = "run.py") -> "subprocess.CompletedProcess[str]":
+    """`torchrun` on this machine."""
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={processes}"]
+    return python("-m", "torch.distributed.run", *rendezvous, program, *arguments, OMP_NUM_THREADS="1")

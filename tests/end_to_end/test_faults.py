@@ -3,17 +3,15 @@
 import contextlib
 import http.server
 import json
-import os
 import subprocess
-import sys
 import threading
 
 import pandas as pd
 import pytest
 import torch
 
-from tests.end_to_end.disturbed import SMALL, results, torchrun
-from tests.end_to_end.shell import ROOT, run_here
+from tests.end_to_end.disturbed import SMALL, python, results, torchrun
+from tests.end_to_end.shell import run_here
 
 
 def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_path, saved_model):
@@ -32,21 +30,14 @@ def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_pa
 def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_later(capsys, monkeypatch, tmp_path, saved_model):
     """Files may not grow beyond a few kilobytes: the system refuses the writing itself."""
     arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-c"),
-            "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)); "
-            "sys.argv = ['run.py', *sys.argv[1:]]; runpy.run_path('run.py', run_name='__main__')",
-            *arguments,
-            "checkpoint.every_seconds=0",
-            f"output_dir={tmp_path / 'run'}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    outcome = python(
+        "-c",
+        "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)); "
+        "sys.argv = ['run.py', *sys.argv[1:]]; runpy.run_path('run.py', run_name='__main__')",
+        *arguments,
+        "checkpoint.every_seconds=0",
+        f"output_dir={tmp_path / 'run'}",
     )
     assert outcome.returncode == 2, outcome.stderr
     assert "Traceback" not in outcome.stderr
@@ -129,15 +120,8 @@ def test_memory_that_the_system_refuses(tmp_path, saved_model):
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=disabled", "report.enabled=false", "device.batch_tokens=400000"]
-    outcome = subprocess.run(
-        [sys.executable, str(tmp_path / "bounded.py"), "analysis=norms", *arguments, f"output_dir={tmp_path / 'run'}"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [str(tmp_path / "bounded.py"), "analysis=norms", *arguments, f"output_dir={tmp_path / 'run'}"]
+    outcome = python(*command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="1")
     assert outcome.returncode == 0, outcome.stderr
     assert "batches are shown in parts from now on" in outcome.stderr
 
@@ -281,16 +265,7 @@ def test_a_tracker_whose_service_dies_is_said_once(tmp_path, saved_model):
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]
-    outcome = subprocess.run(
-        [sys.executable, str(tmp_path / "dying.py"), *arguments, f"output_dir={tmp_path / 'run'}"],
-        cwd=ROOT,
-        # Without the service that wandb has started for the tests' own process.
-        env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    outcome = python(str(tmp_path / "dying.py"), *arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stderr.count("the service of Weights & Biases has died") == 1
     assert "Traceback" not in outcome.stderr

@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
 import yaml
 
 from normscope.reporting import runs, wandb_report
+from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, run_here
 
 SWEEPS = sorted((ROOT / "experiments" / "sweeps").glob("*.yaml"))
@@ -65,17 +64,10 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path):
 )
 def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_path, launcher, more):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "run.py", "-m", f"hydra/launcher={launcher}", *more),
-            *(f"model.name={saved_model}", "layers=[1],[77]", "dataset.limit=3", "tracking=disabled", "device=cpu"),
-            *("report.enabled=false", f"output_dir={tmp_path / 'sweep'}"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    outcome = python(
+        *("run.py", "-m", f"hydra/launcher={launcher}", *more),
+        *(f"model.name={saved_model}", "layers=[1],[77]", "dataset.limit=3", "tracking=disabled", "device=cpu"),
+        *("report.enabled=false", f"output_dir={tmp_path / 'sweep'}"),
     )
     assert outcome.returncode == 1, outcome.stderr
     assert "1 of 2 jobs failed" in outcome.stderr, outcome.stderr
