@@ -122,6 +122,8 @@ class AlignmentOptions:
     """Other aligners to be run: eflomal, simalign."""
     simalign_model: str = "google-bert/bert-base-multilingual-cased"
     """Model whose embeddings simalign compares."""
+    symmetrisation: str = "grow-diag-final"
+    """How the two directions of an aligner that is run become one alignment: a `Heuristic`."""
     reverse: str | None = None
     """Run folder of a model in the opposite direction on the same pairs: both are symmetrised."""
     sentences: list[int] = field(default_factory=list)

@@ -6,6 +6,7 @@ from typing import Any
 
 from normscope.analysis_options import OutliersOptions, ScoreOptions
 from normscope.errors import InputError
+from normscope.maths.symmetrisation import Heuristic
 from normscope.schema import DatasetKind, DatasetOptions, ModelStack, RunOptions, Segmentation, enabled_analyses
 
 
@@ -145,6 +146,10 @@ def _check_alignment(options: RunOptions) -> None:
         raise InputError(
             "analysis.alignment.gold.path is not set: expected a file of word alignments, `1-2 3p4` a line, beside "
             "dataset=parallel"
+        )
+    if alignment.symmetrisation not in list(Heuristic):
+        raise InputError(
+            f"analysis.alignment.symmetrisation={alignment.symmetrisation}: expected one of {', '.join(Heuristic)}"
         )
     if not isinstance(alignment.baselines, dict | None):
         raise InputError(f"analysis.alignment.baselines={alignment.baselines}: expected {{NAME: FILE, ...}}")

@@ -17,6 +17,7 @@ from normscope.analysis_options import AnalysisOptions
 from normscope.checks import check, chosen_categories, chosen_layers
 from normscope.errors import InputError
 from normscope.maths.mixing import METHODS, Method
+from normscope.maths.symmetrisation import Heuristic
 from normscope.models.families import FAMILIES, STACKS
 from normscope.schema import RunOptions, enabled_analyses
 
@@ -160,3 +161,8 @@ def test_the_readme_has_every_family_in_the_row_of_its_norm():
         assert f"`{layout.norm_position}`" in row.split("|")[2], family
         for method in set(Method) - set(METHODS[layout.norm_position]):
             assert f"no `{method}`" in row, family
+
+
+def test_the_recipe_of_the_alignments_symmetrises_as_the_published_tables_do():
+    recipe = composed("experiment=kobayashi2020_alignment", "analysis.alignment.gold.path=x")
+    assert recipe.analysis.alignment.symmetrisation == Heuristic.GROW_DIAG_FINAL_AND

@@ -230,7 +230,14 @@ def test_other_aligners_and_both_directions(capsys, monkeypatch, translator, cor
     )
     assert both.status == 0, both.err
     table = pd.read_parquet(tmp_path / "both/tables/alignment_symmetrised.parquet")
-    assert set(table["heuristic"]) == {"intersection", "union", "grow-diag", "grow-diag-final"}
+    assert set(table["heuristic"]) == {
+        "intersection",
+        "union",
+        "grow-diag",
+        "grow-diag-final",
+        "grow-diag-and",
+        "grow-diag-final-and",
+    }
     by = table[(table["method"] == "attn_n") & (table["setting"] == "awo")].set_index("heuristic")
     assert by.loc["intersection", "recall"] <= by.loc["grow-diag", "recall"] <= by.loc["union", "recall"]
 
@@ -280,6 +287,11 @@ BAD = {
     "too long": ("dataset.max_length=5", {}, "row 1: the source has"),
     "a base that is none": ("analysis.alignment.gold.base=3", {}, "counted from 0 or 1"),
     "an unknown aligner": ("analysis.alignment.aligners=[giza]", {}, "expected some of eflomal, simalign"),
+    "an unknown symmetrisation": (
+        "analysis.alignment.symmetrisation=grow",
+        {},
+        "analysis.alignment.symmetrisation=grow: expected one of intersection, union, grow-diag",
+    ),
     "an aligner that is missing": ("analysis.alignment.aligners=[eflomal]", {}, "normscope[aligners]"),
     "no such row": ("analysis.alignment.sentences=[77]", {}, "no sentence pair in row 77"),
     "no such reverse run": ("analysis.alignment.reverse=/nowhere", {}, "expected the folder of a finished run"),

@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import sys
+import types
+from pathlib import Path
 from re import escape, fullmatch
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
 from normscope import link_scores
+from normscope.data.aligners import align
 from normscope.data.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
 from normscope.data.toy import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
@@ -172,6 +176,59 @@ def test_grow_diag_by_hand():
     forward, backward = {(0, 0), (1, 1), (4, 4)}, {(0, 0), (1, 2), (2, 1)}
     assert symmetrised(forward, backward, Heuristic.GROW_DIAG) == {(0, 0), (1, 1), (2, 1), (1, 2)}
     assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL) == {(0, 0), (1, 1), (2, 1), (1, 2), (4, 4)}
+    # (2, 1) and (1, 2) each have a word that (1, 1) has taken.
+    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_AND) == {(0, 0), (1, 1)}
+    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL_AND) == {(0, 0), (1, 1), (4, 4)}
+    # The final step: one word of (3, 0) is free, both of (3, 3) are.
+    forward, backward = {(0, 0), (3, 0)}, {(0, 0), (3, 3)}
+    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL) == {(0, 0), (3, 0), (3, 3)}
+    assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL_AND) == {(0, 0), (3, 3)}
+
+
+def _grown_word_by_word(forward, backward, enough, final):
+    """The algorithm as it is published: every cell, its eight neighbours, until a pass changes nothing."""
+    links, union = forward & backward, forward | backward
+
+    def free(source, target):
+        return enough([all(link[0] != source for link in links), all(link[1] != target for link in links)])
+
+    before = None
+    while before != links:
+        before = set(links)
+        for source, target in itertools.product(range(8), repeat=2):
+            if (source, target) in links:
+                beside = [(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)]
+                for cell in [(source + down, target + right) for down, right in beside]:
+                    if cell in union and free(*cell):
+                        links = links | {cell}
+    for alignment in (forward, backward) if final else ():
+        for cell in itertools.product(range(8), repeat=2):
+            if cell in alignment and free(*cell):
+                links = links | {cell}
+    return links
+
+
+@given(LINKS, LINKS)
+def test_growing_is_that_of_the_published_algorithm(forward, backward):
+    for heuristic, enough, final in (
+        (Heuristic.GROW_DIAG, any, False),
+        (Heuristic.GROW_DIAG_FINAL, any, True),
+        (Heuristic.GROW_DIAG_AND, all, False),
+        (Heuristic.GROW_DIAG_FINAL_AND, all, True),
+    ):
+        assert symmetrised(forward, backward, heuristic) == _grown_word_by_word(forward, backward, enough, final)
+
+
+def test_the_directions_of_an_aligner_are_symmetrised_as_asked(monkeypatch):
+    class Aligner:
+        def align(self, _sources, _targets, links_filename_fwd, links_filename_rev):
+            Path(links_filename_fwd).write_text("0-0 1-1 4-4\n")
+            Path(links_filename_rev).write_text("0-0 1-2 2-1\n")
+
+    monkeypatch.setitem(sys.modules, "eflomal", types.SimpleNamespace(Aligner=Aligner))
+    pairs = {1: (("a",) * 5, ("b",) * 5)}
+    assert align("eflomal", pairs, "", Heuristic.GROW_DIAG_FINAL_AND) == {1: {(0, 0), (1, 1), (4, 4)}}
+    assert align("eflomal", pairs, "", Heuristic.INTERSECTION) == {1: {(0, 0)}}
 
 
 def test_toy_links_point_at_words():

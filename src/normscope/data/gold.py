@@ -12,6 +12,7 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.links import Link, LinkFile, Links, Segmenter, punctuated_words, spaced_words, words_of
 from normscope.data.reverse_run import ReverseAlignment
 from normscope.errors import InputError
+from normscope.maths.symmetrisation import Heuristic
 
 SEGMENTERS: Mapping[WordsAre, Segmenter] = {WordsAre.spaced: spaced_words, WordsAre.punctuated: punctuated_words}
 
@@ -78,7 +79,7 @@ def reference(corpus: Corpus, options: AlignmentOptions) -> Reference:
     baselines = {name: _baseline(name, given, lengths) for name, given in (options.baselines or {}).items()}
     texts = {row: (pair.source, pair.target) for row, pair in pairs.items()}
     for name in options.aligners:
-        baselines[name] = align(name, texts, options.simalign_model)
+        baselines[name] = align(name, texts, options.simalign_model, Heuristic(options.symmetrisation))
     if options.reverse is None:
         return Reference(pairs, baselines)
     rows = {row: (len(pair.source), len(pair.target)) for row, pair in pairs.items()}
