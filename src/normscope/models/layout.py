@@ -73,7 +73,11 @@ class BlockLayout:
     float32_inside: bool = False
     """Whether a norm or a rotation that is observed computes in float32 whatever the model's type."""
     position_terms: str | None = None
-    """Config key of the terms that the score has beside q·k (outside the registry)."""
+    """Config key of the terms that the score has beside q·k, whose number divides the score (outside the registry)."""
+    counted_terms: tuple[str, ...] | None = None
+    """Those that count, each once; None where every entry of that key counts, whatever it is."""
+    score_terms: str | None = None
+    """What gives the other terms of the score (outside the registry): an argument of the attention module, or its method."""
     embedding_norm: str | None = None
     """The norm whose output is the hidden vector of layer 0; None where something else comes after it."""
     output_norm: str | None = None
@@ -91,6 +95,8 @@ class BlockLayout:
             raise ValueError(
                 f"{self.model_type}: a block with norm_position='pre' needs what reads its sum, `following`"
             )
+        if not self.registry and self.score_terms is None:
+            raise ValueError(f"{self.model_type}: without the registry, `score_terms` must say what proves the scores")
 
     def bind(self, model: nn.Module) -> "list[BlockModules]":
         """The modules of every layer of a model, in order. A layer that is passed through twice is there twice.
@@ -156,10 +162,18 @@ class BlockLayout:
         return tuple(m for m in METHODS[self.norm_position] if not self.crosses or m in CROSSING_METHODS)
 
     def extra_terms(self, config: Any) -> int:
-        """How many terms the score has beside q·k; DeBERTa divides by the root of their number."""
+        """How many terms beside q·k count for the scale of the score."""
         if self.position_terms is None:
             return 0
-        return sum(term in ("c2p", "p2c") for term in getattr(config, self.position_terms) or ())
+        terms = getattr(config, self.position_terms) or ()
+        return len(terms) if self.counted_terms is None else sum(term in terms for term in self.counted_terms)
+
+    def own_scale(self, head_dim: int, extra_terms: int) -> float:
+        """Factor on q·k where the attention module keeps it to itself."""
+        if self.position_terms is None:
+            return float(head_dim**-0.5)
+        # DeBERTa takes this root in float32, whatever the model's type.
+        return 1 / float(torch.tensor(head_dim * (1.0 + extra_terms), dtype=torch.float32).sqrt())
 
     def _passes(self, model: Any) -> list[nn.Module]:
         layers = attrgetter(self.layers)(model)

@@ -21,6 +21,7 @@ from normscope.models.attention_function import IMPLEMENTATION, active
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.parts import Parts
+from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 
 Visitor = Callable[[AttentionBlock], None]
 HiddenVisitor = Callable[[int, Tensor], None]
@@ -110,6 +111,8 @@ class Observer:
         self._exit.close()
 
     def _hooks(self) -> Iterator[RemovableHandle]:
+        for rotation in length_dependent_rotations(self._model):
+            yield rotate_each_alone(rotation, lambda: self._real)
         # Layers that share their modules share the hooks as well: which layer it is follows from the order of entry.
         for modules in {id(modules.whole): modules for modules in self._layers}.values():
             yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)

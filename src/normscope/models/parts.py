@@ -47,7 +47,7 @@ class Parts:
                 )
             )
             self.mask = Mask(keys=real)
-            self.scale = (self.key.shape[-1] * (1 + self.extra_terms)) ** -0.5
+            self.scale = self.modules.layout.own_scale(self.key.shape[-1], self.extra_terms)
         return AttentionBlock(
             layer=self.modules.layer,
             inputs=inputs,

@@ -3,11 +3,12 @@
 Two probe batches, one padded and one not, pass through the untouched model with its own fused attention and through the
 observed one. Every block input, attention output, block output and hidden vector must agree; and within the observed pass the
 vectors are built explicitly from α and v and compared with the output projection and with the short cuts that the analyses
-use. (Adding up parts of which one was defined as the remainder would prove nothing.)
+use. (Adding up parts of which one was defined as the remainder would prove nothing.) Where only a module's own weights can be
+observed, they are rebuilt from query, key, scale and the family's other terms.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from normscope.errors import InputError, one_line
 from normscope.models.block import AttentionBlock
 from normscope.models.layout import BlockLayout, stacked_heads
 from normscope.models.observer import Observer
+from normscope.models.rotation import length_dependent_rotations
+from normscope.models.score_terms import ScoreTerms
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
 # rounds at 4e-3 (bfloat16) and is let through with its figure, which the results state.
@@ -75,7 +78,7 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         if layout.reads_target:
             inputs |= {f"decoder_{key}": tensor for key, tensor in _probe(model, lengths[::-1]).items()}
         try:
-            references, hidden = _untouched(model, layout, inputs)
+            references, hidden = _references(model, layout, inputs)
         except RuntimeError as error:
             if model.dtype not in (torch.bfloat16, torch.float16):
                 raise
@@ -101,6 +104,9 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         def compare(block: AttentionBlock, references: Mapping[int, _Reference] = references) -> None:
             for part, error in _errors(block, references[block.layer]).items():
                 note(block.layer, part, error)
+            if block.own_weights is not None:
+                rebuilt, weights = _side_by_side(terms.weights(block)), _side_by_side(block.weights)
+                note(block.layer, "weights from query, key and scale", _relative(rebuilt, weights, weights, block.real))
 
         def compare_hidden(
             layer: int,
@@ -111,7 +117,8 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
             if layer in hidden:
                 note(layer, "hidden vector", _relative(vectors, hidden[layer], hidden[layer], real))
 
-        with Observer(model, layout, hidden=range(len(references) + 1)) as observer:
+        watched = [] if layout.registry else layout.bind(model)
+        with ScoreTerms(watched) as terms, Observer(model, layout, hidden=range(len(references) + 1)) as observer:
             observer.run(inputs, compare, compare_hidden)
     return worst
 
@@ -129,6 +136,37 @@ def _probe(model: PreTrainedModel, lengths: tuple[int, ...]) -> dict[str, Tensor
         # Some models find their positions by looking for padding: none may stand among the tokens.
         ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~real, padding)
     return {"input_ids": ids.to(model.device), "attention_mask": real.long().to(model.device)}
+
+
+def _references(
+    model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]
+) -> tuple[dict[int, _Reference], dict[int, Tensor]]:
+    """What the untouched model does: with the batch, or with every text alone where its rotations depend on the company."""
+    if not length_dependent_rotations(model):
+        return _untouched(model, layout, inputs)
+    width = inputs["input_ids"].shape[1]
+    passes = []
+    for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
+        with torch.inference_mode():  # one token makes dynamic scaling forget the longest text so far
+            model(**{name: tensor[row : row + 1, :1] for name, tensor in inputs.items()})
+        passes.append(
+            _untouched(model, layout, {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()})
+        )
+
+    def together(texts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([nn.functional.pad(text, (0, 0, 0, width - text.shape[1])) for text in texts])
+
+    first, first_hidden = passes[0]
+    return {
+        layer: _Reference(
+            **{
+                part: together([getattr(references[layer], part) for references, _ in passes])
+                for part, value in vars(reference).items()
+                if value is not None
+            }
+        )
+        for layer, reference in first.items()
+    }, {layer: together([hidden[layer] for _, hidden in passes]) for layer in first_hidden}
 
 
 def _untouched(

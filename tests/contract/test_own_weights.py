@@ -1,0 +1,118 @@
+"""Families whose own weights are observed: query, key and scale must explain them."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from normscope.errors import InputError
+from normscope.models.block import AttentionBlock
+from normscope.models.families import FAMILIES, layout_of
+from normscope.models.layout import BlockLayout
+from normscope.models.observer import Observer
+from normscope.models.parts import Parts
+from normscope.models.verification import verify
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+
+OWN = sorted(name for name, layout in FAMILIES.items() if not layout.registry)
+BOUND = {"deberta": 1e-6, "deberta-v2": 1e-12, "mpnet": 1e-12}
+TERMS = [[], ["c2p"], ["p2c"], ["c2p", "p2c"], ["p2c", "c2p"], ["c2p", "p2c", "p2p"], ["p2p"], ["c2p", "c2p"]]
+
+
+def test_every_family_of_its_own_is_tested():
+    assert set(BOUND) == set(OWN)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
+def test_the_scale_is_right_whatever_the_terms(family, terms, relative):
+    config = FAMILY_CONFIGS[family] | {"pos_att_type": terms, "relative_attention": relative}
+    if family == "deberta-v2" and not relative:
+        config |= {"conv_kernel_size": 0}
+    assert verify(tiny_model(config, torch.float64), layout_of(family), family).error < BOUND[family]
+
+
+def test_scale_by_hand():
+    """DeBERTa divides by √(d (1 + entries)); its second version by the entries that it knows."""
+    for family, expected in (("deberta", (6 * 4) ** -0.5), ("deberta-v2", (6 * 3) ** -0.5)):
+        model = tiny_model(FAMILY_CONFIGS[family] | {"pos_att_type": ["c2p", "p2c", "p2p"]}, torch.float64)
+        blocks: list[AttentionBlock] = []
+        with Observer(model, layout_of(family)) as observer:
+            observer.run(token_batch(model, (4,)), blocks.append)
+        assert [block.scale for block in blocks] == [pytest.approx(expected, rel=1e-7)] * 3
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(family):
+    """An intervention changes q·k alone, so the terms of this model leave its keys out."""
+    terms = {} if family == "mpnet" else {"pos_att_type": ["c2p"], "share_att_key": False}
+    model, layout = tiny_model(FAMILY_CONFIGS[family] | terms, torch.float64), layout_of(family)
+    inputs = token_batch(model, (6,))
+    modules = layout.bind(model)[0]
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout, [1]) as observer:
+        observer.run(inputs, blocks.append)
+        got = blocks[0].weight_of_groups(torch.eye(6).bool()[:, None], without=[2])
+        part = torch.einsum("bk,hd->bkhd", blocks[0].attention_inputs[..., 2], blocks[0].parameters.key_weight[:, 2])
+
+        def without_the_part(_module, _args, output):
+            if layout.fused is None:
+                return output - part.flatten(2)
+            query, key, value = output.unflatten(-1, (4, 3, -1)).unbind(dim=-2)
+            return torch.stack([query, key - part, value], dim=-2).flatten(2)
+
+        modules.key.register_forward_hook(without_the_part)
+        observer.run(inputs, blocks.append)
+    assert_close(got, blocks[1].weights, rtol=1e-6, atol=1e-8)  # DeBERTa's root is a float32
+    assert (got - blocks[0].weights).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_wrong_scale_is_noticed(family, monkeypatch):
+    monkeypatch.setattr(BlockLayout, "own_scale", lambda _self, head_dim, _terms: 1.029 * head_dim**-0.5)
+    with pytest.raises(InputError, match=r"the weights from query, key and scale of layer 1 differs by \d"):
+        verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
+
+
+@pytest.mark.parametrize("part", ["query", "key"])
+@pytest.mark.parametrize("family", OWN)
+def test_wrong_queries_and_keys_are_noticed(family, part, monkeypatch):
+    """Heads in another order, as a layout that splits the weights wrongly would have them."""
+    original = Parts.block
+
+    def swapped(parts: Parts, *arguments: object) -> AttentionBlock:
+        block = original(parts, *arguments)
+        return dataclasses.replace(block, **{part: getattr(block, part).flip(1)})
+
+    monkeypatch.setattr(Parts, "block", swapped)
+    with pytest.raises(InputError, match=r"the (key|weights from query, key and scale) of layer 1 differs"):
+        verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_biases_of_the_queries_are_noticed(family, monkeypatch):
+    original = Parts.block
+
+    def without_bias(parts: Parts, *arguments: object) -> AttentionBlock:
+        block = original(parts, *arguments)
+        return dataclasses.replace(block, query=block.query - block.parameters.query_bias[:, None])
+
+    monkeypatch.setattr(Parts, "block", without_bias)
+    with pytest.raises(InputError, match=r"the weights from query, key and scale of layer 1 differs"):
+        verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_the_attention_module_is_left_as_it_was(family):
+    model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
+    attention = layout.bind(model)[0].attention
+    before = set(vars(attention)), len(attention._forward_pre_hooks)
+    verify(model, layout, family)
+    assert (set(vars(attention)), len(attention._forward_pre_hooks)) == before
+
+
+def test_a_layout_whose_scores_nothing_proves_is_refused():
+    with pytest.raises(ValueError, match="`score_terms` must say"):
+        dataclasses.replace(layout_of("mpnet"), score_terms=None)
