@@ -11,7 +11,8 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.hidden_moments import HiddenMoments
 from normscope.analyses.interventions import ALONE, Propagated, Removals, block_alone, propagated
 from normscope.analyses.laboratory import Laboratory
-from normscope.analyses.score_report import ScoreReport, describe_figures
+from normscope.analyses.score_figures import describe_figures
+from normscope.analyses.score_report import ScoreReport
 from normscope.analysis_options import ScoreOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -44,8 +45,8 @@ class ScoreAnalysis(Analysis):
         layers, heads, model = len(subject.layers), subject.heads, subject.model
         # Beside the dimensions: what b_K adds to the score, and the score itself.
         self._contributions = PooledMeans(layers, len(subject.categories), heads, model + 2)
-        # Beside the dimensions: the spread of which they have shares.
-        self._spread = PooledMeans(layers, 1, heads, model + 1)
+        # Beside the dimensions: what b_K adds to the spread, and the spread itself.
+        self._spread = PooledMeans(layers, 1, heads, model + 2)
         sizes = [options.intervention_sequences, options.ablation_sequences, options.sequences or 0]
         self._sample = SequenceSample(max(sizes), options.seed)
         self._interventions: pd.DataFrame | None = None
@@ -152,7 +153,12 @@ class ScoreAnalysis(Analysis):
             spread = causal_score_spread(block.query, block.key, batch.real)
         else:
             spread = visible_score_spread(block.query, block.key, batch.real, mask)
-        shares = covariances(block.key_map.back(spread.directions), weights.key_weight, inputs)
+        directions = block.key_map.back(spread.directions)
+        shares = covariances(directions, weights.key_weight, inputs)
+        # A bias that every key has in common spreads nothing; computed, it would leave rounding errors.
+        key_bias = torch.zeros_like(shares[:, 0])
+        if not block.key_map.same_for_all_keys:
+            key_bias = torch.einsum("bhkd,hd->h", directions, weights.key_bias)
         self._contributions.update(layer, torch.cat([sums, bias[..., None], score[..., None]], dim=-1), pairs)
-        columns = torch.cat([shares, spread.variance[:, None]], dim=-1)
+        columns = torch.cat([shares, key_bias[:, None], spread.variance[:, None]], dim=-1)
         self._spread.update(layer, columns[None], batch.real.sum()[None])

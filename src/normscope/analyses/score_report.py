@@ -1,4 +1,4 @@
-"""Tables, metrics and figures of the score analysis."""
+"""Tables and metrics of the score analysis."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,8 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.analysis import Subject
-from normscope.analyses.findings import Figure, HeatmapGrid, Lines, Profiles
-from normscope.analyses.interventions import MEAN, TOGETHER, ZERO
-from normscope.data.categories import ALL
+from normscope.analyses.interventions import TOGETHER
 from normscope.statistics.pooled import PooledSummary
-
-# A picture with more columns than these is not read.
-_DRAWN_DIMENSIONS = 6
 
 
 class ScoreReport:
@@ -21,7 +16,8 @@ class ScoreReport:
     Args:
         subject: What was looked at.
         contributions: Means over pairs (layer, category, head, dimension; the last two: what b_K adds, and the score).
-        spread: Means over queries (layer, 1, head, dimension; the last: the variance that they add up to).
+        spread: Means over queries (layer, 1, head, dimension; the last two: what b_K adds, and the variance that they all add
+            up to).
         outliers: The outlier dimensions.
     """
 
@@ -44,20 +40,25 @@ class ScoreReport:
 
     @staticmethod
     def metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-        """Means over layers and heads, and what removing the outliers does to each category."""
+        """Means over layers and heads, as far as heads have them, and what removing the outliers does to each category."""
         concentration = tables["concentration"]
-        metrics = {
-            "dimensions_for_half/mean": float(concentration["half"].mean()),
-            "dimensions_for_90_percent/mean": float(concentration["ninety"].mean()),
-            "share_of_outliers/mean": float(concentration["outliers"].mean()),
+        spread = concentration[concentration["variance"] > 0]
+        averages = {
+            "dimensions_for_half/mean": spread["half"].mean(),
+            "dimensions_for_90_percent/mean": spread["ninety"].mean(),
+            "share_of_outliers/mean": spread["outliers"].mean(),
+            "share_of_key_bias/mean": spread["key_bias"].mean(),
+            "heads_below_half/share": spread["half"].isna().mean(),
+            "heads_below_90_percent/share": spread["ninety"].isna().mean(),
         }
+        metrics = {name: float(value) for name, value in averages.items() if pd.notna(value)}
         if "intervention" in tables:
-            together = tables["intervention"].query("removed == @TOGETHER").groupby("category")
+            together = _together(tables["intervention"]).groupby("category")
             for column in ("before", "after", "change", "controls_mean"):
                 means = together[column].mean().dropna()
                 metrics |= {f"intervention/{category}/{column}": float(value) for category, value in means.items()}
         if "ablation_loss" in tables:
-            loss = tables["ablation_loss"].query("removed == @TOGETHER")
+            loss = _together(tables["ablation_loss"])
             first = loss[loss["from_layer"] == loss["from_layer"].min()]
             metrics |= {
                 f"ablation/{row.value}/loss_{column}": float(getattr(row, column))
@@ -68,26 +69,29 @@ class ScoreReport:
 
     @staticmethod
     def curves(tables: Mapping[str, pd.DataFrame]) -> dict[str, "pd.Series[float]"]:
-        """By layer, means over heads."""
-        by_layer = tables["concentration"].groupby("layer")[["half", "ninety", "outliers"]].mean()
+        """By layer, means over the heads that have them."""
+        by_layer = means_by_layer(tables["concentration"])
         names = {
             "half": "dimensions_for_half",
             "ninety": "dimensions_for_90_percent",
             "outliers": "share_of_outliers",
+            "key_bias": "share_of_key_bias",
         }
-        return {name: by_layer[column] for column, name in names.items()}
+        return {name: by_layer[column].dropna() for column, name in names.items()}
 
     @staticmethod
     def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         """Per layer: how few dimensions decide, and the attention to each category with and without the outliers."""
-        table = (
-            tables["concentration"]
-            .groupby("layer")[["half", "ninety", "outliers"]]
-            .mean()
-            .rename(columns={"half": "dims for 50 %", "ninety": "dims for 90 %", "outliers": "outliers' share"})
+        table = means_by_layer(tables["concentration"]).rename(
+            columns={
+                "half": "dims for 50 %",
+                "ninety": "dims for 90 %",
+                "outliers": "outliers' share",
+                "key_bias": "b_K's share",
+            }
         )
         if "intervention" in tables:
-            together = tables["intervention"].query("removed == @TOGETHER")
+            together = _together(tables["intervention"])
             for category in together["category"].unique()[:1]:  # [CLS] where there is one
                 by_layer = together[together["category"] == category].set_index("layer")
                 table[f"α {category}"] = by_layer["before"]
@@ -138,10 +142,15 @@ class ScoreReport:
         return table
 
     def _shares(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Shares of the spread, largest first, and how many of them make half and 90 % of it."""
+        """Shares of the spread, largest first, and how many of them make half and 90 % of it.
+
+        Where all scores of a head's queries agree there is no spread, and what would be a share of it is missing.
+        """
         spread = self._spread.mean[:, 0].numpy()
         variance = spread[..., -1]
-        shares = spread[..., :-1] / variance[..., None]
+        shares = np.full_like(spread[..., :-1], np.nan)
+        np.divide(spread[..., :-1], variance[..., None], out=shares, where=variance[..., None] > 0)
+        shares, key_bias = shares[..., :-1], shares[..., -1]
         order = np.argsort(-shares, axis=-1, kind="stable")
         ranked = np.take_along_axis(shares, order, axis=-1)
         cumulative = ranked.cumsum(axis=-1)
@@ -158,142 +167,38 @@ class ScoreReport:
             }
         )
         layer, head = np.indices(variance.shape).reshape(2, -1)
+        first = pd.array(order[..., 0].ravel(), dtype="Int64")
+        first[~(variance > 0).ravel()] = pd.NA
         concentration = pd.DataFrame(
             {
                 "layer": layers[layer],
                 "head": head + 1,
                 "variance": variance.ravel(),
-                "half": _needed(cumulative, 0.5).ravel(),
-                "ninety": _needed(cumulative, 0.9).ravel(),
-                "outliers": shares[..., self._outliers].sum(axis=-1).ravel(),
-                "first": order[..., 0].ravel(),
+                "half": _needed(cumulative, 0.5),
+                "ninety": _needed(cumulative, 0.9),
+                "outliers": np.where(variance > 0, shares[..., self._outliers].sum(axis=-1), np.nan).ravel(),
+                "key_bias": key_bias.ravel(),
+                "first": first,
                 "first_share": ranked[..., 0].ravel(),
             }
         )
         return ranking, concentration
 
 
-def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) -> dict[str, Figure]:
-    """Figures 4 and 5 of the paper, its Table 1 as a picture, the ranking, and the causal test at a glance."""
-    contributions = tables["contributions"]
-    everything = contributions[contributions["category"] == ALL]
-    figures: dict[str, Figure] = {}
-    if len(everything):
-        figures["contributions"] = Profiles(
-            table=everything,
-            panel="layer",
-            x="dimension",
-            y="mean",
-            series="head",
-            labelled=outliers,
-            y_label="mean C_j",
-            caption=(
-                "Mean contribution C_j of every dimension to q·k over all query–key pairs, one line per head, one panel per "
-                "layer, before scaling and softmax. Labelled: the outlier dimensions."
-            ),
-        )
-    by_category = contributions[contributions["dimension"].isin(outliers) & (contributions["category"] != ALL)]
-    strongest = by_category["mean"].abs().groupby(by_category["dimension"]).max().nlargest(_DRAWN_DIMENSIONS)
-    drawn = sorted(strongest.index)
-    if len(by_category):
-        wide = by_category.pivot_table(
-            index=["layer", "head", "category"], columns="dimension", values="mean", observed=True, sort=False
-        ).reset_index()
-        figures["by_category"] = HeatmapGrid(
-            table=wide.rename(columns={j: str(j) for j in drawn}),
-            grid_row="category",
-            values={str(j): f"dimension {j}" for j in drawn},
-            row="layer",
-            column="head",
-            diverging=True,
-            caption=(
-                "Mean contribution C_j of the outlier dimensions (at most six) by category of the key. A category "
-                "that is redder than the others in a head is favoured by that dimension, whatever the query."
-            ),
-        )
-    figures["concentration"] = Lines(
-        table=tables["concentration"]
-        .groupby("layer")[["half", "ninety"]]
-        .mean()
-        .reset_index()
-        .melt("layer", var_name="part", value_name="dimensions"),
-        x="layer",
-        y="dimensions",
-        series="part",
-        series_titles={"half": "half of the spread", "ninety": "90 %"},
-        y_label="dimensions (mean over heads)",
-        caption="Smallest number of dimensions that explains half, and 90 %, of the spread of a query's scores over its keys.",
-    )
-    if "intervention" in tables and len(tables["intervention"]):
-        figures["intervention"] = _intervention(tables["intervention"])
-    if "ablation" in tables and len(tables["ablation"]):
-        figures["ablation"] = _ablation(tables["ablation"])
-    return figures
+def _together(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows in which all outlier dimensions are removed at once."""
+    return table[table["removed"] == TOGETHER]
 
 
-def _intervention(table: pd.DataFrame) -> Lines:
-    together = table[table["removed"] == TOGETHER]
-    return _compared(
-        together,
-        {"before": ("before", None), "after": ("after", None), "controls": ("controls_mean", "before")},
-        {"before": "as it is", "after": "without the outliers", "controls": "without random dimensions (95 %)"},
-        "Attention to the keys of each category (sum over its keys) as it is, without the outlier dimensions' part of the "
-        "block's scores, and without that of as many random dimensions. Where only the first removal moves the line, the "
-        "outliers carry it.",
-    )
+def means_by_layer(concentration: pd.DataFrame) -> pd.DataFrame:
+    """Means over the heads of a layer that have a value; NaN where none has."""
+    columns = ["half", "ninety", "outliers", "key_bias"]
+    return concentration.astype(dict.fromkeys(columns, float)).groupby("layer")[columns].mean()
 
 
-def _ablation(table: pd.DataFrame) -> Lines:
-    chosen = table[(table["removed"] == TOGETHER) & (table["from_layer"] == table["from_layer"].min())]
-    zero, mean = (chosen[chosen["value"] == value].reset_index(drop=True) for value in (ZERO, MEAN))
-    return _compared(
-        zero.assign(mean_after=mean["after"]),
-        {
-            "before": ("before", None),
-            ZERO: ("after", None),
-            MEAN: ("mean_after", None),
-            "controls": ("controls_mean", "before"),
-        },
-        {
-            "before": "as it is",
-            ZERO: "outliers set to zero",
-            MEAN: "outliers set to their mean",
-            "controls": "random dimensions set to zero (95 %)",
-        },
-        "Attention to the keys of each category (sum over its keys) when dimensions of the residual stream are replaced "
-        "wherever a block reads it, from the first of the chosen layers to the end of the model.",
-    )
-
-
-def _compared(
-    table: pd.DataFrame, lines: Mapping[str, tuple[str, str | None]], titles: Mapping[str, str], caption: str
-) -> Lines:
-    """Lines by layer, one panel per category; a line is a column, added to another where there is one (with its interval)."""
-    parts = []
-    for name, (column, base) in lines.items():
-        start = 0.0 if base is None else table[base]
-        parts.append(
-            table[["layer", "category"]].assign(
-                line=name,
-                alpha=start + table[column],
-                low=np.nan if base is None else start + table["controls_low"],
-                high=np.nan if base is None else start + table["controls_high"],
-            )
-        )
-    return Lines(
-        table=pd.concat(parts, ignore_index=True),
-        x="layer",
-        y="alpha",
-        band=("low", "high"),
-        series="line",
-        series_titles=titles,
-        panel="category",
-        panel_titles={category: category for category in dict.fromkeys(table["category"])},
-        y_label="attention weight",
-        caption=caption,
-    )
-
-
-def _needed(cumulative: np.ndarray, share: float) -> np.ndarray:
-    """How many of the largest shares reach a share of the whole."""
-    return (cumulative >= share - 1e-12).argmax(axis=-1) + 1
+def _needed(cumulative: np.ndarray, share: float) -> pd.arrays.IntegerArray:
+    """How many of the largest shares reach a share of the whole, head by head; missing where all together do not."""
+    reached = cumulative >= share - 1e-12
+    needed = pd.array((reached.argmax(axis=-1) + 1).ravel(), dtype="Int64")
+    needed[~reached.any(axis=-1).ravel()] = pd.NA
+    return needed

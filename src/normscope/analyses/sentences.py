@@ -73,11 +73,13 @@ def outliers(found: Metrics) -> list[str]:
 def score(found: Metrics) -> list[str]:
     """How few dimensions decide, and what goes without them."""
     sentences = []
-    if "dimensions_for_half/mean" in found:
+    half, ninety = found.get("dimensions_for_half/mean"), found.get("dimensions_for_90_percent/mean")
+    if half is not None:
+        more = "" if ninety is None else f", {ninety:.0f} explain 90 %"
         sentences.append(
-            f"In an average head, {found['dimensions_for_half/mean']:.0f} dimensions explain half of what sets a query's "
-            f"scores apart, {found['dimensions_for_90_percent/mean']:.0f} explain 90 %."
+            f"In an average head, {half:.0f} dimensions explain half of what sets a query's scores apart{more}."
         )
+    sentences += _key_bias(found)
     if "share_of_outliers/mean" in found:
         sentences.append(f"The outlier dimensions' share of it is {found['share_of_outliers/mean']:.1%}.")
     changes = {
@@ -94,6 +96,22 @@ def score(found: Metrics) -> list[str]:
             f"{beside}."
         )
     return sentences
+
+
+def _key_bias(metrics: Metrics) -> list[str]:
+    """What b_K leaves to the dimensions, where it takes anything from them."""
+    share = metrics.get("share_of_key_bias/mean", 0.0)
+    below_half, below_ninety = (metrics.get(f"heads_below_{part}/share", 0.0) for part in ("half", "90_percent"))
+    if not below_ninety and abs(share) < 0.0005:  # 0.0 % when printed
+        return []
+    heads = (
+        f"; in {below_ninety:.1%} of the heads the dimensions never explain 90 % of it, in {below_half:.1%} not even half, "
+        "and the mean numbers of dimensions leave those heads out"
+    )
+    return [
+        f"The key bias b_K explains {share:.1%} of the spread of a query's scores over its keys"
+        f"{heads if below_ninety else ''}."
+    ]
 
 
 def alignment(found: Metrics) -> list[str]:

@@ -1,0 +1,152 @@
+"""Tables of the analyses on tiny models, against every pair and every vector built, in float64."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks.scenarios import analyses_of, analysing
+from normscope.analyses import sentences
+from normscope.analyses.findings import Findings
+from normscope.data.batching import Batch
+from normscope.data.categories import CATEGORIES
+from normscope.models.block import AttentionBlock
+from normscope.models.families import layout_of
+from normscope.models.layout import stacked_heads
+from normscope.models.observer import Observer
+from normscope.reporting.figures import png
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+
+LENGTHS = (9, 4, 1)
+
+
+def batch_of(model, lengths=LENGTHS) -> Batch:
+    inputs = token_batch(model, lengths)
+    real = inputs["attention_mask"].bool()
+    categories = torch.randint(len(CATEGORIES), real.shape, generator=torch.Generator().manual_seed(2))
+    return Batch(inputs["input_ids"], None, real, categories.masked_fill(~real, -1), tuple(range(len(lengths))))
+
+
+def findings(model, name: str, *batches: Batch) -> Findings:
+    (analysis,) = analyses_of(model, [name])
+    for batch in batches:
+        analysing(model, batch, [analysis])()
+    return analysis.findings()
+
+
+def blocks_of(model, batch: Batch) -> list[AttentionBlock]:
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout_of(model.config.model_type)) as observer:
+        observer.run(batch.model_inputs(), blocks.append)
+    return blocks
+
+
+def biased_model(family: str):
+    """A model one of whose heads has scores that are mostly the key bias's, in its first layer."""
+    config = {"attention_bias": True} if family in ("qwen3", "eurobert") else {}
+    model = tiny_model(FAMILY_CONFIGS[family] | config, torch.float64)
+    attention = layout_of(family).bind(model)[0].attention
+    if family == "gpt_neox":  # queries, keys and values of a head lie together
+        attention.query_key_value.bias.view(4, 3, -1)[0, 1] *= 100
+    elif family != "bert":
+        attention.k_proj.bias[: attention.head_dim] *= 100
+    return model
+
+
+def spread_by_brute_force(block: AttentionBlock) -> tuple[np.ndarray, np.ndarray]:
+    """Cov of every dimension's and (last) the key bias's part with the score over the keys of a query, and Var of it."""
+    weights, x = block.parameters, block.attention_inputs
+    keys = []
+    for dimension in range(x.shape[-1] + 1):
+        alone, bias = torch.zeros_like(x), weights.key_bias
+        if dimension < x.shape[-1]:
+            alone[..., dimension], bias = x[..., dimension], torch.zeros_like(bias)
+        keys.append(block.key_map(stacked_heads(alone, weights.key_weight, bias)))
+    parts = torch.einsum("bhqd,mbhkd->bhqkm", block.query, torch.stack(keys))
+    torch.testing.assert_close(parts.sum(dim=-1), block.query @ block.key.transpose(-1, -2))
+    visible = (block.visible() & block.key_real[:, None, None]).expand(parts.shape[:-1])
+    covariance, variance = 0.0, 0.0
+    for row, query in block.real.nonzero().tolist():
+        seen = visible[row, 0, query]
+        chosen = parts[row, :, query][:, seen].numpy()
+        score = chosen.sum(axis=-1)
+        centred = score - score.mean(axis=1, keepdims=True)
+        covariance = covariance + (chosen * centred[..., None]).mean(axis=1)
+        variance = variance + centred.var(axis=1)
+    return covariance / int(block.real.sum()), variance / int(block.real.sum())
+
+
+def needed(shares: np.ndarray, share: float) -> int | None:
+    total = 0.0
+    for number, value in enumerate(sorted(shares, reverse=True), start=1):
+        total += value
+        if total >= share:
+            return number
+    return None
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt_neox", "qwen3", "eurobert", "bert"])
+def test_the_key_bias_has_its_share_of_the_spread(family):
+    model = biased_model(family)
+    batch = batch_of(model)
+    result = findings(model, "score", batch)
+    concentration = result.tables["concentration"].set_index(["layer", "head"])
+    ranking = result.tables["spread"]
+    exact = 1e-6 if layout_of(family).float32_inside else 1e-9
+    missing = {"half": 0, "ninety": 0}
+    for block in blocks_of(model, batch):
+        covariance, variance = spread_by_brute_force(block)
+        for head, (parts, whole) in enumerate(zip(covariance, variance, strict=True), start=1):
+            row = concentration.loc[(block.layer, head)]
+            shares = parts / whole
+            assert shares.sum() == pytest.approx(1)
+            assert row["variance"] == pytest.approx(whole)
+            assert row["key_bias"] == pytest.approx(shares[-1], abs=exact)
+            ranked = ranking.query("layer == @block.layer and head == @head")
+            np.testing.assert_allclose(ranked["share"], sorted(shares[:-1], reverse=True), atol=exact)
+            for column, share in (("half", 0.5), ("ninety", 0.9)):
+                expected = needed(shares[:-1], share)
+                assert (None if pd.isna(row[column]) else row[column]) == expected
+                missing[column] += expected is None
+    assert (missing["ninety"] > 0) == (family != "bert")
+    assert (missing["half"] > 0) == (family not in ("bert", "qwen3"))  # its norm bounds what the bias can be
+    heads = len(concentration)
+    assert result.metrics["heads_below_half/share"] == missing["half"] / heads
+    assert result.metrics["heads_below_90_percent/share"] == missing["ninety"] / heads
+    assert result.metrics["share_of_key_bias/mean"] == pytest.approx(concentration["key_bias"].mean())
+    assert result.metrics["dimensions_for_half/mean"] == pytest.approx(
+        concentration["half"].dropna().astype(int).mean()
+    )
+    text = " ".join(result.sentences)
+    assert (f"{missing['ninety'] / heads:.1%} of the heads the dimensions never explain 90 %" in text) == (
+        family != "bert"
+    )
+    assert ("key bias" in text) == (family != "bert")
+
+
+def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
+    """A query that sees one key has nothing to tell apart."""
+    model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
+    result = findings(model, "score", batch_of(model, (1, 1)))
+    concentration = result.tables["concentration"]
+    assert (concentration["variance"] == 0).all()
+    assert concentration[["half", "ninety", "outliers", "key_bias", "first", "first_share"]].isna().all().all()
+    assert "dimensions_for_half/mean" not in result.metrics
+    assert np.isfinite(list(result.metrics.values())).all()
+    assert not result.sentences
+    assert not any(len(curve) for curve in result.curves.values())
+    assert png(result.figures["concentration"])
+
+
+def test_what_the_sentence_says_of_the_key_bias():
+    metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
+    metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
+    assert sentences.score(metrics) == [
+        "In an average head, 3 dimensions explain half of what sets a query's scores apart, 9 explain 90 %.",
+        "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads the dimensions "
+        "never explain 90 % of it, in 12.5% not even half, and the mean numbers of dimensions leave those heads out.",
+    ]
+    del metrics["dimensions_for_90_percent/mean"]
+    assert sentences.score(metrics)[0] == (
+        "In an average head, 3 dimensions explain half of what sets a query's scores apart."
+    )
