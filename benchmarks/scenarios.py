@@ -150,10 +150,16 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         frequency=FrequencyOptions(seed=0),
         score=ScoreOptions(seed=0),
     )
+    subject = subject_of(model)
+    return [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
+
+
+def subject_of(model: PreTrainedModel) -> Subject:
+    """All layers and categories of a model of a known family, and made-up token frequencies."""
     layout = layout_of(model.config.model_type)
     observed = Observer(model, layout)
     layers = list(observed.parameters)
-    subject = Subject(
+    return Subject(
         layers=layers,
         categories=[*CATEGORIES, ALL],
         parameters=observed.parameters,
@@ -162,7 +168,6 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         depth=len(layers),
         frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
     )
-    return [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
 
 
 def analysing(model: PreTrainedModel, batch: Batch, analyses: Collection[Analysis]) -> Callable[[], None]:

@@ -151,3 +151,22 @@ def test_grouped_heads_are_repeated_in_place():
     grouped = torch.arange(2.0).view(1, 2, 1, 1)
     assert maths.repeat_heads(grouped, 4).flatten().tolist() == [0, 0, 1, 1]
     assert maths.repeat_heads(grouped, 2) is grouped
+
+
+def test_visible_keys_are_counted_and_found_by_their_place():
+    """By hand: padding in front of one sequence and behind the other."""
+    real = torch.tensor([[False, True, True, True], [True, True, False, False]])
+    queries, ranks = torch.tensor([3, 3, 2]), torch.tensor([0, 2, 1])
+    masks = {
+        "everything": (Mask(keys=real), [[3] * 4, [2] * 4], [1, 3, 2]),
+        "causal": (Mask(keys=real, causal=True), [[0, 1, 2, 3], [1, 2, 2, 2]], [1, 3, 2]),
+        "window": (
+            Mask(keys=real, allowed=lambda _b, _h, query, key: (query - key).abs() <= 2, reach=2),
+            [[2, 3, 3, 3], [2, 2, 2, 1]],
+            [1, 3, 2],
+        ),
+    }
+    for name, (mask, counts, keys) in masks.items():
+        assert mask.visible_counts(real, 4).tolist() == counts, name
+        assert mask.visible_keys(0, queries, ranks, real[0]).tolist() == keys, name
+    assert Mask().visible_counts(real, 2).tolist() == [[3, 3], [2, 2]]  # two queries look at other sequences

@@ -1,15 +1,21 @@
 """Tables of the analyses on tiny models, against every pair and every vector built, in float64."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from benchmarks.scenarios import analyses_of, analysing
+from benchmarks.scenarios import analyses_of, analysing, subject_of
 from normscope.analyses import sentences
 from normscope.analyses.findings import Findings
+from normscope.analyses.frequency import FrequencyAnalysis
+from normscope.analyses.norms import NormsAnalysis
+from normscope.analysis_options import FrequencyOptions, NormsOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
+from normscope.data.frequency import TokenFrequencies
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.layout import stacked_heads
@@ -150,3 +156,69 @@ def test_what_the_sentence_says_of_the_key_bias():
     assert sentences.score(metrics)[0] == (
         "In an average head, 3 dimensions explain half of what sets a query's scores apart."
     )
+
+
+def visible_pairs(model, batch: Batch) -> pd.DataFrame:
+    """Every visible pair of every layer and head, with α as the softmax of the scores says it, or the module itself."""
+    rows = []
+    for block in blocks_of(model, batch):
+        norms = torch.einsum("bhkd,hdm->bhkm", block.value, block.parameters.output_weight).norm(dim=-1)
+        for row, head, query, key in np.ndindex(*block.weights.shape):
+            if block.real[row, query] and block.key_real[row, key] and block.weights[row, head, query, key] > 0:
+                weight, norm = block.weights[row, head, query, key].item(), norms[row, head, key].item()
+                category = CATEGORIES[batch.categories[row, key]]
+                rows.append((block.layer, head + 1, category, weight, norm))
+    return pd.DataFrame(rows, columns=["layer", "head", "category", "alpha", "f"])
+
+
+SAMPLED_FAMILIES = ["bert", "gpt2", "mistral", "modernbert", "mpnet"]
+"""Padded, causal, with a causal and a two-sided window, and with weights of its own module."""
+
+
+@pytest.mark.parametrize("family", SAMPLED_FAMILIES)
+def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
+    monkeypatch.setattr("normscope.maths.masks.STRIP", 4)
+    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    batch = batch_of(model)
+    order = ["layer", "head", "category", "f", "alpha"]
+    expected = visible_pairs(model, batch).sort_values(order, ignore_index=True)
+    result = findings(model, "norms", batch)
+    sample = result.tables["sample"].sort_values(order, ignore_index=True)
+    assert len(sample) == len(expected)
+    pd.testing.assert_frame_equal(sample[["layer", "head", "category"]], expected[["layer", "head", "category"]])
+    np.testing.assert_allclose(sample[["alpha", "f"]], expected[["alpha", "f"]], rtol=1e-6)
+    scatter = result.figures["scatter"].table
+    assert (scatter["alpha"] > 0).all()
+    assert len(scatter) == len(sample)
+
+
+@pytest.mark.parametrize("family", SAMPLED_FAMILIES)
+def test_batches_do_not_change_the_sample(family):
+    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    batch = batch_of(model)
+    subject = subject_of(model)
+    samples = []
+    for batches in ([batch], [batch.part(2, 3), batch.part(0, 1), batch.part(1, 2)]):
+        analysis = NormsAnalysis(NormsOptions(scatter_pairs=60, seed=3), subject)
+        for part in batches:
+            analysing(model, part, [analysis])()
+        samples.append(analysis.findings().tables["sample"])
+    assert len(samples[0]) == 60
+    pd.testing.assert_frame_equal(*samples)
+
+
+def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch):
+    monkeypatch.setattr("normscope.analyses.frequency._POINTS", 8)
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    batch = batch_of(model, (20, 17))
+    rank = np.zeros(99, dtype=np.int64)
+    ranked = batch.input_ids[0, :10].unique()
+    rank[ranked] = 1 + np.arange(len(ranked))
+    occurrences = int((rank[batch.input_ids[batch.real]] > 0).sum())
+    assert occurrences > 8
+    subject = dataclasses.replace(subject_of(model), frequencies=lambda _options: TokenFrequencies(rank, rank))
+    analysis = FrequencyAnalysis(FrequencyOptions(seed=0), subject)
+    analysing(model, batch, [analysis])()
+    sample = analysis.findings().tables["sample"]
+    assert len(sample) == 8
+    assert (sample["rank"] > 0).all()

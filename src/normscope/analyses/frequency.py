@@ -130,8 +130,8 @@ class FrequencyAnalysis(Analysis):
         tokens = batch.input_ids[batch.real]
         self._types.update(tokens, means)
         rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
-        # The picture is of ordinary tokens: a [CLS] in every sequence would be most of what is seen.
-        ordinary = ~self._special[tokens.cpu()]
+        # The picture is of ordinary tokens that have a rank: a [CLS] in every sequence would be most of what is seen.
+        ordinary = ~self._special[tokens.cpu()] & (rows[:, 0] > 0)
         start = 0
         for length, fingerprint in zip(batch.real.sum(dim=-1).tolist(), batch.fingerprints, strict=True):
             own = rows[start : start + length][ordinary[start : start + length]]
@@ -161,8 +161,7 @@ class FrequencyAnalysis(Analysis):
             rows = self._sample.compute()
         except Nothing:
             rows = torch.zeros(0, 1 + len(self._measures))
-        table = pd.DataFrame(rows.numpy(), columns=["rank", *self._measures]).astype({"rank": int})
-        return table[table["rank"] > 0].reset_index(drop=True)
+        return pd.DataFrame(rows.numpy(), columns=["rank", *self._measures]).astype({"rank": int})
 
     def _figures(self) -> dict[str, Figure]:
         long = self._sampled().melt("rank", var_name="measure", value_name="value")

@@ -6,13 +6,13 @@ import itertools
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from normscope.analyses import sentences
 from normscope.analyses.analysis import Analysis, Subject
 from normscope.analyses.findings import Findings
 from normscope.analyses.norms_figures import MEASURES, describe_figures
 from normscope.analyses.pair_correlation import PairCorrelation
+from normscope.analyses.pair_sample import PairSample
 from normscope.analysis_options import NormsOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -21,10 +21,7 @@ from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.sample import UniformSample
 from normscope.statistics.sequences import SequenceMeans
-
-SAMPLE_COLUMNS = ("layer", "head", "category", "alpha", "f")
 
 
 class NormsAnalysis(Analysis):
@@ -44,14 +41,14 @@ class NormsAnalysis(Analysis):
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._pairs = PairCorrelation(options, layers, len(subject.names))
-        self._sample = UniformSample(options.scatter_pairs, len(SAMPLE_COLUMNS), options.seed)
+        self._sample = PairSample(options.scatter_pairs, options.seed)
         self.accumulators: dict[str, Accumulator] = {
             "shares": self._shares,
             "norms": self._norms,
             "per_key": self._per_key,
             "inputs": self._inputs,
             "pairs": self._pairs.correlation,
-            "sample": self._sample,
+            "sample": self._sample.accumulator,
             "queries": self._pairs.queries,
         }
 
@@ -71,7 +68,7 @@ class NormsAnalysis(Analysis):
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.real[None])
-        self._offer(block, batch, lengths.tolist(), batch.keys.real.sum(dim=-1).tolist())
+        self._sample.update(block, batch)
 
     def findings(self) -> Findings:
         """Tables and figures of sections 4.1 to 4.3, and of the weights alone."""
@@ -83,7 +80,7 @@ class NormsAnalysis(Analysis):
         dispersion, inputs = self._dispersion(self._norms, "head"), self._dispersion(self._inputs, None)
         correlation = self._correlation()
         values, rates = self._spectra()
-        sample = self._sampled()
+        sample = self._sample.table(self._subject.names)
         curves = {
             f"{measure}/{category}": rows.set_index("layer")["sequence_mean"]
             for measure in MEASURES
@@ -127,23 +124,6 @@ class NormsAnalysis(Analysis):
             summary=_summary(by_layer, pooled),
             notes=self._pairs.notes(),
         )
-
-    def _offer(self, block: AttentionBlock, batch: Batch, lengths: list[int], key_lengths: list[int]) -> None:
-        """Offer the visible pairs of every sequence to the sample."""
-        heads = block.query.shape[1]
-        for row, (queries, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
-            shape = (heads, queries, keys)
-
-            def take(positions: np.ndarray, row: int = row, shape: tuple[int, int, int] = shape) -> Tensor:
-                head, query, key = (torch.from_numpy(axis) for axis in np.unravel_index(positions, shape))
-                weights = block.weights_at(row, head, query, key).cpu().double()
-                norms = block.transformed_norms[row, head, key].cpu().double()
-                categories = batch.keys.categories[row, key].cpu().double()
-                return torch.stack(
-                    [torch.full_like(weights, block.layer), head + 1.0, categories, weights, norms], dim=1
-                )
-
-            self._sample.update((batch.fingerprints[row], block.layer), heads * queries * keys, take)
 
     def _by_head(self) -> pd.DataFrame:
         shares, norms = self._shares.compute().sequence_mean, self._norms.compute()
@@ -214,14 +194,6 @@ class NormsAnalysis(Analysis):
             columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
         )
         return table.astype({"spearman": "Float64"})
-
-    def _sampled(self) -> pd.DataFrame:
-        try:
-            rows = self._sample.compute()
-        except Nothing:
-            rows = torch.zeros(0, len(SAMPLE_COLUMNS))
-        table = pd.DataFrame(rows.numpy(), columns=list(SAMPLE_COLUMNS)).astype({"layer": int, "head": int})
-        return table.assign(category=[self._subject.names[int(index)] for index in table["category"]])
 
     def _spectra(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         values, rates = [], []

@@ -68,8 +68,8 @@ def describe_figures(
             y_label="α",
             log_y=True,
             caption=(
-                "Weight against vector length for a uniform sample of query–key pairs of all layers and heads, by category "
-                "of the key: large weights go to short vectors where the cloud falls to the right."
+                "Weight against vector length, by category of the key, for a uniform sample of the pairs of a query and a key "
+                "that it sees in all layers and heads: large weights go to short vectors where the cloud falls to the right."
             ),
         ),
         "singular_values": Lines(

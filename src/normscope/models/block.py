@@ -150,6 +150,26 @@ class AttentionBlock:
         real = real.expand(-1, -1, -1, self._lengths[2])
         return real if seen is None else real & seen
 
+    @cached_property
+    def visible_counts(self) -> Int[Tensor, "batch query"]:
+        """How many keys each query sees; 0 at padding."""
+        counts = (self.mask or Mask()).visible_counts(self.key_real, self._lengths[1])
+        return counts.masked_fill(~self.real, 0)
+
+    def visible_keys(
+        self, row: int, queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
+    ) -> Int[Tensor, " pair"]:
+        """The keys at some places among those that queries of one sequence see.
+
+        Args:
+            row: The sequence.
+            queries: A query for each pair.
+            ranks: From 0 to below the query's `visible_counts`.
+        """
+        device, mask = self.key_real.device, self.mask or Mask()
+        keys = mask.visible_keys(row, queries.to(device), ranks.to(device), self.key_real[row])
+        return keys.to(queries.device)
+
     def weights_of(
         self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None)
     ) -> Float[Tensor, "some head chosen key"]:
