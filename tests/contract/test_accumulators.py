@@ -310,3 +310,12 @@ def test_the_cells_of_an_axis_keep_order():
     assert cells[:4].tolist() == [0, 0, 0, 0]
     assert cells[-2:].tolist() == [axis.cells - 1] * 2
     assert cells[6] + 1 == cells[8]
+
+
+def test_pairs_of_the_two_hundredth_group_stay_in_it():
+    correlation, again = (RankCorrelation(1, 200, *AXES, 100) for _ in range(2))
+    numbers = torch.arange(1.0, 6.0)
+    group = torch.full((1, 5), 199)
+    correlation.update(0, numbers.view(1, 1, 1, 5), numbers.view(1, 1, 5), group)
+    again.load(correlation.state())
+    assert again.compute()[0][199].count == 5

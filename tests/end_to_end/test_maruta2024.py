@@ -252,6 +252,30 @@ def test_contributions_of_a_sample_are_those_of_its_sequences(capsys, monkeypatc
     pd.testing.assert_frame_equal(sample, turned, rtol=1e-4, atol=1e-5)
 
 
+def test_a_hundred_and_thirty_categories_of_ones_own(capsys, monkeypatch, tmp_path, saved_model, tokenizer):
+    words = [token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha() and len(token) > 3][:130]
+    (tmp_path / "corpus.txt").write_text(" ".join(words) + "\n")
+    own = ",".join(f"own{number}:[{word}]" for number, word in enumerate(words))
+    outcome = run_here(
+        capsys,
+        monkeypatch,
+        "analysis=[norms,score]",
+        f"model.name={saved_model}",
+        "dataset=text",
+        f"dataset.path={tmp_path / 'corpus.txt'}",
+        f"+dataset.categories={{{own}}}",
+        "layers=[1]",
+        "tracking=disabled",
+        "report.enabled=false",
+        "analysis.score.interventions=false",
+        "analysis.score.ablation=false",
+        f"output_dir={tmp_path / 'run'}",
+    )
+    assert outcome.status == 0, outcome.err
+    found = pd.read_parquet(tmp_path / "run/tables/score_contributions.parquet")
+    assert set(found["category"]) >= {f"own{number}" for number in range(130)}
+
+
 def test_masked_token_loss_is_the_heads_own(capsys, monkeypatch, tmp_path, saved_model, tokenizer, corpus):
     """Against the masked language model run by hand on the same masked tokens."""
     from normscope.data.encoding import Encoder

@@ -110,7 +110,7 @@ class ScoreReport:
                 "layer": np.array(self._subject.layers)[layer],
                 "head": head + 1,
                 # Hundreds of thousands of rows: a word each would weigh more than the numbers.
-                "category": pd.Categorical.from_codes(category.astype(np.int8), categories=pd.Index(names)),
+                "category": pd.Categorical.from_codes(category, categories=pd.Index(names)),
                 "dimension": dimension,
                 "mean": by_head.ravel(),
             }

@@ -59,7 +59,7 @@ class TokenCategories:
         """
         own = own or {}
         names = (*CATEGORIES, *([FIRST] if causal else []), *(name for name in own if name not in CATEGORIES))
-        of_token = np.full(vocabulary, CATEGORIES.index("other"), dtype=np.int8)
+        of_token = np.full(vocabulary, CATEGORIES.index("other"), dtype=np.int64)
         if "punctuation" not in own:
             of_token[_punctuation_ids(tokenizer)] = CATEGORIES.index("punctuation")
         for name, tokens in _own_tokens(tokenizer, vocabulary, own).items():

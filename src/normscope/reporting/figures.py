@@ -14,6 +14,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.reporting.figure_text import log_scale, word_label
 from normscope.reporting.palette import COLOURS, DIVERGING, FROM_WHITE, LINE_COLOURS, MARKERS, STYLE
 
 
@@ -223,7 +224,7 @@ def _draw_lines(axes: Axes, figure: Lines, table: pd.DataFrame) -> None:
     elif not figure.log_y:
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if figure.log_y:
-        axes.set_yscale("log")
+        log_scale(axes, "y")
     axes.grid(axis="y", alpha=0.3)
 
 
@@ -246,9 +247,9 @@ def _scatter(figure: Scatter) -> Canvas:
             axes.plot(middle[figure.x], middle[figure.y], color=LINE_COLOURS[3], linewidth=2, label="median")
         axes.set_title(f"{figure.panel_titles[panel]} ({len(rows):,})")
         if figure.log_x:
-            axes.set_xscale("log")
+            log_scale(axes, "x")
         if figure.log_y:
-            axes.set_yscale("log")
+            log_scale(axes, "y")
     canvas.supxlabel(figure.x_label)
     canvas.supylabel(figure.y_label)
     return canvas
@@ -264,7 +265,7 @@ def _medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:
 def _word_maps(figure: WordMaps) -> Canvas:
     panels = list(figure.panel_titles)
     rows, columns = (
-        figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label]
+        figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label].map(word_label)
         for name, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
     )
     size = (max(2.6, 0.27 * len(columns) + 1.3), max(2.0, 0.24 * len(rows) + 1.2))

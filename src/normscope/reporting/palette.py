@@ -18,6 +18,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
+    "text.parse_math": False,  # words of a corpus and names of models may have dollar signs
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "normscope",  # the same bytes for the same numbers
 }

@@ -176,7 +176,7 @@ class _Kept(NamedTuple):
         return (
             self.first[counted],
             self.second.unsqueeze(2).expand_as(self.first)[counted],
-            group[counted].to(torch.int8),
+            group[counted].to(torch.int16),
         )
 
     def of_group(self, group: int) -> tuple[Tensor, Tensor]:
