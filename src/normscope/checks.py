@@ -100,6 +100,7 @@ _READ_BY = {
     "pair_path": {DatasetKind.text, DatasetKind.parallel},
     "separator": {DatasetKind.parallel},
     "delimiter": {DatasetKind.text, DatasetKind.parallel},
+    "quoting": {DatasetKind.text, DatasetKind.parallel},
     "config": {DatasetKind.hub},
     "revision": {DatasetKind.hub},
 }

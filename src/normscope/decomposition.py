@@ -237,4 +237,6 @@ def _batch(model: LoadedModel, texts: Text | list[Text]) -> Batch:
     sequences = encoder.encode([Example(text) if isinstance(text, str) else Example(*text) for text in listed], counts)
     if counts.cut:
         raise InputError(f"{counts.cut} texts are longer than the {encoder.max_length} tokens that {model.name} takes")
+    if counts.skipped:
+        raise InputError(f"{counts.skipped.total()} texts have no tokens of their own for {model.name}")
     return collate(sequences, encoder)

@@ -80,6 +80,17 @@ class Segmentation(enum.StrEnum):
     window = "window"
 
 
+class Quoting(enum.StrEnum):
+    """What quotation marks mean in a .csv or .tsv."""
+
+    standard = "standard"
+    """They enclose a cell, as in RFC 4180. A row of very many lines is taken for one that lacks its closing mark."""
+    multiline = "multiline"
+    """The same, with rows of any number of lines."""
+    none = "none"
+    """They are characters like any other: every line is a row."""
+
+
 class Compat(enum.StrEnum):
     """What becomes of a corpus that comes as tokens: they themselves, as its authors did it, or their text."""
 
@@ -119,6 +130,8 @@ class DatasetOptions:
     """Whether the first line of a .csv or .tsv names the columns."""
     delimiter: str | None = None
     """What stands between the cells of a .csv."""
+    quoting: Quoting | None = None
+    """What quotation marks mean in a .csv or .tsv; `standard` in .csv, `none` in .tsv."""
     wikitext: bool = False
     """Whether the lines are WikiText's: headings are left out, and its signs are put back."""
     segmentation: Segmentation = Segmentation.none

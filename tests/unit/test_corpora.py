@@ -4,20 +4,22 @@ import gzip
 import itertools
 import json
 import pickle
+import time
 
 import numpy as np
 import pytest
 
-from normscope.data import hub
+from normscope.data import frequency, hub
 from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.links import LinkFile
 from normscope.data.pickles import load
 from normscope.data.segmentation import joined
 from normscope.data.sources import open_corpus
 from normscope.errors import InputError
-from normscope.schema import Compat, DatasetKind, DatasetOptions, Segmentation
+from normscope.schema import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
 from tests.unit.test_data import Reader
 
 SENTENCES = ["A first, short one.", "naïve — café", "The last."]
@@ -293,3 +295,164 @@ def test_categories_of_ones_own(tmp_path, tokenizer):
 def test_categories_that_cannot_be(tokenizer, own, message):
     with pytest.raises(InputError, match=message.replace("(", r"\(") if "expression" not in message else message):
         TokenCategories.of(tokenizer, 30522, own)
+
+
+def test_quotes_and_abbreviations_stay_in_their_sentences(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(json.dumps({"text": 'He said "Hi." Then Dr. Who left.\n\n\u200b'}) + "\n")
+    expected = ['He said "Hi."', "Then Dr. Who left.", "<no visible character>"]
+    assert texts(path, segmentation=Segmentation.sentence) == expected
+
+
+def test_a_stray_quotation_mark_does_not_merge_rows(tmp_path):
+    """Two stray marks with hundreds of rows between them: once they were one row."""
+    rows = [f"text {number},{number}" for number in range(500)]
+    path = tmp_path / "corpus.csv"
+    path.write_text("\n".join(["text,n", '"He left,0', *rows, 'She said hi",501']) + "\n")
+    with pytest.raises(
+        InputError, match=r"row 1, which begins on line 2: it goes on for more than 20 lines.*quoting=none"
+    ):
+        read(path)
+    assert texts(path, quoting=Quoting.none) == [
+        '"He left',
+        *(f"text {number}" for number in range(500)),
+        'She said hi"',
+    ]
+    path.write_text('text,n\nfine,0\n"He" left,1\n')
+    with pytest.raises(InputError, match=r"row 2, which begins on line 3: not CSV"):
+        read(path)
+    path.write_text('text,n\nfine,0\n"He left,1\n')
+    with pytest.raises(InputError, match=r"row 2, which begins on line 3: not CSV, unexpected end of data"):
+        read(path)
+
+
+def test_quotation_marks_are_text_in_tsv_and_quote_in_csv(tmp_path):
+    tabs, commas = tmp_path / "corpus.tsv", tmp_path / "corpus.csv"
+    tabs.write_text('text\tn\n"Hi\t1\nhe said "no"\t2\n')
+    assert texts(tabs) == ['"Hi', 'he said "no"']
+    tabs.write_text('text\tn\n"two\nlines"\t1\n')
+    assert texts(tabs, quoting=Quoting.standard) == ["two\nlines"]
+    commas.write_text('text,n\n"He said ""no"", and\nleft",1\na "b" c,2\n')
+    assert texts(commas) == ['He said "no", and\nleft', 'a "b" c']
+
+
+def test_rows_of_many_lines_are_read_where_they_are_meant(tmp_path):
+    path = tmp_path / "corpus.csv"
+    short, long = "\n".join(["line"] * 20), "\n".join(["line"] * 21)
+    path.write_text(f'text,n\n"{short}",1\n"{short}",2\n')
+    assert texts(path) == [short, short]
+    path.write_text(f'text,n\n"{short}",1\n"{long}",2\n')
+    with pytest.raises(InputError, match=r"row 2, which begins on line 22.*quoting=multiline"):
+        read(path)
+    assert texts(path, quoting=Quoting.multiline) == [short, long]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("text", ["One line here", "a b c d e f"])
+def test_other_encodings_are_not_text(tmp_path, encoding, text):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes("".join(f"{text}\n" for _ in range(3)).encode(encoding))
+    assert all(isinstance(row, str) for row in read(path))
+    assert "mostly control characters (UTF-16 or UTF-32?)" in read(path)
+
+
+def test_what_nobody_can_see_is_skipped_with_the_reason(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    invisible = ["\x00\x00", "\u200b\u200d\ufeff", "\u2800", "\u3164", "\u00ad \u2060", "\ufe0f"]
+    visible = ["a\x00b", "\u200bword", "❤\ufe0f", "नमस्ते", "\ue000", "!"]
+    rows = [{"text": text} for text in [*invisible, *visible]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "a", "text_pair": "\u200b"}]))
+    expected = ["<no visible character>"] * len(invisible)
+    assert texts(path) == [*expected, *visible, "<no visible character in the second text>"]
+
+
+def test_sequences_of_special_tokens_only_are_skipped(tokenizer):
+    counts = CorpusCounts()
+    given = [Example(text) for text in ("\u200b", "[SEP] [PAD]", "[CLS]", "漢漢漢", "[MASK]", "word")]
+    given += [Example("\u200b", "word"), Example("\u200b", "\u200b")]
+    made = Encoder(Reader(tokenizer), options()).encode(given, counts)
+    read = [tokenizer.decode(sequence.input_ids[1:-1]) for sequence in made]
+    assert (len(made), counts.skipped) == (4, {"special tokens only": 4}), read
+    # One word, masked: a special token, but in the place of a word.
+    masked = Encoder(Reader(tokenizer), options(mask_fraction=0.5)).encode([Example("word")], counts := CorpusCounts())
+    assert (len(masked), counts.skipped.total()) == (1, 0)
+
+
+def test_texts_without_an_end_are_cut_counted_once_and_fast(tokenizer):
+    encoder = Encoder(Reader(tokenizer), options(max_length=12))
+    long, unknown = "word " * 2_000_000, "漢" * 10_000_000
+    start = time.process_time()
+    for given in (
+        Example(long),
+        Example("short", long),
+        Example(long, "short"),
+        Example(long, long),
+        Example("a", unknown),
+    ):
+        [sequence] = encoder.encode([given], counts := CorpusCounts())
+        assert counts.cut == 1, given.text[:9]
+        assert len(sequence.input_ids) == 12
+    # A word of ten million letters is one unknown token: nothing is too long, but not all of it was read.
+    [sequence] = encoder.encode([Example("a" * 10_000_000)], counts := CorpusCounts())
+    assert counts.cut == 1
+    assert time.process_time() - start < 10
+    [whole] = encoder.encode([Example("short", "word " * 100)], CorpusCounts())
+    [part] = encoder.encode([Example("short", long)], CorpusCounts())
+    assert whole.input_ids.tolist() == part.input_ids.tolist()
+    for given in (Example("a", "b"), Example("x" * 12_000)):
+        encoder.encode([given], counts := CorpusCounts())
+        assert counts.cut == 0
+
+
+def test_pairs_are_cut_even_where_singles_become_windows(tokenizer):
+    encoder = Encoder(Reader(tokenizer), options(segmentation=Segmentation.window, stride=2, max_length=12))
+    [sequence] = encoder.encode([Example("a", "x" * 50_000)], counts := CorpusCounts())
+    assert counts.cut == 1
+    assert sequence.last
+
+
+def test_headings_are_recognised_in_time_that_grows_with_the_line(tmp_path):
+    path = tmp_path / "wiki.txt"
+    headings = ["= Title =", "= = Section = =", "= = = = Deep = = = =", "=  ="]
+    paragraphs = ["= no", "no =", "==", "= =", "a = b", "=a =", "= a="]
+    path.write_text("\n".join([*headings, *paragraphs, "=" + " =" * 50_000 + "x"]) + "\n")
+    start = time.process_time()
+    found = texts(path, wikitext=True)
+    assert time.process_time() - start < 5
+    assert found[: len(headings)] == ["<heading>"] * len(headings)
+    assert len(found) == len(headings) + len(paragraphs) + 1
+    assert "<heading>" not in found[len(headings) :]
+
+
+def test_two_hundred_categories_of_ones_own(tokenizer):
+    words = [token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha()][:200]
+    own = {f"own{number}": [word] for number, word in enumerate(words)}
+    found = TokenCategories.of(tokenizer, 30522, own)
+    for number in (0, 121, 122, 123, 199):
+        token = tokenizer.convert_tokens_to_ids(words[number])
+        assert found.names[found.of_token[token]] == f"own{number}"
+
+
+@pytest.mark.parametrize("lengths", [(3, 300), (300, 3), (100, 300), (300, 299), (21, 20), (5, 25)])
+def test_pairs_are_cut_as_the_tokenizer_cuts_the_whole_texts(tokenizer, lengths):
+    text, pair = (" ".join(f"unaffable{number}" for number in range(length)) for length in lengths)
+    [sequence] = Encoder(Reader(tokenizer), options(max_length=16)).encode([Example(text, pair)], CorpusCounts())
+    whole = tokenizer(text, pair, truncation="longest_first", max_length=16)
+    assert sequence.input_ids.tolist() == whole["input_ids"]
+    assert sequence.token_type_ids.tolist() == whole["token_type_ids"]
+
+
+def test_unknown_words_of_wikitext_are_unknown_in_both_texts_of_a_pair(tokenizer):
+    [sequence] = Encoder(Reader(tokenizer), options(wikitext=True)).encode([Example("<unk>", "<unk>")], CorpusCounts())
+    assert tokenizer.convert_ids_to_tokens(sequence.input_ids.tolist()) == "[CLS] [UNK] [SEP] [UNK] [SEP]".split()
+
+
+def test_numbers_of_thousands_of_digits_are_bad_input(tmp_path):
+    digits = "1" * 5000
+    links, ranks = tmp_path / "links", tmp_path / "ranks"
+    links.write_text(f"{digits}-1\n")
+    with pytest.raises(InputError, match="is no link"):
+        LinkFile(links, "key").read([(1, 1)])
+    ranks.write_text(f"1 {digits} 3\n")
+    with pytest.raises(InputError, match="line 1 is not `rank count token_id`"):
+        frequency.read(ranks, 10)

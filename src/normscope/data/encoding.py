@@ -3,10 +3,11 @@
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
+from transformers.tokenization_utils_base import BatchEncoding
 
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts, Example
@@ -69,39 +70,68 @@ class Encoder:
         return copied
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """Token sequences of examples, in their order. Cut ones are counted, and those that a decoder has no target of."""
+        """Token sequences of examples, in their order. Cut ones are counted, and those that are skipped, with the reason."""
         if self._unknown is not None:
-            examples = [
-                dataclasses.replace(example, text=example.text.replace("<unk>", self._unknown)) for example in examples
-            ]
-        if self.max_length is not None and self._stride is None:
-            # What is far too long is cut before the tokenizer sees it: ten megabytes on one line would take it half a minute.
-            longest = self.max_length * _LETTERS_OF_A_TOKEN
-            examples = [
-                dataclasses.replace(example, text=example.text[:longest]) if len(example.text) > longest else example
-                for example in examples
-            ]
+            examples = [self._with_unknown(example, self._unknown) for example in examples]
+        examples = [self._shortened(example) for example in examples]
         if self._translations is not None:
             translated = [example for example in examples if example.text_pair is not None]
             if len(translated) < len(examples):
                 counts.skipped["without a target text (dataset.pair_column)"] += len(examples) - len(translated)
-            return self._translations.encode(translated, counts)
+            return self._with_text([[sequence] for sequence in self._translations.encode(translated)], counts)
         if self._translates:
-            examples = [Example(example.text) for example in examples]
+            examples = [Example(example.text, shortened=example.shortened) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {}
         # Tokenizers take many singles or many pairs at a time, not a mixture.
         for paired in (False, True):
             chosen = [index for index, example in enumerate(examples) if (example.text_pair is not None) == paired]
             if chosen:
-                encoded = self._tokenize([examples[index] for index in chosen], paired, counts)
+                encoded = self._tokenize([examples[index] for index in chosen], paired)
                 sequences.update(zip(chosen, encoded, strict=True))
-        found = [sequence for index in range(len(examples)) for sequence in sequences[index]]
-        nothing = sum(not len(sequence.input_ids) for sequence in found)
-        if nothing:
-            counts.skipped["no tokens"] += nothing
-        return [sequence for sequence in found if len(sequence.input_ids)]
+        return self._with_text([sequences[index] for index in range(len(examples))], counts)
 
-    def _tokenize(self, examples: Sequence[Example], paired: bool, counts: CorpusCounts) -> list[list[TokenSequence]]:
+    @staticmethod
+    def _with_unknown(example: Example, unknown: str) -> Example:
+        pair = example.text_pair and example.text_pair.replace("<unk>", unknown)
+        return dataclasses.replace(example, text=example.text.replace("<unk>", unknown), text_pair=pair)
+
+    def _shortened(self, example: Example) -> Example:
+        """The example, its texts cut where they are far too long: a tokenizer needs half a minute for ten megabytes."""
+        if self.max_length is None or (self._stride is not None and example.text_pair is None):
+            return example
+        longest = self.max_length * _LETTERS_OF_A_TOKEN
+        if max(len(example.text), len(example.text_pair or "")) <= longest:
+            return example
+        pair = None if example.text_pair is None else example.text_pair[:longest]
+        return dataclasses.replace(example, text=example.text[:longest], text_pair=pair, shortened=True)
+
+    def _with_text(self, encoded: Iterable[Sequence[TokenSequence]], counts: CorpusCounts) -> list[TokenSequence]:
+        """The sequences of all examples that have tokens of a text; the others are counted as skipped."""
+        kept: list[TokenSequence] = []
+        for sequences in encoded:
+            sides = [sequence.input_ids for sequence in sequences]
+            sources = [sequence.source_ids for sequence in sequences if sequence.source_ids is not None]
+            if self._has_text(sides) and (not sources or self._has_text(sources)):
+                kept += sequences
+                counts.cut += any(sequence.cut for sequence in sequences)
+            else:
+                counts.skipped["special tokens only" if all(map(len, [*sides, *sources])) else "no tokens"] += 1
+        return kept
+
+    def _has_text(self, sides: Iterable[np.ndarray]) -> bool:
+        return any(not self._without_text.issuperset(side.tolist()) for side in sides)
+
+    @cached_property
+    def _without_text(self) -> frozenset[int]:
+        """Ids of special tokens that no word becomes."""
+        tokenizer = self.tokenizer
+        others = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
+        unknown = tokenizer.unk_token_id
+        # A word that is masked, or that the tokenizer does not know, is a word all the same. Some tokenizers have one token for
+        # unknown words and for the ends.
+        return self.categories.special - {tokenizer.mask_token_id} - ({unknown} if unknown not in others else set())
+
+    def _tokenize(self, examples: Sequence[Example], paired: bool) -> list[list[TokenSequence]]:
         texts = [[example.text for example in examples]]
         if paired:
             texts.append([example.text_pair or "" for example in examples])
@@ -113,21 +143,41 @@ class Encoder:
             if own is not None:
                 input_ids, segments = own, self._segments_of(own) if self._segments else None
             if self.max_length is None or len(input_ids) <= self.max_length:
-                sequences.append([self._sequence(input_ids, segments)])
+                sequences.append([self._sequence(input_ids, segments, cut=examples[index].shortened and own is None)])
                 continue
             if self._stride is not None and not paired:
                 sequences.append(self._windows(examples[index].text))
                 continue
-            counts.cut += 1
             if own is not None:
-                sequences.append([self._sequence(own[: self.max_length], segments and segments[: self.max_length])])
+                segments = segments and segments[: self.max_length]
+                sequences.append([self._sequence(own[: self.max_length], segments, cut=True)])
                 continue
             # Only what is too long is tokenised twice; this way the cut is noticed with any tokenizer.
-            cut = self.tokenizer(
-                *(column[index] for column in texts), truncation="longest_first", max_length=self.max_length
-            )
-            sequences.append([self._sequence(cut["input_ids"], cut["token_type_ids"] if self._segments else None)])
+            given = self._beginnings(whole, index, [column[index] for column in texts])
+            cut = self.tokenizer(*given, truncation="longest_first", max_length=self.max_length)
+            segments = cut["token_type_ids"] if self._segments else None
+            sequences.append([self._sequence(cut["input_ids"], segments, cut=True)])
         return sequences
+
+    def _beginnings(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
+        """The texts as far as they can matter after the cut.
+
+        Fast tokenizers make every pair of windows of two texts and drop all but the first, which takes the square of their
+        length. Twice the tokens that remain at most are enough for the end not to change the tokens before it. The longer
+        text stays the longer one: which of the two keeps an odd token depends on that.
+        """
+        if len(texts) == 1 or not self.tokenizer.is_fast:
+            return texts
+        assert self.max_length is not None
+        owners = whole.sequence_ids(index)
+        places = [[place for place, owner in enumerate(owners) if owner == side] for side in range(len(texts))]
+        shortest = min(map(len, places))
+        beginnings = []
+        for text, own in zip(texts, places, strict=True):
+            kept = (3 if len(own) > shortest else 2) * self.max_length
+            end = whole.token_to_chars(index, own[kept]) if len(own) > kept else None
+            beginnings.append(text if end is None else text[: end.start])
+        return beginnings
 
     def _windows(self, text: str) -> list[TokenSequence]:
         """Windows of the maximal length, each beginning `stride` tokens before the end of the one before."""
@@ -140,11 +190,14 @@ class Encoder:
         ]
         return [*windows[:-1], dataclasses.replace(windows[-1], last=True)]
 
-    def _sequence(self, input_ids: list[int], segments: list[int] | None, *, last: bool = True) -> TokenSequence:
+    def _sequence(
+        self, input_ids: list[int], segments: list[int] | None, *, last: bool = True, cut: bool = False
+    ) -> TokenSequence:
         return TokenSequence(
             self.masked(np.asarray(input_ids, dtype=np.int64), self._mask_fraction),
             None if segments is None else np.asarray(segments, dtype=np.int64) * self._second_segment,
             last=last,
+            cut=cut,
         )
 
     def _own_tokens(self, example: Example) -> list[int] | None:

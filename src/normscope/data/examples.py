@@ -21,6 +21,8 @@ class Example:
     """Which row of its corpus it is, counted from 1."""
     links: Links | None = None
     """Which words belong together, where a corpus comes with that."""
+    shortened: bool = False
+    """Whether the end of a text is missing, because no model reads so far."""
 
 
 @dataclasses.dataclass

@@ -5,7 +5,7 @@ import csv
 import dataclasses
 import glob
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +15,12 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.lines import Malformed, count, kind, lines
 from normscope.data.rows import Row, RowReader
 from normscope.errors import InputError
+from normscope.schema import Quoting
 
 # Above this size, counting the lines for a progress bar would be felt.
 _COUNTED_BYTES = 256 * 2**20
+# A row of more lines is taken for one with a quotation mark that nothing closes: it swallows those that follow.
+_LINES_OF_A_ROW = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,8 @@ class TextFile(Corpus):
     """Whether the first line of a .csv or .tsv names its columns; without names, columns are numbered from 0."""
     delimiter: str | None = None
     """What stands between the cells; a comma in .csv, a tab in .tsv."""
+    quoting: Quoting | None = None
+    """What quotation marks mean; `standard` in .csv, `none` in .tsv."""
     key: str = "dataset.path"
     """The config key that named the file, for messages."""
     plain: bool = False
@@ -131,11 +136,20 @@ def _json_rows(file: TextFile) -> Generator[Row, None, None]:
 
 def _csv_rows(file: TextFile) -> Generator[Row, None, None]:
     csv.field_size_limit(2**31 - 1)
-    delimiter = file.delimiter or ("\t" if kind(file.path) == ".tsv" else ",")
-    reader = csv.reader(lines(file.path), delimiter=delimiter)
+    tabs = kind(file.path) == ".tsv"
+    delimiter = file.delimiter or ("\t" if tabs else ",")
+    quoting = file.quoting or (Quoting.none if tabs else Quoting.standard)
+    watched = _RowLines(file.path, bounded=quoting is Quoting.standard)
+    # Strict: Python otherwise reads what follows a closing quotation mark as if it belonged to the cell.
+    reader = csv.reader(
+        watched,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if quoting is Quoting.none else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
     try:
         names = next(reader, []) if file.header else None
-        for cells in reader:
+        for cells in watched.rows(reader):
             if names is None or not cells:
                 yield dict(enumerate(cells))
                 continue
@@ -146,7 +160,51 @@ def _csv_rows(file: TextFile) -> Generator[Row, None, None]:
                 )
             yield dict(zip(names, cells, strict=True))
     except csv.Error as error:
-        raise Malformed(f"line {reader.line_num} is not CSV: {error}") from error
+        raise Malformed(f"{watched.place}: not CSV, {error}{_advice(quoting)}") from error
+
+
+class _RowLines:
+    """The lines of a .csv, with the row that they belong to.
+
+    Args:
+        path: The file.
+        bounded: Whether a row of very many lines is an error.
+    """
+
+    def __init__(self, path: Path, *, bounded: bool) -> None:
+        self._lines, self._bounded = lines(path), bounded
+        self._row = self._first_line = self._line = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self._line += 1
+            if self._bounded and self._line - self._first_line > _LINES_OF_A_ROW:
+                raise Malformed(
+                    f"{self.place}: it goes on for more than {_LINES_OF_A_ROW} lines, as if a quotation mark were not closed"
+                    + _advice(Quoting.standard)
+                )
+            yield line
+
+    def rows(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
+        """The rows of a reader of these lines, after the header."""
+        self._first_line = self._line
+        for cells in reader:
+            self._row += 1
+            yield cells
+            self._first_line = self._line
+
+    @property
+    def place(self) -> str:
+        """The row that is read, for messages: after those that have been."""
+        return f"row {self._row + 1}, which begins on line {self._first_line + 1}"
+
+
+def _advice(quoting: Quoting) -> str:
+    if quoting is Quoting.none:
+        return ""
+    return "; dataset.quoting=none if quotation marks are part of the text" + (
+        ", dataset.quoting=multiline if cells have so many lines" if quoting is Quoting.standard else ""
+    )
 
 
 def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:

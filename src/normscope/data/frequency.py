@@ -17,6 +17,9 @@ from normscope.errors import InputError
 EXCLUDED = 0
 """Rank of tokens that are left out."""
 
+# Enough for any count, and few enough for Python to read.
+_DIGITS = 1000
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenFrequencies:
@@ -57,7 +60,7 @@ def read(path: Path, vocabulary: int) -> TokenFrequencies:
                     continue
                 if (
                     len(fields) != 3
-                    or not all(field.isdecimal() for field in fields)
+                    or not all(field.isdecimal() and len(field) <= _DIGITS for field in fields)
                     or not 1 <= int(fields[0]) < 2**31
                 ):
                     raise InputError(

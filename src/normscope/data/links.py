@@ -15,7 +15,8 @@ Link = tuple[int, int]
 Direction = Literal["source-target", "target-source"]
 DIRECTIONS: tuple[Direction, ...] = ("source-target", "target-source")
 
-_LINK = re.compile(r"(\d+)([-p])(\d+)")
+# Nine digits are more than any sentence has words, and few enough for Python to read.
+_LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from normscope.data.examples import Example
+from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.errors import InputError
 
 Row = Mapping[str | int, Any]
@@ -32,12 +33,15 @@ class RowReader:
         text = _words(self._cell(row, number, self.text_column, "text", required=True))
         pair = _words(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
         if not isinstance(text, str | None) or not isinstance(pair, str | None):
-            return "not text"
+            return NOT_TEXT
         if text is None or not text.strip():
             return "empty"
-        if not _encodable(text) or not _encodable(pair or ""):
-            return "not text"
-        return Example(text.strip(), pair.strip() if pair and pair.strip() else None)
+        if (reason := why_not_text(text.strip())) is not None:
+            return reason
+        if not pair or not pair.strip():
+            return Example(text.strip())
+        reason = why_not_text(pair.strip())
+        return Example(text.strip(), pair.strip()) if reason is None else f"{reason} in the second text"
 
     def _cell(self, row: Row, number: int, column: str | int | None, default: str, required: bool) -> Any:
         # Nameless columns are numbered: the first is the text, and none is a pair until one is named.
@@ -59,8 +63,3 @@ def _words(cell: Any) -> Any:
     if isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell):
         return " ".join(cell)
     return cell
-
-
-def _encodable(text: str) -> bool:
-    """Whether text is Unicode: JSON can smuggle in half a character."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

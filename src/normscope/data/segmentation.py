@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from normscope.data.examples import Corpus, Example
+from normscope.data.legibility import why_not_text
+from normscope.data.sentence_splitting import sentences
 from normscope.schema import Segmentation
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？])")
 _TITLE = re.compile(r"^= [^=].*[^=] =$")
-_HEADING = re.compile(r"^=( =)* .* =( =)*$")
 
 # What WikiText's tokeniser took apart.
 _JOINED = (
@@ -50,7 +50,7 @@ class Segmented(Corpus):
             if isinstance(document, str) or document.text_pair is not None:
                 yield document
             elif self.segmentation is Segmentation.sentence:
-                yield from (Example(part.strip()) for part in _SENTENCE_END.split(document.text) if part.strip())
+                yield from (why_not_text(part) or Example(part) for part in sentences(document.text))
             else:
                 yield self._pair(document.text)
 
@@ -87,7 +87,7 @@ class WikiText(Corpus):
         for line in self.corpus.examples():
             if isinstance(line, str):
                 yield line
-            elif _HEADING.match(line.text):
+            elif _is_heading(line.text):
                 if article and _TITLE.match(line.text):
                     yield Example("\n".join(article))
                     article = []
@@ -98,6 +98,11 @@ class WikiText(Corpus):
                 yield Example(joined(line.text))
         if article:
             yield Example("\n".join(article))
+
+
+def _is_heading(line: str) -> bool:
+    """Whether a line is `= Title =`, `= = Section = =` and so on."""
+    return len(line) >= len("=  =") and line.startswith("= ") and line.endswith(" =") and "\n" not in line
 
 
 def joined(text: str) -> str:

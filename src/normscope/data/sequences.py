@@ -17,6 +17,8 @@ class TokenSequence:
     """Which text of a pair each token is from; None for models that are not told."""
     last: bool = True
     """Whether it is the last that its example gives: a document may give several windows."""
+    cut: bool = False
+    """Whether its texts have more tokens."""
     source_ids: np.ndarray | None = None
     """What an encoder reads, where `input_ids` are what a decoder reads."""
     words: np.ndarray | None = None

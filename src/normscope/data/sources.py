@@ -64,7 +64,7 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     paths = matching(
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
     )
-    columns = options.text_column, options.pair_column, options.header, options.delimiter
+    columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
     files = tuple(TextFile(path, *columns, plain=plain) for path in paths)
     corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
     if options.pair_path is None:

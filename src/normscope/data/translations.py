@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import Example
 from normscope.data.links import Segmenter
 from normscope.data.sequences import ReadsTokens, TokenSequence
 from normscope.data.words import token_words
@@ -25,28 +25,33 @@ class Translations:
         self._tokenizer, self._decoder_inputs, self._name = model.tokenizer, model.decoder_inputs, model.name
         self._longest, self._segmenter = longest, segmenter
 
-    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """Token sequences of pairs; sides that are too long are cut and counted.
+    def encode(self, examples: Sequence[Example]) -> list[TokenSequence]:
+        """Token sequences of pairs; sides that are too long are cut.
 
         Raises:
             InputError: If a side is too long and words are to be aligned: its links would point at nothing.
         """
         if self._segmenter is not None:
             return [self._with_words(example, self._segmenter) for example in examples]
-        return [self._cut(example, counts) for example in examples]
+        return [self._cut(example) for example in examples]
 
-    def _cut(self, example: Example, counts: CorpusCounts) -> TokenSequence:
+    def _cut(self, example: Example) -> TokenSequence:
         source = self._tokenizer(example.text, verbose=False)["input_ids"]
         target = self._decoder_inputs(self._tokenizer(text_target=example.text_pair, verbose=False)["input_ids"])
         longest = self._longest or max(len(source), len(target))
-        counts.cut += max(len(source), len(target)) > longest
+        cut = example.shortened or max(len(source), len(target)) > longest
         if len(source) > longest:
             source = self._tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
         source_ids = np.asarray(source, dtype=np.int64)
-        return TokenSequence(np.asarray(target[:longest], dtype=np.int64), source_ids=source_ids)
+        return TokenSequence(np.asarray(target[:longest], dtype=np.int64), cut=cut, source_ids=source_ids)
 
     def _with_words(self, example: Example, segmenter: Segmenter) -> TokenSequence:
         assert example.text_pair is not None
+        if example.shortened:
+            raise InputError(
+                f"dataset.path: row {example.row}: a side has far more than the {self._longest} tokens that {self._name} takes "
+                "(dataset.max_length); leave the pair out, and its line of links"
+            )
         source, source_words = token_words(self._tokenizer, example.text, segmenter(example.text))
         target, words = token_words(self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True)
         for side, tokens in (("source", source), ("target", target)):
