@@ -7,7 +7,24 @@ from typing import Any
 from normscope.analysis_options import OutliersOptions, ScoreOptions
 from normscope.errors import InputError
 from normscope.maths.symmetrisation import Heuristic
-from normscope.schema import DatasetKind, DatasetOptions, ModelStack, RunOptions, Segmentation, enabled_analyses
+from normscope.schema import (
+    NAME_LENGTH,
+    DatasetKind,
+    DatasetOptions,
+    ModelStack,
+    ReportOptions,
+    RunOptions,
+    Segmentation,
+    TrackingOptions,
+    enabled_analyses,
+)
+
+# Characters that W&B takes in a tag.
+_TAG_LENGTH = 64
+
+# What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
+MOST_EXAMPLES = 100
+FEWEST_TOKENS, MOST_TOKENS = 8, 512
 
 
 def check(options: RunOptions) -> None:
@@ -41,6 +58,8 @@ def check(options: RunOptions) -> None:
     _check_outliers(options.analysis.outliers)
     _check_score(options.analysis.score)
     _check_alignment(options)
+    _check_report(options.report)
+    check_tracking(options.tracking)
     if not options.checkpoint.every_seconds >= 0:
         raise InputError(f"checkpoint.every_seconds={options.checkpoint.every_seconds}: expected seconds, 0 or more")
     for key, value in (
@@ -157,6 +176,36 @@ def _check_alignment(options: RunOptions) -> None:
     for name in alignment.baselines or {}:
         if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
             raise InputError(f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -")
+
+
+def _check_report(options: ReportOptions) -> None:
+    if not 0 <= options.examples <= MOST_EXAMPLES:
+        raise InputError(
+            f"report.examples={options.examples}: expected 0 to {MOST_EXAMPLES} texts for the explorer of the report"
+        )
+    if not FEWEST_TOKENS <= options.tokens <= MOST_TOKENS:
+        raise InputError(
+            f"report.tokens={options.tokens}: expected {FEWEST_TOKENS} to {MOST_TOKENS} tokens of a text in the explorer"
+        )
+
+
+def check_tracking(options: TrackingOptions) -> None:
+    """Check the names that are handed to Weights & Biases by its own rules, which it applies only once a run starts.
+
+    Raises:
+        InputError: Naming the key, what was expected and what came.
+    """
+    for key in ("project", "entity", "group", "name"):
+        name = getattr(options, key)
+        if name is not None and not 1 <= len(name.strip()) <= len(name) <= NAME_LENGTH:
+            raise InputError(f"tracking.{key}={name!r}: expected a name of 1 to {NAME_LENGTH} characters")
+    if options.project is not None and re.search(r"[/\\#?%:]", options.project):
+        raise InputError(f"tracking.project={options.project!r}: expected a name without / \\ # ? % and :")
+    if options.entity is not None and not re.fullmatch(r"[\w.-]+", options.entity):
+        raise InputError(f"tracking.entity={options.entity!r}: expected a user or team: letters, digits, -, _ and .")
+    for tag in options.tags:
+        if not 1 <= len(tag.strip()) <= len(tag) <= _TAG_LENGTH:
+            raise InputError(f"tracking.tags: expected tags of 1 to {_TAG_LENGTH} characters, got {tag!r}")
 
 
 def _positive(key: str, value: int) -> None:

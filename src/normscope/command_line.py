@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from normscope.checks import check
 from normscope.earlier_runs import agreement, metrics_of, options_of
 from normscope.errors import InputError
-from normscope.schema import RunOptions, register
+from normscope.schema import NAME_LENGTH, RunOptions, register
 from normscope.signals import Terminated, terminate
 
 BAD_INPUT = 2
@@ -140,7 +140,7 @@ def job(config: DictConfig) -> dict[str, float]:
         _refuse_unknown(config, OmegaConf.structured(RunOptions))
         options, folder, before = _earlier(config, folder, hydra.overrides.task)
         if sweeping and options.tracking.group is None:
-            options.tracking.group = folder.parent.name
+            options.tracking.group = folder.parent.name[:NAME_LENGTH]
         # torch and transformers take seconds to import: not before there is something to run on.
         from normscope.data.sources import open_corpus
 

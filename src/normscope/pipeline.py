@@ -26,11 +26,10 @@ from normscope.data.examples import CorpusCounts
 from normscope.data.files import TextFile
 from normscope.data.frequency import TokenFrequencies
 from normscope.data.gold import SEGMENTERS, NumberedCorpus, reference
-from normscope.data.sequences import TokenSequence
 from normscope.data.sources import open_corpus
 from normscope.earlier_runs import FREE
 from normscope.errors import InputError, one_line
-from normscope.exploration import chosen_sequences, explored
+from normscope.exploration import ExplorerText, chosen_sequences, explored
 from normscope.laboratory import ModelLaboratory
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load
@@ -43,7 +42,7 @@ from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import say, show_comparison, show_table
-from normscope.reporting.tracking import Tracker, track
+from normscope.reporting.tracking import Tracker, track, with_environment
 from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, flat, plain
 
 log = logging.getLogger("normscope")
@@ -121,7 +120,7 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
 
     analyses = new()
     laboratory = ModelLaboratory(model, encoder, layers, options.device.batch_tokens)
-    explorer = _chosen(options, encoder)
+    explorer = _chosen(options, encoder, len(layers))
     counts = CorpusCounts()
     stream = processes.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
     if processes.size == 1:
@@ -138,6 +137,7 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             observe(observer, model.device, analyses, stream, total, counts)
         processes.gather(analyses, counts, [])
         return {}
+    options.tracking = with_environment(options.tracking)
     results.create(options)
     try:
         checkpoint = None
@@ -159,13 +159,15 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
             findings = {analysis.name: analysis.findings() for analysis in analyses}
             metrics = _write(findings, results, tracker, depth=model.layers)
             comparison = _compare(options, metrics, findings, results, tracker)
-            sentences = explored(model, encoder, explorer, layers)
+            sentences, not_shown = explored(model, encoder, explorer, layers)
+            if not_shown:
+                say(f"explorer: {'; '.join(not_shown)}")
             if sentences:
                 table = pairs_table(sentences)
                 tracker.table("explorer_pairs", table, results.write_table("explorer_pairs", table))
             facts = account(progress, options)
             if options.report.enabled:
-                report = Report(options, findings, facts, comparison, sentences)
+                report = Report(options, findings, facts, comparison, sentences, not_shown)
                 tracker.page("report", results.write_page("report.html", page(report, folder)))
             tracker.summary(metrics, facts)
     except BaseException as error:
@@ -226,10 +228,10 @@ def _identity(options: RunOptions, model: LoadedModel) -> dict[str, object]:
     return config | {"the model's weights": model.weights_sha256, "torch": torch.__version__}
 
 
-def _chosen(options: RunOptions, encoder: Encoder) -> list[TokenSequence]:
+def _chosen(options: RunOptions, encoder: Encoder, layers: int) -> list[ExplorerText]:
     if not options.report.enabled or not (options.report.examples or options.report.text):
         return []
-    return chosen_sequences(open_corpus(options.dataset), encoder, options.report)
+    return chosen_sequences(open_corpus(options.dataset), encoder, options.report, layers)
 
 
 def _not_empty(

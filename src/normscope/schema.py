@@ -182,12 +182,18 @@ class TrackingMode(enum.StrEnum):
     disabled = "disabled"
 
 
+NAME_LENGTH = 128
+"""Characters that W&B takes in the name of a run, a project, a group or an entity."""
+
+
 @dataclass
 class TrackingOptions:
     """Weights & Biases."""
 
-    mode: TrackingMode = TrackingMode.offline
-    project: str = "normscope"
+    mode: TrackingMode | None = None
+    """By default WANDB_MODE, or else offline."""
+    project: str | None = None
+    """By default WANDB_PROJECT, or else normscope."""
     entity: str | None = None
     group: str | None = None
     """Runs that belong together; the sweep's folder in a multirun."""
@@ -209,9 +215,9 @@ class ReportOptions:
 
     enabled: bool = True
     examples: int = 3
-    """Sentences of the corpus in the explorer: the first that are short enough."""
+    """Texts of the corpus in the explorer: the first that are short enough, then the first longer ones."""
     tokens: int = 64
-    """Tokens of such a sentence at most."""
+    """Tokens of such a text at most; longer ones are cut."""
     text: str | None = None
     """A text to explore in their place; `text ||| second text` is a pair."""
 

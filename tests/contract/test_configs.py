@@ -48,7 +48,7 @@ def test_defaults():
     options = composed()
     assert enabled_analyses(options.analysis) == ["mixing"]
     assert options.model.pin.name == options.model.name
-    assert (options.layers, options.categories, options.tracking.mode) == ("all", "all", "offline")
+    assert (options.layers, options.categories) == ("all", "all")
 
 
 def test_every_analysis_has_options_and_a_preset():
@@ -62,6 +62,39 @@ def test_analyses_are_chosen_as_a_list_or_alone():
     assert enabled_analyses(composed("analysis=mixing").analysis) == ["mixing"]
     with pytest.raises(InputError, match="expected at least one of"):
         check(composed("analysis=[]"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracking.tags=['']",
+        "tracking.tags=[fine,' ']",
+        f"tracking.tags=[{'x' * 100}]",
+        "tracking.project=''",
+        "tracking.project=a/b",
+        f"tracking.project={'x' * 129}",
+        "tracking.entity=''",
+        "tracking.entity='some body'",
+        "tracking.group=''",
+        f"tracking.name={'x' * 129}",
+        "report.examples=-1",
+        "report.examples=101",
+        "report.tokens=7",
+        "report.tokens=513",
+    ],
+)
+def test_bad_values_of_tracking_and_report_name_their_key(override):
+    with pytest.raises(InputError) as error:
+        check(composed(override))
+    assert str(error.value).startswith(override.partition("=")[0])
+    assert "\n" not in str(error.value)
+
+
+def test_the_longest_values_of_tracking_and_report_are_taken():
+    longest = ["project", "entity", "group", "name"]
+    check(composed(*(f"tracking.{key}={'x' * 128}" for key in longest), f"tracking.tags=[{'x' * 64}]"))
+    check(composed("report.examples=100", "report.tokens=512"))
+    check(composed("report.examples=0", "report.tokens=8"))
 
 
 def test_the_seed_is_inherited_until_it_is_set():

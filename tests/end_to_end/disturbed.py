@@ -1,9 +1,12 @@
 """What the tests of runs that are disturbed share."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+
+import pytest
 
 from tests.end_to_end.shell import ROOT
 
@@ -32,7 +35,7 @@ def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+        env=inherited | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"} | environment,
         capture_output=True,
         text=True,
         timeout=240,
@@ -44,3 +47,18 @@ def torchrun(processes: int, *arguments: str, program: str = "run.py") -> "subpr
     """`torchrun` on this machine."""
     rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={processes}"]
     return python("-m", "torch.distributed.run", *rendezvous, program, *arguments, OMP_NUM_THREADS="1")
+
+
+@contextlib.contextmanager
+def mounted(folder, options: str):
+    """A file system in memory, as only the system's administrator can make one."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

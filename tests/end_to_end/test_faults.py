@@ -1,6 +1,5 @@
 """Disks that are full, memory that is short, trackers and processes that die."""
 
-import contextlib
 import http.server
 import json
 import subprocess
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.end_to_end.disturbed import SMALL, python, results, torchrun
+from tests.end_to_end.disturbed import SMALL, mounted, python, results, torchrun
 from tests.end_to_end.shell import run_here
 
 
@@ -124,21 +123,6 @@ def test_memory_that_the_system_refuses(tmp_path, saved_model):
     outcome = python(*command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="1")
     assert outcome.returncode == 0, outcome.stderr
     assert "batches are shown in parts from now on" in outcome.stderr
-
-
-@contextlib.contextmanager
-def mounted(folder, options: str):
-    """A file system in memory, as only the system's administrator can make one."""
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("file systems cannot be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
@@ -267,6 +251,6 @@ def test_a_tracker_whose_service_dies_is_said_once(tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]
     outcome = python(str(tmp_path / "dying.py"), *arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.returncode == 0, outcome.stderr
-    assert outcome.stderr.count("the service of Weights & Biases has died") == 1
+    assert outcome.stderr.count("Weights & Biases has failed") == 1
     assert "Traceback" not in outcome.stderr
     assert results(tmp_path / "run")["status"] == "completed"

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.end_to_end.browser import needs_browser, opened
+from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, run_here
 
 pytestmark = pytest.mark.reports
@@ -115,8 +116,44 @@ def test_a_text_of_ones_own(capsys, monkeypatch, saved_model, tmp_path):
     assert outcome.status == 0, outcome.err
     pairs = pd.read_parquet(tmp_path / "run/tables/explorer_pairs.parquet")
     assert list(dict.fromkeys(pairs["query_token"])) == ["[CLS]", "my", "own", "words", "[SEP]"]
+    assert "explorer:" not in outcome.err
     long = run_here(
         capsys, monkeypatch, *given[:-1], f"output_dir={tmp_path / 'long'}", f"report.text='{'word ' * 400}'"
     )
     assert long.status == 2
     assert "report.text" in long.err
+
+
+def test_long_texts_are_cut_for_the_explorer_and_it_is_said(capsys, monkeypatch, saved_model, tmp_path):
+    (tmp_path / "long.txt").write_text("".join(f"{'long ' * 140}text {number}\n" for number in range(3)))
+    corpus = ["dataset=text", f"dataset.path={tmp_path / 'long.txt'}", f"model.name={saved_model}", "tracking=disabled"]
+    chosen = ["report.tokens=20", "report.examples=2", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *corpus, *chosen)
+    assert outcome.status == 0, outcome.err
+    note = "2 texts are cut to 20 tokens at most (report.tokens)"
+    assert outcome.err.count(f"explorer: {note}") == 1
+    assert note in (tmp_path / "run/report.html").read_text()
+    pairs = pd.read_parquet(tmp_path / "run/tables/explorer_pairs.parquet")
+    assert pairs.groupby("sentence")["key"].max().tolist() == [19, 19]
+
+
+@pytest.mark.slow
+def test_long_texts_cost_the_report_next_to_no_memory(tmp_path):
+    (tmp_path / "long.txt").write_text("".join(f"{number} {'word ' * 600}\n" for number in range(5)))
+    program = (
+        "import resource, runpy, sys\n"
+        "sys.argv = ['run.py', *sys.argv[1:]]\n"
+        "try:\n"
+        "    runpy.run_path('run.py', run_name='__main__')\n"
+        "finally:\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    peaks = {}
+    for enabled in ("true", "false"):
+        arguments = ["dataset=text", f"dataset.path={tmp_path / 'long.txt'}", "tracking=disabled", "device=cpu"]
+        folder = f"output_dir={tmp_path / enabled}"
+        outcome = python("-c", program, *arguments, f"report.enabled={enabled}", folder, OMP_NUM_THREADS="1")
+        assert outcome.returncode == 0, outcome.stderr
+        peaks[enabled] = int(outcome.stdout.split()[-1])
+    assert peaks["true"] < 1.3 * peaks["false"]
+    assert (tmp_path / "true/tables/explorer_pairs.parquet").stat().st_size < 20_000_000

@@ -69,6 +69,15 @@ class Encoder:
         copied._mask_fraction = 0.0
         return copied
 
+    def windowed(self, length: int) -> "Encoder":
+        """The same encoder, which cuts every text to its first tokens, neither masking them nor aligning their words."""
+        copied = self.unmasked()
+        copied.max_length = length if self.max_length is None else min(length, self.max_length)
+        copied._stride = None
+        if self._translations is not None:
+            copied._translations = self._translations.cut_to(copied.max_length)
+        return copied
+
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Token sequences of examples, in their order. Cut ones are counted, and those that are skipped, with the reason."""
         if self._unknown is not None:

@@ -1,5 +1,6 @@
 """Pairs of a source and its translation, as an encoder–decoder reads them."""
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,12 @@ class Translations:
         assert model.decoder_inputs is not None
         self._tokenizer, self._decoder_inputs, self._name = model.tokenizer, model.decoder_inputs, model.name
         self._longest, self._segmenter = longest, segmenter
+
+    def cut_to(self, longest: int) -> "Translations":
+        """The same for sides of so many tokens at most, whose words are not told apart."""
+        copied = copy.copy(self)
+        copied._longest, copied._segmenter = longest, None
+        return copied
 
     def encode(self, examples: Sequence[Example]) -> list[TokenSequence]:
         """Token sequences of pairs; sides that are too long are cut.

@@ -59,6 +59,21 @@ def weighted_norms(
     return weights * transformed_norms.unsqueeze(-2)
 
 
+def head_grams(
+    value: Float[Tensor, "batch head key head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "batch key head head"]:
+    """K_j[h,g] = ⟨f^h(x_j), f^g(x_j)⟩, the Gram matrix of the heads' vectors at every key.
+
+    Args:
+        value: v, with b_V inside.
+        output_weight: W_O; centred and scaled (see `scaled_output_weight`) for the vectors after normalisation.
+    """
+    between_heads = torch.einsum("hdm,gem->hdge", output_weight, output_weight)
+    projected = torch.einsum("bhkd,hdge->bkhge", value, between_heads)
+    return torch.einsum("bkhge,bgke->bkhg", projected, value)
+
+
 def pair_norms(
     weights: Float[Tensor, "batch head query key"],
     value: Float[Tensor, "batch head key head_dim"],
@@ -66,8 +81,7 @@ def pair_norms(
 ) -> Float[Tensor, "batch query key"]:
     """‖F_ij‖ = ‖Σ_h α^h_ij f^h(x_j)‖ for every query i and key j, all heads together.
 
-    ‖F_ij‖² = a_ijᵀ K_j a_ij with a_ij = (α^h_ij)_h and the Gram matrix K_j[h,g] = ⟨f^h(x_j), f^g(x_j)⟩. Pass a W_O whose
-    vectors have been centred and scaled (see `scaled_output_weight`) for the norms after normalisation.
+    Pass a W_O whose vectors have been centred and scaled (see `scaled_output_weight`) for the norms after normalisation.
 
     Args:
         weights: Post-softmax α.
@@ -77,10 +91,20 @@ def pair_norms(
     Returns:
         Norms ≥ 0, in units of the residual stream.
     """
-    between_heads = torch.einsum("hdm,gem->hdge", output_weight, output_weight)
-    projected = torch.einsum("bhkd,hdge->bkhge", value, between_heads)
-    gram = torch.einsum("bkhge,bgke->bkhg", projected, value)
-    half = torch.einsum("bkhg,bgqk->bhqk", gram, weights)
+    return norms_from_grams(weights, head_grams(value, output_weight))
+
+
+def norms_from_grams(
+    weights: Float[Tensor, "batch head query key"],
+    grams: Float[Tensor, "batch key head head"],
+) -> Float[Tensor, "batch query key"]:
+    """The norms of `pair_norms` from the Gram matrices K_j: ‖F_ij‖² = a_ijᵀ K_j a_ij with a_ij = (α^h_ij)_h.
+
+    Args:
+        weights: Post-softmax α, of all queries or of some.
+        grams: See `head_grams`.
+    """
+    half = torch.einsum("bkhg,bgqk->bhqk", grams, weights)
     # Rounding may leave a square that should be zero slightly below it.
     return (half * weights).sum(dim=1).clamp(min=0).sqrt()
 

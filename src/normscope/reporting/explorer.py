@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# With the figures and tables of a run, the page stays below eight megabytes.
-BUDGET = 5_500_000
-
 MEASURES = {
     "attn_w": "α: attention weight",
     "attn_n": "‖αf‖: weighted vector",
@@ -31,8 +28,10 @@ class ExploredSentence:
     crosses: bool
     """Whether the keys are another sequence."""
     layers: tuple[int, ...]
+    single_heads: bool
+    """Whether the heads are shown one by one, and not only the block."""
     weights: np.ndarray
-    """α: layer, head, query, key."""
+    """α: layer, head, query, key. Without single heads their mean, as the only one."""
     norms: np.ndarray
     """‖f(x)‖: layer, head, key."""
     maps: Mapping[str, np.ndarray]
@@ -40,67 +39,56 @@ class ExploredSentence:
 
     @property
     def heads(self) -> int:
-        """Heads of a layer."""
-        return int(self.weights.shape[1])
+        """Heads of a layer that are shown one by one."""
+        return int(self.weights.shape[1]) if self.single_heads else 0
 
     def pairs(self) -> pd.DataFrame:
         """Every pair, layer and head (0: the block) as one row, with a column per measure."""
-        layers, heads, queries, keys = self.weights.shape
-        tables = []
-        for head in range(heads + 1):
-            grid = np.indices((layers, queries, keys)).reshape(3, -1)
-            if head:
-                weights = self.weights[:, head - 1]
-                columns = {"attn_w": weights, "attn_n": weights * self.norms[:, head - 1, None, :]}
-            else:
-                columns = {"attn_w": self.weights.mean(axis=1), **self.maps}
-            table = pd.DataFrame(
-                {"layer": np.asarray(self.layers)[grid[0]], "head": head, "query": grid[1], "key": grid[2]}
-            )
-            tables.append(table.assign(**{name: values.reshape(-1) for name, values in columns.items()}))
-        pairs = pd.concat(tables, ignore_index=True)
-        pairs.insert(4, "query_token", np.asarray(self.queries, dtype=object)[pairs["query"]])
-        pairs.insert(5, "key_token", np.asarray(self.keys, dtype=object)[pairs["key"]])
-        return pairs
+        layers, _, queries, keys = self.weights.shape
+        grid = np.indices((self.heads + 1, layers, queries, keys), dtype=np.int32).reshape(4, -1)
+        columns: dict[str, np.ndarray] = {
+            "layer": np.asarray(self.layers, dtype=np.int32)[grid[1]],
+            "head": grid[0],
+            "query": grid[2],
+            "key": grid[3],
+            "query_token": np.asarray(self.queries, dtype=object)[grid[2]],
+            "key_token": np.asarray(self.keys, dtype=object)[grid[3]],
+        }
+        shape = (self.heads + 1, layers, queries, keys)
+        for name in ("attn_w", *self.maps):
+            values = np.full(shape, np.nan, dtype=np.float32)
+            values[0] = self.weights.mean(axis=1) if name == "attn_w" else self.maps[name]
+            if name in ("attn_w", "attn_n"):
+                factors = 1 if name == "attn_w" else self.norms[:, :, None, :]
+                values[1:] = (self.weights * factors).swapaxes(0, 1)[: self.heads]
+            columns[name] = values.reshape(-1)
+        return pd.DataFrame(columns, copy=False)
 
 
 def pairs_table(sentences: Sequence[ExploredSentence]) -> pd.DataFrame:
     """The pairs of all sentences, numbered from 1."""
-    tables = [sentence.pairs().assign(sentence=number) for number, sentence in enumerate(sentences, start=1)]
+    tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
     return pd.concat(tables, ignore_index=True)
 
 
-def payload(sentences: Sequence[ExploredSentence], budget: int = BUDGET) -> dict[str, Any]:
-    """The sentences as the page's script reads them, as far as they fit, and what was left out."""
-    shown, left_out, size = [], [], 0
-    for number, sentence in enumerate(sentences, start=1):
-        for whole in (True, False):
-            packed = _packed(sentence, whole)
-            if size + _size(packed) <= budget:
-                shown.append(packed)
-                size += _size(packed)
-                if not whole:
-                    left_out.append(f"the single heads of sentence {number}")
-                break
-        else:
-            left_out.append(f"sentence {number} ({len(sentence.queries)} tokens)")
-    return {"sentences": shown, "measures": MEASURES, "leftOut": left_out}
+def payload(sentences: Sequence[ExploredSentence]) -> dict[str, Any]:
+    """The sentences as the page's script reads them."""
+    return {"sentences": [_packed(sentence) for sentence in sentences], "measures": MEASURES}
 
 
-def _packed(sentence: ExploredSentence, whole: bool) -> dict[str, Any]:
+def _packed(sentence: ExploredSentence) -> dict[str, Any]:
     """Values in sixteen bits each, of the largest in their layer: three digits are shown."""
-    weights = sentence.weights if whole else sentence.weights.mean(axis=1, keepdims=True)
     packed: dict[str, Any] = {
         "title": sentence.title,
         "queries": sentence.queries,
         "keys": sentence.keys,
         "crosses": sentence.crosses,
         "layers": sentence.layers,
-        "heads": sentence.heads if whole else 0,
-        "weights": _scaled(weights),
+        "heads": sentence.heads,
+        "weights": _scaled(sentence.weights),
         "maps": {name: _scaled(values) for name, values in sentence.maps.items()},
     }
-    if whole:
+    if sentence.single_heads:
         packed["norms"] = _scaled(sentence.norms)
     return packed
 
@@ -113,10 +101,3 @@ def _scaled(values: np.ndarray) -> dict[str, Any]:
         "largest": [float(f"{value:.9g}") for value in largest],
         "steps": base64.b64encode(steps.tobytes()).decode(),
     }
-
-
-def _size(packed: Mapping[str, Any]) -> int:
-    return sum(
-        len(array["steps"])
-        for array in (packed["weights"], packed.get("norms", {"steps": ""}), *packed["maps"].values())
-    )

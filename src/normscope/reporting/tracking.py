@@ -2,19 +2,22 @@
 
 import abc
 import contextlib
-import functools
+import dataclasses
 import io
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVarTuple
+from types import TracebackType
+from typing import Any
 
 import pandas as pd
 
+from normscope.checks import check_tracking
 from normscope.errors import InputError, one_line
 from normscope.reporting.terminal import say
-from normscope.schema import RunOptions, TrackingMode, enabled_analyses, plain
+from normscope.schema import NAME_LENGTH, RunOptions, TrackingMode, TrackingOptions, enabled_analyses, plain
 
 # A server that has not answered by then is taken for unreachable.
 _INIT_SECONDS = 15
@@ -24,7 +27,16 @@ _FINISH_SECONDS = 60
 # thousand.
 _TABLE_ROWS = 20_000
 
-log = logging.getLogger("normscope")
+_PROJECT = "normscope"
+_MODES = {
+    "online": TrackingMode.online,
+    "run": TrackingMode.online,
+    "shared": TrackingMode.online,
+    "offline": TrackingMode.offline,
+    "dryrun": TrackingMode.offline,
+    "disabled": TrackingMode.disabled,
+}
+"""What W&B accepts as WANDB_MODE."""
 
 
 class Tracker(abc.ABC):
@@ -61,171 +73,274 @@ class _Nowhere(Tracker):
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None: ...
 
 
-Told = TypeVarTuple("Told")
+class _Outage:
+    """What has gone wrong with Weights & Biases during one run. The user hears of it once.
 
+    Args:
+        folder: The run folder.
+        online: Whether there is a server that may stop answering.
+    """
 
-def _if_it_is_there(tell: "Callable[[_Wandb, *Told], None]") -> "Callable[[_Wandb, *Told], None]":
-    """Tell Weights & Biases unless its service has died; that it has, and that its server is gone, is said once each."""
+    def __init__(self, folder: Path, *, online: bool) -> None:
+        self._folder, self._online = folder, online
+        self._reported = False
+        self.lost = False
+        """Whether nothing more can be logged."""
+        self.offline = False
+        """Whether the server stopped answering. W&B still keeps metrics and pictures on disk."""
 
-    @functools.wraps(tell)
-    def told(self: "_Wandb", *arguments: *Told) -> None:
+    def note(self, error: Exception) -> None:
+        """Decide what an error that W&B raised leaves of it, and report the first one."""
         import wandb
-        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
-        if self.dead:
-            return
-        died = (ConnectionError, HandleAbandonedError, MailboxClosedError)
-        try:
-            tell(self, *arguments)
-        except wandb.Error as error:
-            if self.unreachable:
-                return
-            self.unreachable = True
-            say(
+        if self._online and isinstance(error, wandb.Error):
+            self.offline = True
+            self.report(
                 f"Weights & Biases cannot be reached any more ({one_line(error)}); what could not be sent stays in "
-                f"{self.folder / 'wandb'} for `wandb sync`, and tables in {self.folder / 'tables'}"
+                f"{self._folder / 'wandb'} for `wandb sync`, and tables in {self._folder / 'tables'}"
             )
-        except died as error:
-            self.dead = True
-            say(
-                f"the service of Weights & Biases has died ({one_line(error)}); the run goes on untracked, its results are "
-                f"whole in {self.folder}, and what had been told before is in {self.folder / 'wandb'} for `wandb sync`"
-            )
-            # Else it would fail once more when Python ends, and take the next run of a sweep with it.
-            with contextlib.suppress(*died):
-                wandb.teardown()
+            return
+        self.lost = True
+        self.report(
+            f"Weights & Biases has failed ({_reason(error)}); the run goes on untracked, and what was logged before is in "
+            f"{self._folder / 'wandb'} for `wandb sync`"
+        )
 
-    return told
+    def report(self, sentence: str) -> None:
+        """Say the first thing that went wrong; the rest follows from it."""
+        if not self._reported:
+            self._reported = True
+            say(sentence)
 
 
 class _Wandb(Tracker):
-    """A Weights & Biases run."""
+    """A Weights & Biases run. Whatever W&B raises ends at most the tracking, never the run.
 
-    def __init__(self, run: Any, folder: Path) -> None:
-        self._run, self.folder = run, folder
-        self.dead = False
-        """Whether wandb's own process is gone, so that there is nobody to tell."""
-        self.unreachable = False
-        """Whether its server did not answer; numbers and pictures are then kept for later by wandb itself."""
-        self._begin()
+    Args:
+        run: What `wandb.init` returned.
+        outage: Learns of every error.
+    """
 
-    @_if_it_is_there
-    def _begin(self) -> None:
-        self._run.define_metric("layer")
+    def __init__(self, run: Any, outage: _Outage) -> None:
+        self._run, self._outage = run, outage
+        self._send(lambda: run.define_metric("layer"))
 
-    @_if_it_is_there
+    def _send(self, call: Callable[[], object]) -> None:
+        """Make a call to W&B unless it has failed for good. Only W&B's own code belongs in the call."""
+        if self._outage.lost:
+            return
+        try:
+            call()
+        except Exception as error:  # W&B raises what its service, its files and its dependencies raise
+            self._outage.note(error)
+
     def finish(self, status: int) -> None:
-        """Send what is left; what cannot be sent stays on disk, and wandb says so."""
-        self._run.finish(exit_code=status)
+        """Send what is left; what cannot be sent stays on disk."""
+        self._send(lambda: self._run.finish(exit_code=status))
 
-    @_if_it_is_there
     def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
         import wandb
 
-        if self.unreachable:
+        if self._outage.offline:
             return  # A table asks the server first, and waits for an answer.
-        if len(table) > _TABLE_ROWS:
-            with contextlib.redirect_stderr(io.StringIO()):  # where it warns of what it was asked to do
-                self._run.save(str(path), base_path=str(path.parent), policy="now", glob=False)
-        else:
-            self._run.log({f"tables/{name}": wandb.Table(dataframe=table)})
+        if len(table) <= _TABLE_ROWS:
+            self._send(lambda: self._run.log({f"tables/{name}": wandb.Table(dataframe=table)}))
+            return
+        with contextlib.redirect_stderr(io.StringIO()):  # where it warns of what it was asked to do
+            self._send(lambda: self._run.save(str(path), base_path=str(path.parent), policy="now", glob=False))
 
-    @_if_it_is_there
     def figure(self, name: str, picture: Path, caption: str) -> None:
         import wandb
 
-        self._run.log({f"figures/{name}": wandb.Image(str(picture), caption=caption)})
+        self._send(lambda: self._run.log({f"figures/{name}": wandb.Image(str(picture), caption=caption)}))
 
-    @_if_it_is_there
     def page(self, name: str, path: Path) -> None:
         import wandb
 
-        self._run.log({name: wandb.Html(str(path), inject=False)})
+        self._send(lambda: self._run.log({name: wandb.Html(str(path), inject=False)}))
 
-    @_if_it_is_there
     def curves(self, curves: Mapping[str, pd.Series]) -> None:
         names = {name: f"by_layer/{name}" for name in curves}
-        for name in names.values():
-            self._run.define_metric(name, step_metric="layer")
         layers = sorted({layer for values in curves.values() for layer in values.index})
-        for layer in layers:
-            point = {names[name]: float(values[layer]) for name, values in curves.items() if layer in values.index}
-            self._run.log({"layer": int(layer), **point})
+        points = [
+            {"layer": int(layer)}
+            | {names[name]: float(values[layer]) for name, values in curves.items() if layer in values.index}
+            for layer in layers
+        ]
 
-    @_if_it_is_there
+        def send() -> None:
+            for name in names.values():
+                self._run.define_metric(name, step_metric="layer")
+            for point in points:
+                self._run.log(point)
+
+        self._send(send)
+
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
-        # Set one by one: summaries declared through define_metric become dicts.
-        for name, value in metrics.items():
-            self._run.summary[name] = value
-        self._run.summary["provenance"] = dict(provenance)
+        def send() -> None:
+            # Set one by one: summaries declared through define_metric become dicts.
+            for name, value in metrics.items():
+                self._run.summary[name] = value
+            self._run.summary["provenance"] = dict(provenance)
+
+        self._send(send)
+
+
+def with_environment(options: TrackingOptions) -> TrackingOptions:
+    """The tracking options with WANDB_MODE and WANDB_PROJECT in place of what the user has not set.
+
+    The environment cannot make a run fail: a value that W&B does not take is reported and passed over.
+    """
+    mode, project = options.mode, options.project
+    if mode is None:
+        given = os.environ.get("WANDB_MODE") or TrackingMode.offline
+        mode = _MODES.get(given.strip().lower())
+        if mode is None:
+            mode = TrackingMode.offline
+            say(f"WANDB_MODE={given!r}: expected online, offline or disabled; the run is tracked offline")
+    if project is None:
+        project = os.environ.get("WANDB_PROJECT") or _PROJECT
+        try:
+            check_tracking(TrackingOptions(project=project))
+        except InputError:
+            say(f"WANDB_PROJECT={project!r}: W&B takes no such name; the run is tracked in the project {_PROJECT}")
+            project = _PROJECT
+    return dataclasses.replace(options, mode=mode, project=project)
 
 
 @contextlib.contextmanager
 def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     """The tracker that the config asks for, for the time of one run.
 
-    An online run whose server cannot be reached goes on offline, says so, and loses nothing; a server that goes away later
-    costs what had not been sent, which stays on disk.
+    An online run whose server cannot be reached is tracked offline; what a server that goes away later has not received
+    stays on disk. If W&B fails in any other way, at any moment and in any of its threads, the run goes on untracked. All
+    of this is reported in one line, once. The tracking options are those of `with_environment`.
     """
-    mode = options.tracking.mode
-    if mode is TrackingMode.disabled:
+    if options.tracking.mode is TrackingMode.disabled:
         yield _Nowhere()
         return
-    with _data_in(folder):
-        run = _start(options, folder, mode)
+    outage = _Outage(folder, online=options.tracking.mode is TrackingMode.online)
+    with _environment(options.tracking, folder), _contained_threads(outage):
+        run = _start(options, folder, outage)
+        if run is None:
+            yield _Nowhere()
+            return
         # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
-        tracker, status = _Wandb(run, folder), 1
+        tracker, status = _Wandb(run, outage), 1
         try:
             yield tracker
             status = 0
         finally:
             tracker.finish(status)
+            if outage.lost:
+                _discard()
 
 
 @contextlib.contextmanager
-def _data_in(folder: Path) -> Iterator[None]:
-    """Have wandb stage pictures and tables in the run folder, not in the user's home, for the time of one run."""
-    previous = os.environ.get("WANDB_DATA_DIR")
-    os.environ["WANDB_DATA_DIR"] = str(folder / "wandb")
+def _environment(options: TrackingOptions, folder: Path) -> Iterator[None]:
+    """Settings of W&B for the time of one run.
+
+    It stages pictures and tables in the run folder, not in the user's home. WANDB_MODE is what our config says: W&B
+    refuses to start on a value that it does not know, even if another one is passed to it.
+    """
+    settings = {"WANDB_DATA_DIR": str(folder / "wandb"), "WANDB_MODE": str(options.mode), "WANDB_SILENT": "true"}
+    previous = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    # A log file of W&B that cannot be written, on a full disk say, would print a traceback for every line of it.
+    raises, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield
     finally:
-        if previous is None:
-            del os.environ["WANDB_DATA_DIR"]
+        logging.raiseExceptions = raises
+        for name, value in previous.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _contained_threads(outage: _Outage) -> Iterator[None]:
+    """Report what a thread of W&B dies of in one line instead of a traceback, for the time of one run."""
+    previous = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if isinstance(failure.exc_value, Exception) and _passed_wandb(failure.exc_traceback):
+            outage.note(failure.exc_value)
         else:
-            os.environ["WANDB_DATA_DIR"] = previous
+            previous(failure)
 
-
-def _start(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
-    import wandb
-    from wandb.errors import CommError, UsageError
-
-    def init(chosen: TrackingMode) -> Any:
-        return wandb.init(
-            mode=str(chosen),  # type: ignore[arg-type]
-            dir=str(folder),
-            project=options.tracking.project,
-            entity=options.tracking.entity,
-            group=options.tracking.group,
-            name=options.tracking.name or f"{'+'.join(enabled_analyses(options.analysis))} {options.model.name}",
-            tags=options.tracking.tags or None,
-            # Under one key: the parameters of a sweep would overwrite it otherwise.
-            config={"cfg": plain(options)},
-            # A failed job of a multirun must not hand its run to the next.
-            reinit="finish_previous",
-            settings=wandb.Settings(
-                silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
-            ),
-        )
-
-    if mode is TrackingMode.offline:
-        try:
-            return init(mode)
-        except UsageError as error:
-            raise InputError(f"tracking: Weights & Biases refuses a setting: {' '.join(str(error).split())}") from error
+    threading.excepthook = hook
     try:
-        return init(mode)
-    except (CommError, UsageError) as error:
-        reason = " ".join(str(error).split())
-        say(f"Weights & Biases cannot be used online ({reason}); the run is tracked offline, see `wandb sync` later")
-        return init(TrackingMode.offline)
+        yield
+    finally:
+        threading.excepthook = previous
+
+
+def _passed_wandb(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == "wandb":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
+
+
+def _start(options: RunOptions, folder: Path, outage: _Outage) -> Any:
+    """A W&B run, or None if W&B cannot be started."""
+    errors = []
+    online = options.tracking.mode is TrackingMode.online
+    for mode in (TrackingMode.online, TrackingMode.offline) if online else (TrackingMode.offline,):
+        try:
+            run = _init(options, folder, mode)
+        except Exception as error:  # W&B raises what its settings, its service and its files raise
+            errors.append(_reason(error))
+            _discard()
+            continue
+        if errors:
+            outage.report(
+                f"Weights & Biases cannot be used online ({errors[0]}); the run is tracked offline, see `wandb sync` later"
+            )
+        return run
+    outage.report(f"Weights & Biases cannot be started ({errors[-1]}); the run goes on untracked")
+    return None
+
+
+def _init(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
+    import wandb
+
+    tracking = options.tracking
+    name = tracking.name or os.environ.get("WANDB_NAME")
+    return wandb.init(
+        mode=str(mode),  # type: ignore[arg-type]
+        dir=str(folder),
+        project=tracking.project,
+        entity=tracking.entity,
+        group=tracking.group,
+        # A model may be a long path.
+        name=name or f"{'+'.join(enabled_analyses(options.analysis))} {options.model.name}"[:NAME_LENGTH],
+        tags=tracking.tags or None,
+        # Under one key: the parameters of a sweep would overwrite it otherwise.
+        config={"cfg": plain(options)},
+        # A failed job of a multirun must not hand its run to the next.
+        reinit="finish_previous",
+        settings=wandb.Settings(
+            silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
+        ),
+    )
+
+
+def _discard() -> None:
+    """Let go of a W&B that has failed: it would fail once more when Python ends, and take the next run of a sweep with it."""
+    with contextlib.suppress(Exception):
+        import wandb
+
+        wandb.teardown()
+    wandb_log = logging.getLogger("wandb")
+    for handler in list(wandb_log.handlers):
+        wandb_log.removeHandler(handler)
+        with contextlib.suppress(OSError):
+            handler.close()

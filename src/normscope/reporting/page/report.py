@@ -37,6 +37,8 @@ class Report:
     provenance: Mapping[str, Any]
     comparison: Comparison | None
     sentences: Sequence[ExploredSentence]
+    not_shown: Sequence[str] = ()
+    """What of the texts the explorer does not show."""
 
 
 def page(report: Report, folder: Path) -> str:
@@ -77,7 +79,7 @@ def page(report: Report, folder: Path) -> str:
             comparison=comparison,
             explorer=explorer and script_data(explorer),
             crosses=any(sentence.crosses for sentence in report.sentences),
-            left_out=", ".join(explorer["leftOut"]) if explorer else "",
+            not_shown="; ".join(report.not_shown),
             provenance=table(pd.DataFrame(_flat(facts), columns=["what", "value"])),
             config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
             command=facts["command"],

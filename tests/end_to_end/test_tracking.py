@@ -1,0 +1,250 @@
+"""Weights & Biases in environments that are broken: nothing of it takes a run down, and one line says so."""
+
+import http.server
+import logging
+import os
+import signal
+import tempfile
+import threading
+
+import pytest
+import wandb
+
+from normscope.reporting import tracking
+from normscope.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, TrackingMode, TrackingOptions
+from tests.end_to_end.disturbed import mounted, results
+from tests.end_to_end.shell import run_here
+from tests.end_to_end.wandb_file import run_of
+
+
+@pytest.fixture(autouse=True)
+def own_service(monkeypatch, tmp_path):
+    """W&B reads its environment once per process: every test gets a service of its own, and leaves none behind."""
+    wandb.teardown()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    wandb.teardown()
+
+
+def options(**chosen) -> RunOptions:
+    return RunOptions(
+        model=ModelOptions(name="some/model", seed=0),
+        dataset=DatasetOptions(kind=DatasetKind.sample, seed=0),
+        tracking=TrackingOptions(**{"mode": TrackingMode.offline, "project": "normscope"} | chosen),
+    )
+
+
+def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
+    """The lines that the user sees of a tracked run in which something happens."""
+    folder.mkdir(exist_ok=True)
+    capsys.readouterr()
+    with tracking.track(options(**chosen), folder) as tracker:
+        during()
+        tracker.summary({"mixing/mean": 0.5}, {"tokens": 3})
+        tracker.summary({"mixing/last": 0.25}, {"tokens": 3})
+    return [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+
+
+def recorded(folder):
+    """What W&B has written of a run; its service writes the end of it after it has said that it is done."""
+    wandb.teardown()
+    return run_of(folder)
+
+
+def test_a_sound_environment_says_nothing(capsys, tmp_path):
+    assert tracked(capsys, tmp_path / "run") == []
+    assert recorded(tmp_path / "run")["summary"]["mixing/last"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WANDB_BASE_URL", "not-a-url"),
+        ("WANDB_INIT_TIMEOUT", "soon"),
+        ("WANDB_TAGS", "x" * 100),
+        ("WANDB_SERVICE", "garbage"),
+    ],
+)
+def test_an_environment_that_w_and_b_refuses_leaves_the_run_untracked(capsys, monkeypatch, tmp_path, name, value):
+    monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    (line,) = tracked(capsys, tmp_path / "run")
+    assert line.startswith("Weights & Biases cannot be started (")
+    assert line.endswith("the run goes on untracked")
+    assert dict(os.environ) == before
+    assert logging.raiseExceptions
+
+
+def test_a_whole_run_in_such_an_environment(capsys, monkeypatch, tmp_path, saved_model):
+    monkeypatch.setenv("WANDB_BASE_URL", "not-a-url")
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *arguments)
+    assert outcome.status == 0, outcome.err
+    assert outcome.err.count("the run goes on untracked") == 1
+    assert results(tmp_path / "run")["status"] == "completed"
+
+
+def test_a_service_that_is_killed_as_soon_as_it_has_started(capsys, monkeypatch, tmp_path):
+    from wandb.sdk.lib.service import service_process
+
+    start = service_process.start
+
+    def start_and_kill(settings):
+        process = start(settings)
+        process._process.kill()
+        process._process.wait()
+        return process
+
+    monkeypatch.setattr(service_process, "start", start_and_kill)
+    (line,) = tracked(capsys, tmp_path / "run")
+    assert "cannot be started" in line
+
+
+def test_a_service_that_is_killed_while_the_run_goes(capsys, monkeypatch, tmp_path):
+    from wandb.sdk.lib.service import service_process
+
+    started, start = [], service_process.start
+
+    def start_and_remember(settings):
+        started.append(start(settings))
+        return started[-1]
+
+    def kill():
+        started[0]._process.send_signal(signal.SIGKILL)
+        started[0]._process.wait()
+
+    monkeypatch.setattr(service_process, "start", start_and_remember)
+    (line,) = tracked(capsys, tmp_path / "run", kill)
+    assert "Weights & Biases has failed" in line
+    monkeypatch.undo()
+    assert tracked(capsys, tmp_path / "next") == []  # the next run of a sweep has a service again
+    assert recorded(tmp_path / "next")["exit"] == 0
+
+
+def test_a_proxy_that_answers_with_a_page(capsys, monkeypatch, tmp_path):
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            page = b"<html><body>Log in to the proxy</body></html>"
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.send_header("content-length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        (line,) = tracked(capsys, tmp_path / "run", mode=TrackingMode.online)
+        server.shutdown()
+    assert line.startswith("Weights & Biases cannot be used online (")
+    assert "tracked offline" in line
+    assert recorded(tmp_path / "run")["summary"]["mixing/last"] == 0.25
+
+
+def test_a_temporary_directory_that_is_full(capsys, monkeypatch, tmp_path, saved_model):
+    """Room for the four letters with which Python tries a directory, and for no more."""
+    with mounted(tmp_path / "disk", "size=12k") as disk:
+        (disk / "filling").write_bytes(b"x" * 8192)
+        monkeypatch.setenv("TMPDIR", str(disk))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        arguments = [f"model.name={saved_model}", "dataset.limit=2", f"output_dir={tmp_path / 'run'}"]
+        outcome = run_here(capsys, monkeypatch, *arguments)
+        wandb.teardown()
+    assert outcome.status == 0, outcome.err
+    assert "output_dir" not in outcome.err
+    assert outcome.err.count("untracked") <= 1
+    assert results(tmp_path / "run")["status"] == "completed"
+
+
+def test_a_log_file_of_w_and_b_that_cannot_be_written(capsys, tmp_path):
+    """Everything that W&B logs raises: the logging module would print a traceback for every line."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError:
+                self.handleError(record)
+
+    def log() -> None:
+        logger, handler = logging.getLogger("wandb"), Full()
+        logger.addHandler(handler)
+        logger.error("a line")
+        logger.removeHandler(handler)
+
+    assert tracked(capsys, tmp_path / "run", log) == []
+
+
+def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
+    others = []
+    monkeypatch.setattr(threading, "excepthook", lambda failure: others.append(failure.exc_type))
+
+    def die(module: str) -> None:
+        scope = {"__name__": module}
+        exec("def fail(): raise ZeroDivisionError('of a thread')", scope)
+        thread = threading.Thread(target=scope["fail"])
+        thread.start()
+        thread.join()
+
+    def die_everywhere() -> None:
+        die("wandb.sdk.somewhere")
+        die("wandb.sdk.elsewhere")
+        die("normscope.somewhere")
+
+    (line,) = tracked(capsys, tmp_path / "run", die_everywhere)
+    assert "ZeroDivisionError: of a thread" in line
+    assert others == [ZeroDivisionError]  # ours keeps its traceback
+
+
+def test_what_the_run_raises_passes(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RuntimeError, match="a bug"), tracking.track(options(), tmp_path / "run"):
+        raise RuntimeError("a bug")
+    assert recorded(tmp_path / "run")["exit"] == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [(None, "offline"), ("", "offline"), ("online", "online"), ("disabled", "disabled"), ("dryrun", "offline")],
+)
+def test_the_mode_of_the_environment_holds_where_ours_is_not_set(capsys, monkeypatch, environment, mode):
+    if environment is None:
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    assert tracking.with_environment(TrackingOptions()).mode == mode
+    for ours in TrackingMode:
+        assert tracking.with_environment(TrackingOptions(mode=ours)).mode is ours
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unknown_mode_in_the_environment_is_reported_and_passed_over(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "garbage")
+    assert tracking.with_environment(TrackingOptions()).mode is TrackingMode.offline
+    assert "WANDB_MODE='garbage'" in capsys.readouterr().err
+    assert tracking.with_environment(TrackingOptions(mode=TrackingMode.disabled)).mode is TrackingMode.disabled
+    assert capsys.readouterr().err == ""
+    assert tracked(capsys, tmp_path / "run") == []
+    assert recorded(tmp_path / "run")["exit"] == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "project"),
+    [(None, "normscope"), ("theirs", "theirs"), ("a/b", "normscope"), ("x" * 129, "normscope")],
+)
+def test_the_project_of_the_environment_holds_where_ours_is_not_set(capsys, monkeypatch, environment, project):
+    if environment is None:
+        monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_PROJECT", environment)
+    assert tracking.with_environment(TrackingOptions()).project == project
+    assert ("WANDB_PROJECT" in capsys.readouterr().err) == (environment not in (None, project))
+    assert tracking.with_environment(TrackingOptions(project="ours")).project == "ours"

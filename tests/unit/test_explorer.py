@@ -1,0 +1,200 @@
+"""The explorer of a report: its numbers against vectors that are built one by one, and what is too much for it."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from normscope import exploration
+from normscope.data.encoding import Encoder
+from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.decomposition import load
+from normscope.errors import InputError
+from normscope.exploration import chosen_sequences, explored, pair_maps
+from normscope.models import block as blocks
+from normscope.models.observer import Observer
+from normscope.reporting.explorer import ExploredSentence, pairs_table, payload
+from normscope.schema import DatasetKind, DatasetOptions, ReportOptions, Segmentation
+
+
+class Texts(Corpus):
+    def __init__(self, *texts):
+        self._texts = texts
+
+    @property
+    def total(self):
+        return len(self._texts)
+
+    def examples(self):
+        return iter([Example(text) if isinstance(text, str) else text for text in self._texts])
+
+
+def words(count: int) -> str:
+    return " ".join(["word"] * count)
+
+
+@pytest.fixture(scope="module")
+def model(saved_model):
+    return load(str(saved_model), device="cpu", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
+
+
+def chosen(encoder, *texts, layers=3, **options):
+    return chosen_sequences(Texts(*texts), encoder, ReportOptions(**options), layers)
+
+
+def shape(texts):
+    return [(len(text.sequence.input_ids), text.cut) for text in texts]
+
+
+def test_short_texts_come_first_and_long_ones_are_cut(encoder):
+    texts = chosen(encoder, words(100), words(3), words(90), words(9), words(8), examples=4, tokens=10)
+    assert shape(texts) == [(5, False), (10, False), (10, True), (10, True)]
+    special = encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
+    for text in texts:  # what is cut is a whole input all the same
+        assert (text.sequence.input_ids[0], text.sequence.input_ids[-1]) == special
+    assert shape(chosen(encoder, words(100), words(3), words(4), words(5), examples=2, tokens=10)) == [
+        (5, False),
+        (6, False),
+    ]
+
+
+def test_a_pair_is_cut_to_the_window_too(encoder):
+    (text,) = chosen(encoder, Example(words(50), words(40)), examples=1, tokens=12)
+    assert shape([text]) == [(12, True)]
+
+
+def test_windows_with_a_stride_are_cut_as_texts_are(model):
+    options = DatasetOptions(kind=DatasetKind.text, segmentation=Segmentation.window, stride=40, max_length=60, seed=0)
+    assert shape(chosen(Encoder(model, options), words(500), examples=1, tokens=16)) == [(16, True)]
+
+
+def test_the_users_own_text_is_cut_as_well(encoder):
+    assert shape(chosen(encoder, text=words(9), tokens=20)) == [(11, False)]
+    assert shape(chosen(encoder, text=words(90), tokens=20)) == [(20, True)]
+    with pytest.raises(InputError, match=r"report\.text"):
+        chosen(encoder, text=words(900), tokens=20)
+
+
+def test_the_window_is_what_the_explorer_can_hold_of_so_many_layers(encoder, monkeypatch):
+    monkeypatch.setattr(exploration, "_BUDGET", 4 * 3 * 30**2)
+    assert shape(chosen(encoder, words(100), examples=1, tokens=512, layers=3)) == [(30, True)]
+
+
+def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkeypatch):
+    texts = chosen(encoder, words(8), words(8), words(8), words(1), words(90), examples=5, tokens=10)
+    layers, heads, pairs = [1, 2, 3], 4, 100
+    monkeypatch.setattr(
+        exploration, "_BUDGET", len(layers) * pairs * (4 + heads) + len(layers) * (pairs * 4 + 9 * 4) + 1
+    )
+    sentences, notes = explored(model, encoder, texts, layers)
+    assert [sentence.heads for sentence in sentences] == [heads, 0, 0]
+    assert [len(sentence.queries) for sentence in sentences] == [10, 10, 3]
+    assert notes == [
+        "2 texts are shown without single heads",
+        "2 more texts are left out for lack of room (report.examples)",
+    ]
+    monkeypatch.undo()
+    sentences, notes = explored(model, encoder, texts, layers)
+    assert len(sentences) == 5
+    assert notes == ["1 text is cut to 10 tokens at most (report.tokens)"]
+    assert [sentence.title.endswith(" …") for sentence in sentences] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(("layers", "heads", "single_heads"), [(1, 100, True), (6, 12, False)])
+def test_the_table_is_within_its_bound_even_if_nothing_can_be_compressed(tmp_path, layers, heads, single_heads):
+    """As many random numbers as the explorer may hold take less than twenty megabytes."""
+    numbers = layers * (exploration._MAPS + heads * single_heads)
+    length = math.isqrt(exploration._BUDGET // numbers)
+    sentence = random_sentence(np.random.default_rng(0), layers, heads, length, single_heads)
+    pairs_table([sentence]).to_parquet(tmp_path / "pairs.parquet", index=False)
+    assert (tmp_path / "pairs.parquet").stat().st_size < 20_000_000
+    assert len(json.dumps(payload([sentence]))) < 5_500_000
+
+
+def random_sentence(generator, layers, heads, length, single_heads=True):
+    def draw(*axes):
+        return generator.random(axes, dtype=np.float32)
+
+    tokens = tuple(f"token{position}" for position in range(length))
+    weights = draw(layers, heads, length, length)
+    return ExploredSentence(
+        title="random",
+        queries=tokens,
+        keys=tokens,
+        crosses=False,
+        layers=tuple(range(2, layers + 2)),
+        single_heads=single_heads,
+        weights=weights if single_heads else weights.mean(axis=1, keepdims=True),
+        norms=draw(layers, heads, length),
+        maps={name: draw(layers, length, length) for name in ("attn_n", "attnres_n", "attnresln_n")},
+    )
+
+
+@pytest.mark.parametrize("single_heads", [True, False])
+def test_the_table_has_a_row_for_every_pair(single_heads):
+    generator = np.random.default_rng(1)
+    sentences = [random_sentence(generator, 2, 3, length, single_heads) for length in (4, 2)]
+    rows = []
+    for number, sentence in enumerate(sentences, start=1):
+        length = len(sentence.queries)
+        heads = range(4 if single_heads else 1)
+        for head, layer, query, key in itertools.product(heads, range(2), range(length), range(length)):
+            weight = float(sentence.weights[layer, :, query, key].mean())
+            norms = [float(sentence.maps[name][layer, query, key]) for name in ("attn_n", "attnres_n", "attnresln_n")]
+            if head:
+                weight = float(sentence.weights[layer, head - 1, query, key])
+                norms = [weight * float(sentence.norms[layer, head - 1, key]), np.nan, np.nan]
+            rows.append((layer + 2, head, query, key, f"token{query}", f"token{key}", weight, *norms, number))
+    names = [
+        "layer",
+        "head",
+        "query",
+        "key",
+        "query_token",
+        "key_token",
+        "attn_w",
+        "attn_n",
+        "attnres_n",
+        "attnresln_n",
+    ]
+    expected = pd.DataFrame(rows, columns=[*names, "sentence"])
+    pd.testing.assert_frame_equal(pairs_table(sentences), expected, check_dtype=False, rtol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+def test_maps_in_strips_are_those_of_explicit_vectors(model, encoder, monkeypatch, at_once):
+    monkeypatch.setattr(blocks.AttentionBlock, "queries_at_once", property(lambda _: at_once))
+    sequence = encoder.encode([Example("The cat sat on the mat, and slept.")], CorpusCounts())[0]
+    batch = exploration.collate([sequence], encoder)
+    compared = []
+
+    def visit(block):
+        vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
+        with_residual = vectors.clone()
+        diagonal = torch.arange(vectors.shape[1])
+        with_residual[:, diagonal, diagonal] += block.inputs
+        norm = block.normalisation
+        whole = with_residual - with_residual.mean(dim=-1, keepdim=True)
+        summed = block.inputs + block.attention_output
+        deviation = (summed.var(dim=-1, unbiased=False) + norm.epsilon).sqrt()
+        whole = whole * norm.weight / deviation[:, :, None, None]
+        maps = pair_maps(block)
+        assert list(maps) == ["weights", "attn_n", "attnres_n", "attnresln_n"]
+        expected = (vectors, with_residual, whole)
+        torch.testing.assert_close(maps["weights"], block.weights.mean(dim=1)[0])
+        for name, explicit in zip(("attn_n", "attnres_n", "attnresln_n"), expected, strict=True):
+            torch.testing.assert_close(maps[name], explicit.norm(dim=-1)[0])
+        compared.append(block.layer)
+
+    with Observer(model.model, model.layout) as observer:
+        observer.run(batch.model_inputs(), visit)
+    assert compared == [1, 2, 3]
