@@ -42,8 +42,9 @@ from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import say, show_comparison, show_table
-from normscope.reporting.tracking import Tracker, track, with_environment
+from normscope.reporting.tracking import Tracker, track
 from normscope.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses, flat, plain
+from normscope.tracking_environment import with_environment
 
 log = logging.getLogger("normscope")
 

@@ -12,6 +12,7 @@ import wandb
 
 from normscope.reporting import tracking
 from normscope.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, TrackingMode, TrackingOptions
+from normscope.tracking_environment import with_environment
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import run_of
@@ -220,17 +221,17 @@ def test_the_mode_of_the_environment_holds_where_ours_is_not_set(capsys, monkeyp
         monkeypatch.delenv("WANDB_MODE", raising=False)
     else:
         monkeypatch.setenv("WANDB_MODE", environment)
-    assert tracking.with_environment(TrackingOptions()).mode == mode
+    assert with_environment(TrackingOptions()).mode == mode
     for ours in TrackingMode:
-        assert tracking.with_environment(TrackingOptions(mode=ours)).mode is ours
+        assert with_environment(TrackingOptions(mode=ours)).mode is ours
     assert capsys.readouterr().err == ""
 
 
 def test_an_unknown_mode_in_the_environment_is_reported_and_passed_over(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "garbage")
-    assert tracking.with_environment(TrackingOptions()).mode is TrackingMode.offline
+    assert with_environment(TrackingOptions()).mode is TrackingMode.offline
     assert "WANDB_MODE='garbage'" in capsys.readouterr().err
-    assert tracking.with_environment(TrackingOptions(mode=TrackingMode.disabled)).mode is TrackingMode.disabled
+    assert with_environment(TrackingOptions(mode=TrackingMode.disabled)).mode is TrackingMode.disabled
     assert capsys.readouterr().err == ""
     assert tracked(capsys, tmp_path / "run") == []
     assert recorded(tmp_path / "run")["exit"] == 0
@@ -245,6 +246,6 @@ def test_the_project_of_the_environment_holds_where_ours_is_not_set(capsys, monk
         monkeypatch.delenv("WANDB_PROJECT", raising=False)
     else:
         monkeypatch.setenv("WANDB_PROJECT", environment)
-    assert tracking.with_environment(TrackingOptions()).project == project
+    assert with_environment(TrackingOptions()).project == project
     assert ("WANDB_PROJECT" in capsys.readouterr().err) == (environment not in (None, project))
-    assert tracking.with_environment(TrackingOptions(project="ours")).project == "ours"
+    assert with_environment(TrackingOptions(project="ours")).project == "ours"

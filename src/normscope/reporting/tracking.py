@@ -2,21 +2,18 @@
 
 import abc
 import contextlib
-import dataclasses
 import io
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
 
-from normscope.checks import check_tracking
-from normscope.errors import InputError, one_line
+from normscope.errors import one_line
 from normscope.reporting.terminal import say
+from normscope.reporting.threads import contained_threads
 from normscope.schema import NAME_LENGTH, RunOptions, TrackingMode, TrackingOptions, enabled_analyses, plain
 
 # A server that has not answered by then is taken for unreachable.
@@ -26,17 +23,6 @@ _FINISH_SECONDS = 60
 # A table is checked cell by cell on its way: a hundred thousand rows take half a minute, and the browser shows the first ten
 # thousand.
 _TABLE_ROWS = 20_000
-
-_PROJECT = "normscope"
-_MODES = {
-    "online": TrackingMode.online,
-    "run": TrackingMode.online,
-    "shared": TrackingMode.online,
-    "offline": TrackingMode.offline,
-    "dryrun": TrackingMode.offline,
-    "disabled": TrackingMode.disabled,
-}
-"""What W&B accepts as WANDB_MODE."""
 
 
 class Tracker(abc.ABC):
@@ -186,41 +172,19 @@ class _Wandb(Tracker):
         self._send(send)
 
 
-def with_environment(options: TrackingOptions) -> TrackingOptions:
-    """The tracking options with WANDB_MODE and WANDB_PROJECT in place of what the user has not set.
-
-    The environment cannot make a run fail: a value that W&B does not take is reported and passed over.
-    """
-    mode, project = options.mode, options.project
-    if mode is None:
-        given = os.environ.get("WANDB_MODE") or TrackingMode.offline
-        mode = _MODES.get(given.strip().lower())
-        if mode is None:
-            mode = TrackingMode.offline
-            say(f"WANDB_MODE={given!r}: expected online, offline or disabled; the run is tracked offline")
-    if project is None:
-        project = os.environ.get("WANDB_PROJECT") or _PROJECT
-        try:
-            check_tracking(TrackingOptions(project=project))
-        except InputError:
-            say(f"WANDB_PROJECT={project!r}: W&B takes no such name; the run is tracked in the project {_PROJECT}")
-            project = _PROJECT
-    return dataclasses.replace(options, mode=mode, project=project)
-
-
 @contextlib.contextmanager
 def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     """The tracker that the config asks for, for the time of one run.
 
     An online run whose server cannot be reached is tracked offline; what a server that goes away later has not received
     stays on disk. If W&B fails in any other way, at any moment and in any of its threads, the run goes on untracked. All
-    of this is reported in one line, once. The tracking options are those of `with_environment`.
+    of this is reported in one line, once. The tracking options are complete: see `tracking_environment`.
     """
     if options.tracking.mode is TrackingMode.disabled:
         yield _Nowhere()
         return
     outage = _Outage(folder, online=options.tracking.mode is TrackingMode.online)
-    with _environment(options.tracking, folder), _contained_threads(outage):
+    with _environment(options.tracking, folder), contained_threads("wandb", outage.note):
         run = _start(options, folder, outage)
         if run is None:
             yield _Nowhere()
@@ -257,32 +221,6 @@ def _environment(options: TrackingOptions, folder: Path) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _contained_threads(outage: _Outage) -> Iterator[None]:
-    """Report what a thread of W&B dies of in one line instead of a traceback, for the time of one run."""
-    previous = threading.excepthook
-
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        if isinstance(failure.exc_value, Exception) and _passed_wandb(failure.exc_traceback):
-            outage.note(failure.exc_value)
-        else:
-            previous(failure)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = previous
-
-
-def _passed_wandb(trace: TracebackType | None) -> bool:
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == "wandb":
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _reason(error: Exception) -> str:
