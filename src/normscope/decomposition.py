@@ -11,13 +11,13 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.data.batching import Batch, collate
-from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.exploration import pair_maps
+from normscope.given_texts import Text, batch_of, described
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
@@ -26,11 +26,9 @@ from normscope.models.observer import Observer
 from normscope.models.pulling import observe_blocks
 from normscope.models.verification import verify
 from normscope.reporting.figures import draw, png
-from normscope.schema import DatasetKind, DatasetOptions, DeviceOptions, DType, ModelOptions, Pin
+from normscope.schema import DeviceOptions, DType, ModelOptions, Pin
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-
-Text = str | tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,7 +174,7 @@ def load(
     return model
 
 
-def observe(model: LoadedModel, texts: Text | list[Text] | Batch) -> Iterator[AttentionBlock]:
+def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
     """The attention blocks of one forward pass, one layer after another.
 
     A block holds its layer's activations: look at it inside the loop and let it go. The pass advances only as blocks are
@@ -184,14 +182,19 @@ def observe(model: LoadedModel, texts: Text | list[Text] | Batch) -> Iterator[At
 
     Args:
         model: See `load`.
-        texts: A text, a pair of texts, a list of either, or a batch that is ready.
+        texts: A text, a pair (tuple) of texts, a list of these, what the model's tokenizer made of some, or a batch that is
+            ready.
+
+    Raises:
+        InputError: If it is anything else, or a text that the model cannot read whole. Raised when the first block is asked
+            for.
     """
-    batch = texts if isinstance(texts, Batch) else _batch(model, texts)
+    batch = texts if isinstance(texts, Batch) else batch_of(model, texts)
     with Observer(model.model, model.layout) as observer:
         yield from observe_blocks(observer, batch.to(model.device).model_inputs())
 
 
-def decompose(model: LoadedModel, text: Text) -> Decomposition:
+def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:
     """Decompose what every token of a text takes from every other.
 
     Block-level norms come from the Gram matrices of the heads' vectors, added up in float64 from the model's own
@@ -199,17 +202,19 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
 
     Args:
         model: See `load`.
-        text: A text or a pair of texts.
+        text: A text, a pair (tuple) of texts, or what the model's tokenizer made of one.
 
     Returns:
         Maps by layer; `.table` has the mixing ratios, `.pairs` and `.mixing` everything as tidy tables.
 
     Raises:
-        InputError: If it is no text or pair of texts, or longer than the model takes.
+        InputError: If it is none of these, or longer than the model takes.
     """
-    if not isinstance(text, str | tuple):
-        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {type(text).__name__}")
-    batch = _batch(model, text)
+    if isinstance(text, list):
+        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {described(text)}")
+    batch = batch_of(model, text)
+    if batch.sequences != 1:
+        raise InputError(f"decompose takes one text; got a BatchEncoding of {batch.sequences}")
     methods = model.layout.methods
     layers: list[dict[str, Tensor]] = []
     for block in observe(model, batch):
@@ -226,17 +231,3 @@ def decompose(model: LoadedModel, text: Text) -> Decomposition:
         ratios=maps["ratios"].transpose(0, 1),
         methods=methods,
     )
-
-
-def _batch(model: LoadedModel, texts: Text | list[Text]) -> Batch:
-    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
-    listed = texts if isinstance(texts, list) else [texts]
-    if not listed:
-        raise InputError("no text was given")
-    counts = CorpusCounts()
-    sequences = encoder.encode([Example(text) if isinstance(text, str) else Example(*text) for text in listed], counts)
-    if counts.cut:
-        raise InputError(f"{counts.cut} texts are longer than the {encoder.max_length} tokens that {model.name} takes")
-    if counts.skipped:
-        raise InputError(f"{counts.skipped.total()} texts have no tokens of their own for {model.name}")
-    return collate(sequences, encoder)

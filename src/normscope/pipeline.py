@@ -87,11 +87,11 @@ def _run(options: RunOptions, folder: Path, command: str, processes: World) -> d
         options.model.stack = ModelStack.cross
     device = processes.own_device(options.device)
     model = dataclasses.replace(load(_trained(options.model), device), name=options.model.name)
+    verification = verify(model.model, model.layout, model.name)
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(model, options.dataset, SEGMENTERS[options.analysis.alignment.words] if aligning else None)
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(open_corpus(options.dataset))
-    verification = verify(model.model, model.layout, model.name)
     for kind in chosen:
         if model.layout.crosses and not kind.crossing:
             raise InputError(

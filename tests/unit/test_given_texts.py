@@ -1,0 +1,168 @@
+"""The Python interface takes texts, pairs, lists of these and BatchEncodings, and guesses nothing."""
+
+import inspect
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import BatchEncoding
+
+import normscope
+from normscope.decomposition import decompose, observe
+from normscope.errors import InputError
+from normscope.given_texts import batch_of
+from tests.tiny import FAMILY_CONFIGS
+
+FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return normscope.load(device="cpu", dtype="float64")
+
+
+def mixing(model, texts):
+    return [block.mixing.clone() for block in observe(model, texts)]
+
+
+def same(got, expected):
+    assert len(got) == len(expected)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("tensors", [None, "pt", "np"])
+def test_batch_encodings_are_read_as_what_they_hold(model, tensors):
+    encoding = model.tokenizer([FIRST, "Short."], padding=True, return_tensors=tensors)
+    same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))
+    pair = model.tokenizer(
+        *SECOND, return_tensors=tensors
+    )  # one text, without an axis for the batch where it is a list
+    same(mixing(model, pair), mixing(model, SECOND))
+    torch.testing.assert_close(decompose(model, pair).vectors, decompose(model, SECOND).vectors)
+
+
+def test_padding_on_the_left_is_padding(model):
+    encoding = model.tokenizer([FIRST, "Short."], padding=True, padding_side="left", return_tensors="pt")
+    same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))
+
+
+def test_what_models_do_not_read_of_a_batch_encoding_is_left_out(model):
+    encoding = model.tokenizer(FIRST, return_offsets_mapping=True, return_special_tokens_mask=True, return_length=True)
+    same(mixing(model, encoding), mixing(model, FIRST))
+
+
+def test_lists_may_mix_texts_and_pairs(model):
+    batch = batch_of(model, [FIRST, SECOND])
+    assert batch.sequences == 2
+    assert batch.token_type_ids is not None
+    assert batch.token_type_ids.sum(dim=1).tolist() == [0, len(model.tokenizer(SECOND[1])["input_ids"]) - 1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "got"),
+    [
+        (("a", "b", "c"), r"a tuple of 3 \(str, str, str\)"),
+        (("a",), r"a tuple of 1 \(str\)"),
+        ((), r"a tuple of 0 \(\)"),
+        (("a", None), r"a tuple of 2 \(str, NoneType\)"),
+        (["a", ["b", "c"]], r"a list of 2 \(str, str\)"),
+        (["a", ("b", "c", "d", "e")], r"a tuple of 4 \(str, str, str, \.\.\.\)"),
+        (["a", 3], "int"),
+        ({"input_ids": [[1, 2]]}, "dict"),
+        ({"a": "b"}, "dict"),
+        (np.array(["a", "b"]), "ndarray"),
+        (pd.Series(["a", "b"]), "Series"),
+        (pd.DataFrame({"text": ["a"]}), "DataFrame"),
+        (torch.tensor([[101, 102]]), "Tensor"),
+        (b"bytes", "bytes"),
+        (None, "NoneType"),
+        (7, "int"),
+        ({"a", "b"}, "set"),
+        (iter(["a"]), "list_iterator"),
+    ],
+    ids=lambda value: value.replace("\\", "") if isinstance(value, str) else type(value).__name__,
+)
+def test_everything_else_is_an_error_that_says_so(model, texts, got):
+    # The tests' own type checker would refuse these before we do.
+    observe, decompose = inspect.unwrap(normscope.observe), inspect.unwrap(normscope.decompose)
+    expected = rf"expected a str, a pair \(tuple\) of two str, a list of these, or .* BatchEncoding; got {got}$"
+    with pytest.raises(InputError, match=expected):
+        next(observe(model, texts))
+    if not isinstance(texts, list):
+        with pytest.raises(InputError, match=expected):
+            decompose(model, texts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "has no input_ids"),
+        ({"input_ids": []}, "no text was given"),
+        ({"input_ids": [[]]}, "a text without tokens"),
+        ({"input_ids": [[101, 102]], "attention_mask": [[0, 0]]}, "a text without tokens"),
+        ({"input_ids": [[101, 102]], "attention_mask": [[1]]}, "attention_mask is of another shape"),
+        ({"input_ids": [[101, 102]], "token_type_ids": [[1], [1]]}, "token_type_ids is of another shape"),
+        ({"input_ids": [[101, 30522]]}, "of another tokenizer: expected 0 to 30521, got 101 to 30522"),
+        ({"input_ids": [[-1, 5]]}, "of another tokenizer"),
+        ({"input_ids": [[0.5, 5.0]]}, "no lists of whole numbers"),
+        ({"input_ids": [["a"]]}, "no lists of whole numbers"),
+        ({"input_ids": [[[1]]]}, "no lists of whole numbers"),
+        ({"input_ids": 5}, "no lists of numbers"),
+        ({"input_ids": [[101, 102]], "position_ids": [[4, 5]]}, "has position_ids"),
+        ({"input_ids": [[101] * 513]}, "longer than the 512 tokens"),
+    ],
+)
+def test_batch_encodings_that_cannot_be_read(model, fields, message):
+    with pytest.raises(InputError, match=message):
+        batch_of(model, BatchEncoding(fields))
+
+
+def test_texts_that_cannot_be_read(model):
+    for texts, message in (
+        ([], "no text was given"),
+        ("half \ud800 of one", "half of one"),
+        ("word " * 600, "longer than the 512 tokens"),
+    ):
+        with pytest.raises(InputError, match=message):
+            batch_of(model, texts)
+    with pytest.raises(InputError, match="decompose takes one text"):
+        inspect.unwrap(decompose)(model, [FIRST])
+    with pytest.raises(InputError, match="got a BatchEncoding of 2"):
+        decompose(model, model.tokenizer([FIRST, FIRST]))
+
+
+def test_translation_models_are_given_what_they_read(minilm_folder):
+    from normscope.models.loading import load
+    from normscope.schema import DeviceOptions, ModelOptions, ModelStack
+    from tests.tiny import STACK_CONFIGS
+
+    architecture = STACK_CONFIGS["bart"] | {"vocab_size": 30522}
+
+    def stack(name: str):
+        options = ModelOptions(
+            name="tiny", architecture=architecture, tokenizer=str(minilm_folder), stack=ModelStack(name), seed=0
+        )
+        return load(options, DeviceOptions(name="cpu"))
+
+    with pytest.raises(InputError, match="reads one text, not a pair"):
+        batch_of(stack("encoder"), SECOND)
+    cross = stack("cross")
+    with pytest.raises(InputError, match="1 of 2 texts cannot be read: 1 without a target text"):
+        batch_of(cross, [SECOND, FIRST])
+    with pytest.raises(InputError, match="holds no target"):
+        batch_of(cross, cross.tokenizer(FIRST))
+    assert batch_of(cross, SECOND).source is not None
+
+
+def test_models_without_segments_take_batch_encodings_that_have_them(minilm_folder):
+    from normscope.models.loading import load
+    from normscope.schema import DeviceOptions, ModelOptions
+
+    architecture = FAMILY_CONFIGS["distilbert"] | {"vocab_size": 30522}
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    model = load(options, DeviceOptions(name="cpu"))
+    encoding = model.tokenizer(*SECOND)
+    assert "token_type_ids" in encoding
+    assert batch_of(model, encoding).token_type_ids is None
