@@ -245,6 +245,13 @@ def normalisation(norm: Any) -> Normalisation:
     return Normalisation(full_precision(norm.weight), None if bias is None else full_precision(bias), epsilon, centred)
 
 
+def embeddings_of(model: Any) -> nn.Embedding:
+    """The embedding of the tokens that a model, or one of its stacks, reads."""
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding)
+    return embeddings
+
+
 def _part(layer: nn.Module, path: str | None) -> Any:
     return None if path is None else attrgetter(path)(layer)
 

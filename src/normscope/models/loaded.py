@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import cached_property
 
 import torch
-from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.observer import Observer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,10 +44,9 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that have an embedding."""
-        embeddings = self.model.get_input_embeddings()
-        assert isinstance(embeddings, nn.Embedding)
-        return embeddings.num_embeddings
+        """Number of token ids that have an embedding, the decoder's among them where one is looked at."""
+        readers = [self.model, self.model.get_decoder()] if self.layout.reads_target else [self.model]
+        return max(embeddings_of(reader).num_embeddings for reader in readers)
 
     @property
     def takes_segments(self) -> bool:
@@ -62,10 +61,22 @@ class LoadedModel:
         """Whether it has an encoder and a decoder."""
         return self.layout.stack is not None
 
-    @property
+    @cached_property
     def causal(self) -> bool:
-        """Whether tokens see only those before them."""
-        return bool(getattr(self.layout.bind(self.model)[0].attention, "is_causal", False))
+        """Whether tokens see only those before them.
+
+        Config keys and modules contradict each other here, so it is read off what two tokens see of each other.
+        """
+        if self.crosses:
+            return False
+        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if self.layout.reads_target:
+            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
+        seen: list[torch.Tensor] = []
+        with Observer(self.model, self.layout, [1]) as observer:
+            observer.run(inputs, lambda block: seen.append(block.visible()[0, 0]))
+        return bool(seen[0][1, 0]) and not bool(seen[0][0, 1])
 
     @property
     def crosses(self) -> bool:

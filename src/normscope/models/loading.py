@@ -7,9 +7,8 @@ the checkpoint lacks, a checksum that differs, a weight that is not a number, an
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -19,10 +18,15 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapted_model, adapter_folder, merged
+from normscope.models.architecture import configured
 from normscope.models.families import layout_of
 from normscope.models.heads import masked_language_head
+from normscope.models.layout import embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.sources import Source, locate, weights_digest
+from normscope.models.tokenizer_knowledge import refuse_ignorant
+from normscope.models.unsupported import refuse_other_family, refuse_unsupported
+from normscope.models.unused_weights import refuse_other_numbers, refuse_unused
 from normscope.schema import DeviceOptions, ModelOptions
 
 DTYPES: dict[str, torch.dtype] = {
@@ -56,13 +60,14 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     name = options.name if adapter is None else adapted_model(adapter)
     if options.architecture:
         source = None
-        config = _configured(options.architecture)
+        config = configured(options.architecture)
     else:
         source = locate(name, options, weights=not random)
         config = _pretrained_config(source, options)
     config.use_cache = False  # nothing is generated, and a cache would keep every layer's keys
+    config.chunk_size_feed_forward = 0  # pieces of a feed-forward network give the same numbers, but need even lengths
     layout = layout_of(config.model_type, None if options.stack is None else options.stack.value)
-    _refuse_unsupported(config)
+    refuse_unsupported(config)
     if random:
         torch.manual_seed(options.seed)
         try:
@@ -79,11 +84,18 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
         model = model.get_encoder()
     _refuse_non_finite(model, options.name)
     tokenizer = _tokenizer(source, options)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+    if len(tokenizer) > embeddings_of(model).num_embeddings:
         raise InputError(
             f"the tokenizer of {options.tokenizer or options.name!r} knows {len(tokenizer)} tokens, the model only "
-            f"{model.get_input_embeddings().num_embeddings}; set model.tokenizer to the one that the model was trained with"
+            f"{embeddings_of(model).num_embeddings}; set model.tokenizer to the one that the model was trained with"
         )
+    refuse_ignorant(
+        tokenizer,
+        options.tokenizer or options.name,
+        None if random else embeddings_of(model).num_embeddings,
+    )
+    if layout.reads_target:
+        _refuse_unreadable_targets(model, tokenizer, options)
     lengths = (layout.longest_sequence(model), tokenizer.model_max_length)
     # Tokenizers that know no limit say so by an astronomical number.
     known = [length for length in lengths if length is not None and length < 10**9]
@@ -122,34 +134,14 @@ def torch_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _configured(architecture: Mapping[str, Any]) -> PretrainedConfig:
-    shapes = dict(architecture)
-    if "model_type" not in shapes:
-        raise InputError(
-            "model.architecture has no model_type: expected a transformers config, model_type: bert for instance"
-        )
-    try:
-        return AutoConfig.for_model(shapes.pop("model_type"), **shapes)
-    except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"model.architecture is no transformers config: {one_line(error)}") from error
-
-
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
     try:
-        return AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
-
-
-def _refuse_unsupported(config: PretrainedConfig) -> None:
-    # transformers 5 dropped BERT's relative positions and would run such a checkpoint without them, in silence.
-    kind = getattr(config, "position_embedding_type", None)
-    if kind not in (None, "absolute"):
-        raise InputError(f"position_embedding_type={kind!r} is not supported by transformers; set another model.name")
-    if getattr(config, "talking_head", False):
-        raise InputError(
-            "talking_head=true mixes the weights of heads, which may become negative; set another model.name"
-        )
+    assert isinstance(config, PretrainedConfig)
+    refuse_other_family(config, options.name)
+    return config
 
 
 def _digest(source: Source, adapter: Path | None) -> str:
@@ -173,14 +165,16 @@ def _check_digest(source: Source, options: ModelOptions) -> None:
 
 def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
     try:
-        model, loading = AutoModel.from_pretrained(
-            source.folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=None if options.allow_pickle else True,
-            trust_remote_code=options.trust_remote_code,
-            output_loading_info=True,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Casting complex values")  # refused below, by name
+            model, loading = AutoModel.from_pretrained(
+                source.folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=None if options.allow_pickle else True,
+                trust_remote_code=options.trust_remote_code,
+                output_loading_info=True,
+            )
     except Exception as error:  # a truncated or corrupt file surfaces as any of a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
     missing = sorted(key for key in loading["missing_keys"] if not key.startswith(_UNOBSERVED_PARTS))
@@ -192,6 +186,8 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
             f"model.name={options.name}: its weights lack {len(missing)} of the model's tensors, {missing[0]} first; "
             "they would be random. Is it a checkpoint of this family?"
         )
+    refuse_unused(model, loading["unexpected_keys"], options.name)
+    refuse_other_numbers(model, source.folder, options.name)
     return model
 
 
@@ -219,6 +215,25 @@ def _refuse_non_finite(model: PreTrainedModel, name: str) -> None:
         # One pass without a temporary as large as the parameter: a sum is finite only if every part is.
         if not torch.isfinite(parameter.sum(dtype=torch.float64)):
             raise InputError(f"model.name={name}: the weight {key} holds NaN or infinity; use another checkpoint")
+
+
+def _refuse_unreadable_targets(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: ModelOptions
+) -> None:
+    """Refuse a decoder that has no embedding for what it would be given."""
+    known = embeddings_of(model.get_decoder()).num_embeddings
+    if getattr(tokenizer, "separate_vocabs", False):
+        raise InputError(
+            f"model.stack={options.stack}: {options.name} writes its target with a vocabulary of its own, which only "
+            "model.stack=encoder can do without"
+        )
+    start = model.config.decoder_start_token_id
+    if len(tokenizer) > known or (start is not None and not 0 <= start < known):
+        what = f"a decoder_start_token_id of {start}" if len(tokenizer) <= known else f"a tokenizer of {len(tokenizer)}"
+        raise InputError(
+            f"model.stack={options.stack}: the decoder of {options.name} has embeddings for {known} tokens, but there is "
+            f"{what}; set model.tokenizer to the one that it was trained with, or model.stack=encoder"
+        )
 
 
 def _tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:

@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.block import AttentionBlock
-from normscope.models.layout import BlockLayout, stacked_heads
+from normscope.models.layout import BlockLayout, embeddings_of, stacked_heads
 from normscope.models.observer import Observer
 from normscope.models.rotation import length_dependent_rotations
 from normscope.models.score_terms import ScoreTerms
@@ -74,9 +74,11 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
     worst = Verification(0.0, 1, "block input")
     bound = max(BOUNDS[model.dtype], _FLOAT32_INSIDE if layout.float32_inside else 0.0)
     for lengths in _PROBE_LENGTHS:
-        inputs = _probe(model, lengths)
+        inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
         if layout.reads_target:
-            inputs |= {f"decoder_{key}": tensor for key, tensor in _probe(model, lengths[::-1]).items()}
+            vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
+            target = _probe(model, vocabulary, lengths[::-1])
+            inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
         try:
             references, hidden = _references(model, layout, inputs)
         except RuntimeError as error:
@@ -123,12 +125,9 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
     return worst
 
 
-def _probe(model: PreTrainedModel, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
     """Token ids that stand for nothing, right-padded; the same at every run."""
     generator = torch.Generator().manual_seed(0)
-    embeddings = model.get_input_embeddings()
-    assert isinstance(embeddings, nn.Embedding)
-    vocabulary = embeddings.num_embeddings
     padding = model.config.pad_token_id
     ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
     real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)

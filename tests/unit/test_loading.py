@@ -1,0 +1,297 @@
+"""What is loaded is what the files say, and what they say is used."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+from normscope.errors import InputError
+from normscope.models.families import layout_of
+from normscope.models.loading import load
+from normscope.models.tokenizer_knowledge import refuse_ignorant
+from normscope.models.verification import verify
+from normscope.schema import DeviceOptions, DType, ModelOptions, ModelStack
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
+
+EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)
+
+
+@pytest.fixture
+def folder(saved_model, tmp_path) -> Path:
+    """A model of three layers with its tokenizer, to be damaged."""
+    return Path(shutil.copytree(saved_model, tmp_path / "model"))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, changes: Any) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    changes(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def refused(folder: Path, message: str, **options: Any) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load(ModelOptions(name=str(folder), seed=0, **options), DeviceOptions(name="cpu"))
+    assert "\n" not in str(caught.value)
+
+
+# Weights.
+
+
+def test_fewer_layers_in_the_config_than_in_the_weights(folder):
+    change_config(folder, num_hidden_layers=2)
+    refused(
+        folder, r"16 tensors that the model does not use, encoder\.layer\.2\.attention\.output\.LayerNorm\.bias first"
+    )
+
+
+@pytest.mark.parametrize(
+    "extra", ["encoder.layer.0.attention.self.gate", "bert.encoder.layer.0.extra.weight", "embeddings.b"]
+)
+def test_extra_tensors_of_a_block(folder, extra):
+    change_weights(folder, lambda weights: weights.update({extra: torch.ones(2)}))
+    refused(folder, rf"1 tensors that the model does not use, {extra.replace('bert.', '(bert.)?')} first")
+
+
+def test_weights_of_another_family(folder):
+    change_config(folder, model_type="roberta")
+    refused(folder, "config.json says model_type roberta, but architectures BertModel, which is of the family bert")
+    change_config(folder, model_type="roberta", architectures=None)
+    prefixed = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(prefixed, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, "its weights lack .* of the model's tensors")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.complex64, "C64"), (torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")],
+)
+def test_weights_that_are_no_plain_numbers(folder, dtype, name):
+    key = "encoder.layer.1.attention.self.query.weight"
+    change_weights(folder, lambda weights: weights.update({key: weights[key].to(dtype)}))
+    refused(folder, rf"the weight {key.replace('.', '[.]')} in model.safetensors is of type {name}")
+
+
+def test_pickled_weights_that_are_no_plain_numbers(folder):
+    weights = load_file(folder / "model.safetensors")
+    key = "encoder.layer.1.attention.self.query.weight"
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    load(ModelOptions(name=str(folder), allow_pickle=True, seed=0), DeviceOptions(name="cpu"))
+    torch.save(weights | {key: weights[key].to(torch.int8)}, folder / "pytorch_model.bin")
+    refused(folder, rf"the weight {key} in pytorch_model.bin is of type int8", allow_pickle=True)
+
+
+def test_quantised_checkpoints(folder):
+    change_config(folder, quantization_config={"quant_method": "fp8"})
+    refused(folder, "quantised weights are not what the model computes with")
+
+
+def test_heads_poolers_and_leftovers_of_older_versions_pass(folder):
+    leftovers = {
+        "cls.predictions.bias": torch.ones(3),
+        "classifier.weight": torch.ones(3).to(torch.int8),
+        "bert.pooler.dense.bias": torch.ones(24),
+        "embeddings.position_ids": torch.arange(160)[None],
+    }
+    change_weights(folder, lambda weights: weights.update(leftovers))
+    assert load(ModelOptions(name=str(folder), seed=0), DeviceOptions(name="cpu")).layers == 3
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "roberta", "electra", "distilbert", "albert", "modernbert", "deberta-v2", "mpnet"]
+)
+def test_checkpoints_with_a_head_pass(family, tmp_path, tokenizer):
+    settings = FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}
+    whole = AutoModelForMaskedLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    whole.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load(ModelOptions(name=str(tmp_path), seed=0), DeviceOptions(name="cpu"))
+    for name, parameter in model.model.named_parameters():
+        if not name.startswith("pooler."):
+            assert torch.equal(parameter, whole.get_parameter(f"{whole.base_model_prefix}.{name}")), name
+
+
+def test_feed_forward_networks_in_pieces_give_the_same_numbers(folder):
+    """The length of a batch need not be a multiple of the piece."""
+    whole = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
+    change_config(folder, chunk_size_feed_forward=4)
+    pieces = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
+    inputs = token_batch(whole.model, (7,))
+    assert torch.equal(whole.model(**inputs).last_hidden_state, pieces.model(**inputs).last_hidden_state)
+    assert verify(pieces.model, pieces.layout, "pieces").error < 1e-12
+
+
+# Configs.
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (
+            {"model_type": "bert", "hiden_size": 12},
+            r"model.architecture.hiden_size: bert has no such key; did you mean hidden_size",
+        ),
+        (
+            {"model_type": "gpt2", "n_layers": 2},
+            r"model.architecture.n_layers: gpt2 has no such key; did you mean n_layer\?",
+        ),
+        ({"model_type": "llama", "xyzzy": 2}, r"model.architecture.xyzzy: llama has no such key$"),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "fctor": 3.0}},
+            "rope_parameters has no key fctor; did you mean factor",
+        ),
+    ],
+)
+def test_misspelled_keys_of_an_architecture(minilm_folder, architecture, message):
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    with pytest.raises(InputError, match=message):
+        load(options, DeviceOptions(name="cpu"))
+
+
+@pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
+def test_known_keys_of_an_architecture_pass(family, minilm_folder):
+    architecture = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": 30522}
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    assert load(options, DeviceOptions(name="cpu")).layers == 3
+
+
+def test_keys_that_only_the_code_reads_pass(minilm_folder):
+    architecture = FAMILY_CONFIGS["llama"] | {"vocab_size": 30522, "is_causal": False, "rope_theta": 100.0}
+    architecture |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    model = load(options, DeviceOptions(name="cpu"))
+    assert model.model.config.rope_parameters == {
+        "type": "linear",
+        "rope_type": "linear",
+        "factor": 2.0,
+        "rope_theta": 100.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "causal"),
+    [
+        ("llama", {}, True),
+        ("llama", {"is_causal": False}, False),
+        ("gpt2", {"is_causal": False}, False),
+        ("mistral", {}, True),
+        ("gemma", {"is_causal": False}, False),
+        ("gemma", {"is_causal": False, "use_bidirectional_attention": True}, False),
+        ("bert", {}, False),
+        ("bert", {"is_decoder": True}, True),
+        ("bert", {"is_decoder": True, "is_causal": False}, False),
+        ("bert", {"is_causal": True}, True),
+        ("eurobert", {}, False),
+        ("mpnet", {}, False),
+        ("albert", {}, False),
+    ],
+)
+def test_the_first_token_is_a_category_where_tokens_see_only_the_past(minilm_folder, family, changes, causal):
+    architecture = FAMILY_CONFIGS[family] | {"vocab_size": 30522} | changes
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    model = load(options, EXACTLY)
+    assert model.causal == causal
+    inputs = token_batch(model.model, (6,))
+    last = inputs["input_ids"].clone()
+    last[0, -1] += 1
+    outputs = [
+        model.model(**inputs | {"input_ids": ids}).last_hidden_state[0, 0] for ids in (inputs["input_ids"], last)
+    ]
+    assert torch.allclose(*outputs, rtol=0, atol=1e-12) == causal  # what the model itself does with a later token
+    assert verify(model.model, model.layout, family).error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("family", "stack", "causal"),
+    [
+        ("t5", "encoder", False),
+        ("t5", "decoder", True),
+        ("t5", "cross", False),
+        ("bart", "decoder", True),
+        ("bart", "cross", False),
+    ],
+)
+def test_decoders_see_only_the_past(minilm_folder, family, stack, causal):
+    architecture = STACK_CONFIGS[family] | {"vocab_size": 30522}
+    options = ModelOptions(
+        name="tiny", architecture=architecture, tokenizer=str(minilm_folder), stack=ModelStack(stack), seed=0
+    )
+    assert load(options, EXACTLY).causal == causal
+
+
+def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(minilm_folder):
+    architecture = FAMILY_CONFIGS["gemma"] | {"use_bidirectional_attention": True}
+    options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
+    with pytest.raises(InputError, match="use_bidirectional_attention=true: .* set is_causal=false"):
+        load(options, EXACTLY)
+
+
+# Vocabularies.
+
+
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+def test_a_decoder_with_a_smaller_vocabulary(stack, minilm_folder, tokenizer):
+    config = STACK_CONFIGS["marian"] | {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    model = tiny_model(config | {"vocab_size": 99, "decoder_vocab_size": 7}, torch.float64)
+    assert verify(model, layout_of("marian", stack), "marian").error < 1e-12
+    options = ModelOptions(
+        name="tiny",
+        architecture=config | {"vocab_size": len(tokenizer) + 9, "decoder_vocab_size": len(tokenizer)},
+        tokenizer=str(minilm_folder),
+        stack=ModelStack(stack),
+        seed=0,
+    )
+    loaded = load(options, EXACTLY)
+    assert loaded.vocabulary == len(tokenizer) + 9
+    options.architecture = config | {"vocab_size": len(tokenizer), "decoder_vocab_size": 900}
+    with pytest.raises(InputError, match=f"embeddings for 900 tokens, but there is a tokenizer of {len(tokenizer)}"):
+        load(options, EXACTLY)
+    options.architecture = config | {"vocab_size": len(tokenizer), "decoder_start_token_id": len(tokenizer)}
+    with pytest.raises(InputError, match=f"there is a decoder_start_token_id of {len(tokenizer)}"):
+        load(options, EXACTLY)
+
+
+# Tokenizers.
+
+
+def test_a_folder_without_tokenizer_files(folder):
+    for file in folder.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            file.unlink()
+    refused(
+        folder, r"the tokenizer of '.*', with 5 tokens, knows no text; are its files .* there\? Set model.tokenizer"
+    )
+
+
+@pytest.mark.parametrize(
+    "family", ["roberta", "gpt2", "t5", "deberta-v2", "albert", "qwen2", "mbart", "xlm-roberta", "gemma", "mpnet"]
+)
+def test_empty_tokenizers_of_every_kind(family, tmp_path):
+    settings = dict((FAMILY_CONFIGS | STACK_CONFIGS)[family])
+    AutoConfig.for_model(settings.pop("model_type"), **settings).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="knows no text|cannot read text"):
+        refuse_ignorant(AutoTokenizer.from_pretrained(tmp_path), "it", None)
+
+
+def test_a_tokenizer_far_smaller_than_the_embedding(tmp_path, tokenizer):
+    tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": 2 * len(tokenizer) + 1}, torch.float32).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    refused(tmp_path, rf"knows {len(tokenizer)} tokens, but the model has embeddings of {2 * len(tokenizer) + 1}")
+    assert load(ModelOptions(name=str(tmp_path), random_init=True, seed=0), DeviceOptions(name="cpu")).layers == 3
+
+
+def test_tokenizers_of_a_language_of_their_own_pass():
+    from normscope.translation.vocabulary import joint_vocabulary
+
+    refuse_ignorant(joint_vocabulary(["⠓⠑⠇⠇⠕ ⠺⠕⠗⠇⠙", "⠃⠽⠑ ⠝⠕⠺"] * 3, 60, 100), "it", 40)
