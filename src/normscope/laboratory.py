@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.analyses.laboratory import Ablation, Laboratory
 from normscope.data.batching import Batch, batches_of, unpacked
 from normscope.data.encoding import Encoder
-from normscope.models.block import AttentionBlock
+from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer, Replacement
 from normscope.reporting.terminal import steps_bar
@@ -72,7 +72,7 @@ class ModelLaboratory(Laboratory):
                 replacements=self._replacements(ablation),
                 whole=self._model.masked_language_head,
             )
-        logits = output.logits[hidden].float()
+        logits = full_precision(output.logits[hidden])
         loss = torch.nn.functional.cross_entropy(logits, batch.input_ids[hidden], reduction="sum")
         return float(loss), int(hidden.sum())
 

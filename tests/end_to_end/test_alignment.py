@@ -177,6 +177,7 @@ def test_maps_and_error_rates_are_those_of_explicit_vectors(capsys, monkeypatch,
         corpus,
         tmp_path / "run",
         f"analysis.alignment.sentences={rows}".replace(" ", ""),
+        "device.dtype=float64",
     )
     assert outcome.status == 0, outcome.err
     maps = pd.read_parquet(tmp_path / "run/tables/alignment_maps.parquet")
@@ -190,7 +191,7 @@ def test_maps_and_error_rates_are_those_of_explicit_vectors(capsys, monkeypatch,
                 & (maps["head"] == head)
             ]
             measured = chosen.pivot(index="target", columns="source", values="value").to_numpy()
-            np.testing.assert_allclose(measured, expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(measured, expected, rtol=1e-9, atol=1e-12)
     rates = pd.read_parquet(tmp_path / "run/tables/alignment_aer.parquet")
     assert len(rates) == len(brute[0])
     for rate in rates.itertuples():

@@ -146,11 +146,17 @@ def _statistics(values):
 def _check_correlation(folder, pairs):
     found = table(folder, "norms_correlation").set_index(["layer", "category"])
     assert (found["error_bound"] == 0).all()
+    assert set(found.index.get_level_values("category")) == {*pairs["category"], "all"}
     for (layer, category), row in found.iterrows():
-        chosen = pairs[(pairs["category"] == category) & ((pairs["layer"] == layer) | (layer == 0))]
+        chosen = _pairs_of(pairs, layer, category)
         assert row["count"] == len(chosen)
         expected = scipy.stats.spearmanr(chosen["alpha"], chosen["f"]).statistic
         assert row["spearman"] == pytest.approx(expected, abs=1e-4)  # float32 breaks a few ties of float64
+
+
+def _pairs_of(pairs, layer, category):
+    of_layer = pairs if layer == 0 else pairs[pairs["layer"] == layer]
+    return of_layer if category == "all" else of_layer[of_layer["category"] == category]
 
 
 def _check_frequency(folder, observed):
@@ -192,7 +198,7 @@ def test_an_estimated_correlation_keeps_its_bound(capsys, monkeypatch, corpus, t
     found = table(tmp_path / "a", "norms_correlation").set_index(["layer", "category"])
     assert (found["error_bound"] > 0).all()
     for (layer, category), row in found.iterrows():
-        chosen = pairs[(pairs["category"] == category) & ((pairs["layer"] == layer) | (layer == 0))]
+        chosen = _pairs_of(pairs, layer, category)
         expected = scipy.stats.spearmanr(chosen["alpha"], chosen["f"]).statistic
         assert row["count"] == len(chosen)
         assert abs(row["spearman"] - expected) <= row["error_bound"]

@@ -156,6 +156,8 @@ def test_the_norms_that_make_the_outliers_stand_beside_them(table, eager):
     np.testing.assert_allclose(
         [row["weight"], row["bias"]], [norm.weight[223].item(), norm.bias[223].item()], rtol=1e-6
     )
+    medians = [np.median(parameter.abs().detach()) for parameter in (norm.weight, norm.bias)]
+    np.testing.assert_allclose([row["median_abs_weight"], row["median_abs_bias"]], medians, rtol=1e-7)
 
 
 def share_of(alpha, sequence, category):
@@ -292,13 +294,15 @@ def test_masked_token_loss_is_the_heads_own(capsys, monkeypatch, tmp_path, saved
     tokenizer.save_pretrained(checkpoint)
     arguments = ["analysis=score", f"model.name={checkpoint}", "dataset=text", f"dataset.path={corpus}"]
     chosen = ["analysis.outliers.dimensions=[3]", "analysis.score.ablation_controls=2", "tracking=disabled"]
-    outcome = run_here(capsys, monkeypatch, *arguments, *chosen, f"output_dir={tmp_path / 'run'}")
+    chosen += ["device.dtype=float64", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *arguments, *chosen)
     assert outcome.status == 0, outcome.err
     found = pd.read_parquet(tmp_path / "run/tables/score_ablation_loss.parquet")
 
     model = load(ModelOptions(name=str(checkpoint), seed=0), DeviceOptions(name="cpu"))
     encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
     loss, tokens = 0.0, 0
+    whole.double()
     for text, pair in TEXTS:
         inputs = tokenizer(text, pair, return_tensors="pt")
         ids = inputs["input_ids"][0]
@@ -308,7 +312,7 @@ def test_masked_token_loss_is_the_heads_own(capsys, monkeypatch, tmp_path, saved
         hidden = masked != ids
         loss += torch.nn.functional.cross_entropy(logits[hidden], ids[hidden], reduction="sum").item()
         tokens += int(hidden.sum())
-    assert abs(found["before"].iloc[0] - loss / tokens) < 1e-4
+    assert found["before"].iloc[0] == pytest.approx(loss / tokens, rel=1e-12)
     assert (found["change"].abs() > 1e-6).all()
 
 

@@ -1,6 +1,8 @@
 """Score contributions, their spread and attention by group, against every pair built, in float64."""
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from normscope.analyses.interventions import Removals
@@ -167,8 +169,18 @@ def test_deviations_by_hand():
     sigma = deviation_scores(means, "sigma")
     torch.testing.assert_close(sigma[0, 3], torch.tensor(6 / (56 / 5) ** 0.5, dtype=torch.float64))
     mad = deviation_scores(means, "mad")  # median 4, deviations 4 2 0 6 0, their median 2
-    torch.testing.assert_close(mad[0], torch.tensor([-2.0, -1.0, 0.0, 3.0, 0.0], dtype=torch.float64) / 1.4826)
+    torch.testing.assert_close(
+        mad[0], torch.tensor([-2.0, -1.0, 0.0, 3.0, 0.0], dtype=torch.float64) / 1.482602218505602
+    )
     assert (deviation_scores(torch.ones(1, 4), "sigma") == 0).all()
+
+
+@pytest.mark.parametrize("dimensions", [2, 31, 32, 768])
+def test_median_absolute_deviations_are_those_of_scipy(dimensions):
+    means = torch.randn(3, dimensions, generator=torch.Generator().manual_seed(dimensions), dtype=torch.float64)
+    unit = scipy.stats.median_abs_deviation(means, axis=-1, scale="normal")
+    expected = (means.numpy() - np.median(means, axis=-1, keepdims=True)) / unit[:, None]
+    np.testing.assert_allclose(deviation_scores(means, "mad"), expected, rtol=1e-12)
 
 
 def test_an_outlier_of_the_model_is_one_in_a_share_of_layers():

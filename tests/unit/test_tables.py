@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from benchmarks.scenarios import analyses_of, analysing, subject_of
 from normscope.analyses import sentences
@@ -222,3 +223,55 @@ def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch)
     sample = analysis.findings().tables["sample"]
     assert len(sample) == 8
     assert (sample["rank"] > 0).all()
+
+
+@pytest.mark.parametrize("exact_pairs", [10**6, 0])
+@pytest.mark.parametrize("scale", [1, 30])
+def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pairs):
+    """Sharp attention has weights that float32 cannot tell from zero, and neighbours that it cannot tell apart."""
+    model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
+    for modules in layout_of("gpt2").bind(model):
+        modules.attention.c_attn.weight[:, :24] *= scale
+    batch = batch_of(model, (30, 24, 1))
+    pairs = visible_pairs(model, batch)
+    analysis = NormsAnalysis(NormsOptions(exact_pairs=exact_pairs, seed=0), subject_of(model))
+    analysing(model, batch, [analysis])()
+    result = analysis.findings()
+    correlation = result.tables["correlation"]
+    assert set(correlation["category"]) == {*CATEGORIES, "all"}
+    assert set(correlation["layer"]) == {0, 1, 2, 3}
+    for row in correlation.itertuples():
+        chosen = pairs[((pairs["layer"] == row.layer) | (row.layer == 0))]
+        chosen = chosen[(chosen["category"] == row.category) | (row.category == "all")]
+        assert row.count == len(chosen)
+        assert (row.error_bound == 0) == bool(exact_pairs)
+        expected = spearmanr(chosen["alpha"], chosen["f"]).statistic
+        assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
+    everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
+    assert result.metrics["spearman/all"] == everything
+    assert any(f"{everything:+.2f} for all" in sentence for sentence in result.sentences)
+
+
+def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
+    """Tokens that the model tells apart by less than float32 does."""
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    for embedding in (model.embeddings.word_embeddings, model.embeddings.position_embeddings):
+        embedding.weight *= 1e-8
+    batch = batch_of(model, (30, 24, 7))
+    real = batch.real
+    measures = {name: [] for name in ("alpha", "f")}
+    for block in blocks_of(model, batch):
+        received = torch.einsum("bhqk,bq->bhk", block.weights, real.double()).mean(dim=1)
+        measures["alpha"].append((received / real.sum(dim=-1, keepdim=True))[real])
+        transformed = torch.einsum("bhkd,hdm->bhkm", block.value, block.parameters.output_weight)
+        measures["f"].append(transformed.norm(dim=-1).mean(dim=1)[real])
+    ranks = 1 + batch.input_ids[real]
+    result = findings(model, "frequency", batch).tables
+    for measure, by_layer in measures.items():
+        for layer, values in enumerate([torch.stack(by_layer).mean(dim=0), *by_layer]):
+            table = result["correlation_by_layer"].query("layer == @layer") if layer else result["correlation"]
+            row = table[(table["measure"] == measure) & (table["specials"] == "with")].iloc[0]
+            assert row["count"] == len(ranks)
+            assert row["spearman"] == pytest.approx(
+                spearmanr(ranks, values).statistic, abs=1e-4
+            )  # rounding breaks ties

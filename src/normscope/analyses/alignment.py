@@ -46,7 +46,7 @@ class AlignmentAnalysis(Analysis):
         self._counts = Tally(layers, len(METHODS), len(SETTINGS), maps, 3)
         self._norms = PooledMeans(layers, 1, len(METHODS), maps)
         self._links = KeptRows(layers, torch.int16)
-        self._maps = KeptRows(layers, torch.float32)
+        self._maps = KeptRows(layers, torch.float64)  # a few sentences, in whatever precision the run has
         self._lost = Tally(1, 2)
         self.accumulators = {
             "counts": self._counts,

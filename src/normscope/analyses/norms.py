@@ -181,14 +181,14 @@ class NormsAnalysis(Analysis):
 
     def _correlation(self) -> pd.DataFrame:
         try:
-            results = self._pairs.correlation.compute()
+            results = self._pairs.correlation.compute(union=True)
         except Nothing:
             results = []
         table = pd.DataFrame(
             [
                 (layer, category, found.spearman, found.count, found.error_bound, found.reason)
                 for layer, row in zip((0, *self._subject.layers), results, strict=False)
-                for category, found in zip(self._subject.names, row, strict=True)
+                for category, found in zip((*self._subject.names, ALL), row, strict=True)
                 if category in self._subject.categories and found.count
             ],
             columns=["layer", "category", "spearman", "count", "error_bound", "reason"],

@@ -99,7 +99,7 @@ class OutliersAnalysis(Analysis):
         for layer, norm in self._subject.hidden_norms.items():
             weight = norm.weight.cpu().double()
             bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.cpu().double()
-            middle = float(weight.abs().median()), float(bias.abs().median())
+            middle = float(weight.abs().quantile(0.5)), float(bias.abs().quantile(0.5))
             rows += [(layer, j, float(weight[j]), float(bias[j]), *middle) for j in outliers]
         return pd.DataFrame(
             rows, columns=["layer", "dimension", "weight", "bias", "median_abs_weight", "median_abs_bias"]

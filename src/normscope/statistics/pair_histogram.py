@@ -106,9 +106,10 @@ class PairHistogram:
         offset = low - self.low
         self.counts[:, offset : offset + counts.shape[1]] += counts.to(self._flat.dtype)
 
-    def table(self, group: int) -> tuple[int, np.ndarray]:
-        """Where the second axis begins, and the counts of one group, first × second."""
-        return self.low, self.counts[:, :, group].cpu().numpy().astype(np.int64)
+    def table(self, group: int | None) -> tuple[int, np.ndarray]:
+        """Where the second axis begins, and the counts of one group, or of all together, first × second."""
+        counts = self.counts.sum(dim=-1) if group is None else self.counts[:, :, group]
+        return self.low, counts.cpu().numpy().astype(np.int64)
 
     def _hold(self, low: int, high: int, device: torch.device) -> None:
         """Have room for these cells of the second axis."""

@@ -74,8 +74,9 @@ class RankCorrelation(Accumulator):
             # `counted` may stand for several heads or queries at once.
             self._pairs += int(counted.sum()) * (first.numel() // counted.numel())
             if self._pairs <= self._budget:
-                # As they come: picking out what counts is left to the end, and the copies of `second` too.
-                self._kept[layer].append(_Kept(first.float().cpu(), second.float().cpu(), group.cpu(), counted.cpu()))
+                # As they come: picking out what counts is left to the end, and the copies of `second` too. In less
+                # precision, numbers that differ would become ties.
+                self._kept[layer].append(_Kept(first.cpu(), second.cpu(), group.cpu(), counted.cpu()))
                 return
             self._give_up_exactness()
         self._histograms[layer].add(first, second, group, seen)
@@ -93,8 +94,11 @@ class RankCorrelation(Accumulator):
             merged._give_up_exactness()
         return merged
 
-    def compute(self) -> list[list[Correlation]]:
+    def compute(self, *, union: bool = False) -> list[list[Correlation]]:
         """ρ per layer and group, behind a first row for all layers together.
+
+        Args:
+            union: Whether a last column is of all groups together.
 
         Raises:
             Nothing: If no pair has been added.
@@ -103,7 +107,8 @@ class RankCorrelation(Accumulator):
             raise Nothing("no pair has been added up")
         of = self._exact_of if self._exact else self._binned_of
         every = range(self._layers)
-        return [[of(layers, group) for group in range(self._groups)] for layers in (every, *([one] for one in every))]
+        groups = [*range(self._groups), *([None] if union else [])]
+        return [[of(layers, group) for group in groups] for layers in (every, *([one] for one in every))]
 
     def state(self) -> dict[str, Tensor]:
         """Everything that has been added up, as tensors on the CPU."""
@@ -132,14 +137,14 @@ class RankCorrelation(Accumulator):
                 update = kept.pop()
                 histogram.add(update.first, update.second, update.group, update.counted)
 
-    def _exact_of(self, layers: Iterable[int], group: int) -> Correlation:
+    def _exact_of(self, layers: Iterable[int], group: int | None) -> Correlation:
         chosen = [update.of_group(group) for layer in layers for update in self._kept[layer]]
         if not chosen:
             return _undefined(0)
         first, second = (torch.cat(parts) for parts in zip(*chosen, strict=True))
         return _exact(first, second)
 
-    def _binned_of(self, layers: Iterable[int], group: int) -> Correlation:
+    def _binned_of(self, layers: Iterable[int], group: int | None) -> Correlation:
         parts = [self._histograms[layer].table(group) for layer in layers]
         parts = [(low, counts) for low, counts in parts if counts.size]
         if not parts:
@@ -179,9 +184,10 @@ class _Kept(NamedTuple):
             group[counted].to(torch.int16),
         )
 
-    def of_group(self, group: int) -> tuple[Tensor, Tensor]:
-        """The pairs of one group that count."""
-        counted = (self.counted & (self.group == group)[:, None, None, :]).expand_as(self.first)
+    def of_group(self, group: int | None) -> tuple[Tensor, Tensor]:
+        """The pairs of one group, or of all, that count."""
+        counted = self.counted if group is None else self.counted & (self.group == group)[:, None, None, :]
+        counted = counted.expand_as(self.first)
         return self.first[counted], self.second.unsqueeze(2).expand_as(self.first)[counted]
 
 
@@ -233,7 +239,7 @@ def _binned(table: np.ndarray) -> Correlation:
         spreads.append(float(np.sqrt((marginal * mean_rank**2).sum())))
         deviations.append(float(np.sqrt((marginal * (marginal**2 - 1 / total**2)).sum() / 12)))
     if min(spreads) == 0:
-        return Correlation(None, total, 0.0, "one side is constant")
+        return Correlation(None, total, 0.0, "one side is constant, or varies too little for an estimate")
     (x, y), (v_x, v_y), (s_x, s_y) = means, spreads, deviations
     covariance = float(x @ share @ y)
     # Spread of one side's mean ranks within the cells of the other.
