@@ -79,7 +79,7 @@ class Subject:
             batch.real if category == ALL else batch.categories == self.names.index(category)
             for category in self.categories
         ]
-        return torch.stack(groups)
+        return torch.stack(groups) if groups else batch.real.new_zeros(0, *batch.real.shape)
 
 
 class Analysis(abc.ABC):

@@ -20,6 +20,7 @@ def describe_figures(
     shown = list(dict.fromkeys(by_head["category"]))
     parts = [category for category in shown if category != ALL] or shown
     titles = {category: category for category in parts}
+    points = sample.assign(category=ALL) if parts == [ALL] else sample[sample["category"].isin(parts)]
     return {
         "by_layer": Lines(
             table=by_layer[by_layer["category"].isin(parts)],
@@ -59,7 +60,7 @@ def describe_figures(
             ),
         ),
         "scatter": Scatter(
-            table=sample[sample["category"].isin(parts)],
+            table=points,
             x="f",
             y="alpha",
             panel="category",
