@@ -1,6 +1,8 @@
 """One suite for every accumulator: the contract of `statistics.accumulator`."""
 
 import dataclasses
+import importlib
+import pkgutil
 from collections.abc import Callable
 
 import hypothesis.strategies as st
@@ -10,6 +12,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 
+from normscope import statistics
 from normscope.statistics.accumulator import Accumulator, Nothing
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.kept_rows import KeptRows
@@ -20,6 +23,7 @@ from normscope.statistics.sample import UniformSample
 from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.sequences import SequenceMeans
 from normscope.statistics.tally import Tally
+from normscope.statistics.tokens import TokenMeans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,11 @@ def _feed_tally(accumulator: Tally, values: torch.Tensor) -> None:
         accumulator.update(layer, (values > 0).sum(dim=(1, 2)))
 
 
+def _feed_tokens(accumulator: TokenMeans, values: torch.Tensor) -> None:
+    real = values[0] > -1
+    accumulator.update((values[0][real] * 2).long() + 2, values[:, real])
+
+
 def _feed_rows(accumulator: KeptRows, values: torch.Tensor) -> None:
     for sequence in values[0]:
         for layer in (0, 1):
@@ -93,9 +102,22 @@ CASES = {
     "PooledMeans": Case(lambda: PooledMeans(2, 2, 2), _feed_pooled),
     "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
     "Tally": Case(lambda: Tally(2, 2), _feed_tally),
+    "TokenMeans": Case(lambda: TokenMeans(12, 2), _feed_tokens),
     "KeptRows": Case(lambda: KeptRows(2, torch.float64), _feed_rows),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
+
+
+def test_every_accumulator_is_tested():
+    for module in pkgutil.walk_packages(statistics.__path__, f"{statistics.__name__}."):
+        importlib.import_module(module.name)
+    kinds = {type(case.empty()) for case in CASES.values()}
+    assert kinds == set(_without_subclasses(Accumulator))
+
+
+def _without_subclasses(kind: type) -> list[type]:
+    own = [subclass for subclass in kind.__subclasses__() if subclass.__module__.startswith("normscope.")]
+    return [leaf for subclass in own for leaf in _without_subclasses(subclass)] or [kind]
 
 
 @pytest.fixture(params=CASES)
@@ -162,7 +184,9 @@ def test_batches_equal_the_whole(seed, cut):
     for case in CASES.values():
         whole = values(seed)
         assert_same(fed(case, whole), fed(case, whole[:, :cut], whole[:, cut:]))
-        assert_same(fed(case, whole), fed(case, whole[:, :cut]).merge(fed(case, whole[:, cut:])))
+        sides = fed(case, whole[:, :cut]), fed(case, whole[:, cut:])
+        assert_same(fed(case, whole), sides[0].merge(sides[1]))
+        assert_same(fed(case, whole), sides[1].merge(sides[0]))
 
 
 def test_state_survives_save_and_load(case, tmp_path):
@@ -202,6 +226,21 @@ def test_grouped_moments_equal_numpy():
             per_sequence = [line[mask].mean() for line, mask in zip(numbers, real, strict=True) if mask.any()]
             np.testing.assert_allclose(summary.sequence_mean[layer, row, 0], np.mean(per_sequence))
     assert summary.count[0, 0] == real.sum()
+
+
+def test_token_means_equal_numpy():
+    data = values(3)
+    tokens, numbers = (data[0] * 2).long().flatten() + 5, data.flatten(1)
+    means = TokenMeans(12, 2)
+    means.update(tokens, numbers)
+    mean, count = means.compute()
+    for token in range(12):
+        own = numbers[:, tokens == token].numpy()
+        assert count[token] == own.shape[1]
+        if own.size:
+            np.testing.assert_allclose(mean[token], own.mean(axis=1))
+        else:
+            assert torch.isnan(mean[token]).all()
 
 
 def test_padding_may_hold_anything():
