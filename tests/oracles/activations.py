@@ -1,0 +1,191 @@
+"""Explicit activations of a model, from its weights alone: no code of normscope's is used here."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """One block's projections, head by head; key and value heads are repeated for each query head."""
+
+    query: np.ndarray  # head model head_dim
+    query_bias: np.ndarray  # head head_dim
+    key: np.ndarray
+    key_bias: np.ndarray
+    value: np.ndarray
+    value_bias: np.ndarray
+    output: np.ndarray  # head head_dim model
+    output_bias: np.ndarray  # model; zero where there is none
+
+    @classmethod
+    def of(cls, query: nn.Linear, key: nn.Linear, value: nn.Linear, output: nn.Linear, heads: int) -> "Weights":
+        size = query.out_features // heads
+
+        def split(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+            weight = linear.weight.numpy().T.reshape(linear.in_features, -1, size).transpose(1, 0, 2)
+            repeats = heads // len(weight)
+            bias = np.zeros(linear.out_features) if linear.bias is None else linear.bias.numpy()
+            return weight.repeat(repeats, axis=0), bias.reshape(-1, size).repeat(repeats, axis=0)
+
+        bias = np.zeros(output.out_features) if output.bias is None else output.bias.numpy()
+        return cls(*split(query), *split(key), *split(value), output.weight.numpy().T.reshape(heads, size, -1), bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One block on one sequence."""
+
+    weights: Weights
+    x: np.ndarray  # query model; what the residual connection carries
+    entering: np.ndarray  # key model; what enters W_Q, W_K, W_V
+    query: np.ndarray  # head query head_dim
+    key: np.ndarray  # head key head_dim
+    visible: np.ndarray  # query key
+    scale: float
+    turn: tuple[np.ndarray, np.ndarray] | None  # key head_dim/2; cosine and sine of the rotation of queries and keys
+    gamma: np.ndarray | None  # weight of the LayerNorm after the residual connection
+    epsilon: float
+
+    @cached_property
+    def alpha(self) -> np.ndarray:
+        """α: head query key."""
+        return softmax(self.scale * self.query @ self.key.transpose(0, 2, 1), self.visible)
+
+    @cached_property
+    def f(self) -> np.ndarray:
+        """f(x): head key model."""
+        return (self.entering @ self.weights.value + self.weights.value_bias[:, None]) @ self.weights.output
+
+    @cached_property
+    def contributions(self) -> np.ndarray:
+        """C_j(m, n): head query key dimension. What dimension j alone puts into key n, times query m."""
+        parts = self.entering[None, :, :, None] * self.weights.key[:, None]  # head key dimension head_dim
+        parts = rotated(parts.transpose(0, 2, 1, 3), self.turn)  # head dimension key head_dim
+        return np.einsum("hqd,hjkd->hqkj", self.query, parts)
+
+    @cached_property
+    def key_bias_part(self) -> np.ndarray:
+        """What b_K adds to q·k: head query key."""
+        bias = np.broadcast_to(self.weights.key_bias[:, None], self.key.shape)
+        return self.query @ rotated(bias, self.turn).transpose(0, 2, 1)
+
+    def ratios(self) -> dict[str, np.ndarray]:
+        """Mixing ratio of every token by the methods of the block, from the vector of every pair."""
+        alpha, own = self.alpha, np.arange(len(self.x))
+        pairs = np.einsum("hqk,hkm->qkm", alpha, self.f)  # F_ij
+        residual = pairs.copy()
+        residual[own, own] += self.x  # R_ij
+        by_weights = 1 - alpha[:, own, own].mean(axis=0)
+        found = {
+            "attn_w": by_weights,
+            "attn_n": _ratio(pairs),
+            "attnres_w": by_weights / 2,
+            "attnres_n": _ratio(residual),
+        }
+        if self.gamma is not None:
+            output = self.x + pairs.sum(axis=1) + self.weights.output_bias
+            sigma = np.sqrt(output.var(axis=1) + self.epsilon)
+            normalised = self.gamma * (residual - residual.mean(axis=-1, keepdims=True)) / sigma[:, None, None]  # T_ij
+            found["attnresln_n"] = _ratio(normalised)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence_:
+    """One sequence as the model reads it, and what the model makes of it."""
+
+    ids: np.ndarray
+    inputs: Mapping[str, torch.Tensor]
+    hidden: np.ndarray  # layer (from 0) token model
+    blocks: Sequence[Block]
+
+
+def bert(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
+    """A BERT on one sequence without padding."""
+    hidden, _ = _hidden(model, model.encoder.layer, inputs)
+    blocks = []
+    for layer, x in zip(model.encoder.layer, hidden, strict=False):
+        own, output = layer.attention.self, layer.attention.output
+        weights = Weights.of(own.query, own.key, own.value, output.dense, model.config.num_attention_heads)
+        everything = np.ones((len(x), len(x)), dtype=bool)
+        blocks.append(_block(weights, x, x, everything, None, output.LayerNorm.weight.numpy(), output.LayerNorm.eps))
+    return Sequence_(inputs["input_ids"][0].numpy(), inputs, hidden, blocks)
+
+
+def qwen2(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
+    """A Qwen2 on one sequence without padding: causal, rotary, some layers with a window, biases in W_Q, W_K and W_V."""
+    config = model.config
+    hidden, entering = _hidden(model, model.layers, inputs, [layer.self_attn.q_proj for layer in model.layers])
+    position = torch.arange(hidden.shape[1])
+    size = config.hidden_size // config.num_attention_heads
+    # In float32, as the model has them.
+    frequency = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size)
+    angles = position[:, None].float() * frequency
+    turn = angles.cos().double().numpy(), angles.sin().double().numpy()
+    distance = position[:, None] - position
+    blocks = []
+    for layer, kind, x, normed in zip(model.layers, config.layer_types, hidden, entering, strict=False):
+        own = layer.self_attn
+        weights = Weights.of(own.q_proj, own.k_proj, own.v_proj, own.o_proj, config.num_attention_heads)
+        visible = distance >= 0
+        if kind == "sliding_attention":
+            visible &= distance < config.sliding_window
+        blocks.append(_block(weights, x, normed, visible.numpy(), turn, None, 0.0))
+    return Sequence_(inputs["input_ids"][0].numpy(), inputs, hidden, blocks)
+
+
+def softmax(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis, of the entries that are visible."""
+    scores = np.where(visible, scores, -np.inf)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def rotated(vectors: np.ndarray, turn: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    """Rotary embedding: entries i and i + half of a head are the coordinates of a plane that is turned by angle i."""
+    if turn is None:
+        return vectors
+    cosine, sine = turn
+    first, second = np.split(vectors, 2, axis=-1)
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def _block(weights, x, entering, visible, turn, gamma, epsilon) -> Block:
+    query, key = (
+        rotated(entering @ weight + bias[:, None], turn)
+        for weight, bias in ((weights.query, weights.query_bias), (weights.key, weights.key_bias))
+    )
+    scale = query.shape[-1] ** -0.5
+    return Block(weights, x, entering, query, key, visible, scale, turn, gamma, epsilon)
+
+
+def _ratio(pairs: np.ndarray) -> np.ndarray:
+    own = np.arange(len(pairs))
+    preserving = pairs[own, own]
+    mixing = np.linalg.norm(pairs.sum(axis=1) - preserving, axis=-1)
+    return mixing / (mixing + np.linalg.norm(preserving, axis=-1))
+
+
+def _hidden(model, layers, inputs, projections=()) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Input of every layer, then the output of the last; and what entered some modules."""
+    hidden: list[np.ndarray] = []
+    entering: list[np.ndarray] = []
+    handles = [layer.register_forward_pre_hook(lambda _, args: hidden.append(args[0][0].numpy())) for layer in layers]
+    handles += [
+        module.register_forward_pre_hook(lambda _, args: entering.append(args[0][0].numpy())) for module in projections
+    ]
+
+    def last(_module, _args, output):
+        hidden.append((output if isinstance(output, torch.Tensor) else output[0]).squeeze(0).numpy())
+
+    handles.append(layers[-1].register_forward_hook(last))
+    with torch.inference_mode():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return np.stack(hidden), entering

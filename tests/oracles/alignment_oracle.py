@@ -1,0 +1,382 @@
+"""The alignment analysis by brute force: maps over tokens from explicit vectors, then words, links and error rates."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import torch
+
+from tests.oracles.comparison import Expected, Picture, cloud, table
+
+METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
+SETTINGS = {"awo": "alignment with output", "awi": "alignment with input"}
+RATES = ["aer", "precision", "recall"]
+HEURISTICS = ("intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-and", "grow-diag-final-and")
+
+Link = tuple[int, int]
+Links = frozenset[Link]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A pair of sentences: words, tokens, the word that each token is of (−1: none), and what people aligned."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    source_ids: Sequence[int]
+    source_words: Sequence[int]
+    decoder_ids: Sequence[int]
+    target_words: Sequence[int]
+    """The word of the token that is predicted in each row."""
+    sure: Links
+    possible: Links
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """Numbers for target and source words: by layer, method, setting and head (0: the layer's own)."""
+
+    words: Mapping[tuple[int, str, str, int], np.ndarray]
+    token_totals: Mapping[tuple[int, str, int], tuple[float, int]]
+    """Sum of the numbers for pairs of tokens, and how many pairs there are."""
+
+
+def maps_of(model: torch.nn.Module, pair: Pair) -> Maps:
+    """The maps of one pair.
+
+    Args:
+        model: An encoder–decoder like Marian, in float64, with eager attention.
+        pair: A pair.
+    """
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([list(pair.source_ids)]),
+            decoder_input_ids=torch.tensor([list(pair.decoder_ids)]),
+            output_attentions=True,
+        )
+    words, totals = {}, {}
+    for layer, (module, weights) in enumerate(zip(model.decoder.layers, output.cross_attentions, strict=True), start=1):
+        own, alpha = module.encoder_attn, weights[0].numpy()
+        with torch.inference_mode():
+            value = own.v_proj(output.encoder_last_hidden_state)[0].numpy()
+        projection = own.out_proj.weight.detach().numpy().T
+        parts = [slice(head * own.head_dim, (head + 1) * own.head_dim) for head in range(len(alpha))]
+        vectors = np.stack([alpha[h][..., None] * (value[:, part] @ projection[part]) for h, part in enumerate(parts)])
+        by_head = {
+            "attn_w": [alpha.mean(axis=0), *alpha],
+            "attn_n": [np.linalg.norm(every, axis=-1) for every in (vectors.sum(axis=0), *vectors)],
+        }
+        for method, maps in by_head.items():
+            for head, tokens in enumerate(maps):
+                totals[layer, method, head] = float(tokens.sum()), tokens.size
+                for setting in SETTINGS:
+                    words[layer, method, setting, head] = _over_words(tokens, pair, setting)
+    return Maps(words, totals)
+
+
+def _over_words(tokens: np.ndarray, pair: Pair, setting: str) -> np.ndarray:
+    """Sums over a source word's tokens, means over a target word's; the last column is all that is of no word."""
+    words = np.zeros((len(pair.target), len(pair.source) + 1))
+    for target in range(len(pair.target)):
+        rows = [row for row, word in enumerate(pair.target_words) if word == target]
+        # A token is read in the row after the one that predicts it.
+        rows = [row + 1 for row in rows if row + 1 < len(tokens)] if setting == "awi" else rows
+        for column, word in enumerate(pair.source_words):
+            if rows:
+                words[target, word] += tokens[rows, column].mean()
+    return words
+
+
+def links_of(words: np.ndarray) -> Links:
+    """Each target word with the source word of the largest number, unless none is, or the end of the sentence has it."""
+    return frozenset(
+        (int(row.argmax()), target) for target, row in enumerate(words) if row.max() > 0 and row.argmax() < len(row) - 1
+    )
+
+
+def rates(found: Mapping[int, Links], pairs: Mapping[int, Pair]) -> dict[str, float]:
+    """Error rate, precision and recall over the pairs that were read."""
+    links = sum(len(found[row]) for row in found)
+    sure = sum(len(pairs[row].sure) for row in found)
+    in_sure = sum(len(found[row] & pairs[row].sure) for row in found)
+    in_possible = sum(len(found[row] & pairs[row].possible) for row in found)
+    return {
+        "aer": 1 - (in_sure + in_possible) / (links + sure),
+        "precision": in_possible / links if links else 0.0,
+        "recall": in_sure / sure,
+        "sentences": len(found),
+    }
+
+
+def symmetrised(forward: Links, backward: Links, heuristic: str) -> Links:
+    """As Koehn et al. 2003 describe it, on a grid: rows are source words, columns target words."""
+    if heuristic == "intersection":
+        return forward & backward
+    if heuristic == "union":
+        return forward | backward
+    both = heuristic.endswith("-and")
+    links = set(forward & backward)
+
+    def addable(link: Link) -> bool:
+        free = [all(link[side] != other[side] for other in links) for side in (0, 1)]
+        return all(free) if both else any(free)
+
+    size = 1 + max((max(link) for link in forward | backward), default=0)
+    while True:
+        before = len(links)
+        for place in itertools.product(range(size), repeat=2):
+            if place in links:
+                for step in ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)):
+                    beside = (place[0] + step[0], place[1] + step[1])
+                    if beside in forward | backward and addable(beside):
+                        links.add(beside)
+        if len(links) == before:
+            break
+    if "final" in heuristic:
+        for alignment in (forward, backward):
+            for link in sorted(alignment):
+                if addable(link):
+                    links.add(link)
+    return frozenset(links)
+
+
+def expected(
+    maps: Mapping[int, Maps],
+    pairs: Mapping[int, Pair],
+    layers: Sequence[int],
+    shown: Sequence[int],
+    baselines: Mapping[str, Mapping[int, Links]],
+    reverse: Mapping[tuple[str, str], tuple[int, Mapping[int, Links]]],
+) -> Expected:
+    """Everything that the alignment analysis publishes.
+
+    Args:
+        maps: Of the pairs that were read, by row.
+        pairs: All pairs, by row.
+        layers: Layers that are looked at.
+        shown: Rows whose maps are published.
+        baselines: Links of other aligners, by name and row.
+        reverse: Layer and links, by row, of a model in the opposite direction, by method and setting.
+    """
+    own = [key for key in next(iter(maps.values())).words if key[0] in layers]
+    links = {key: {row: links_of(maps[row].words[key]) for row in maps} for key in own}
+    rows = []
+    for layer, method, setting, head in own:
+        totals = [maps[row].token_totals[layer, method, head] for row in maps]
+        rows.append(
+            {
+                "layer": layer,
+                "head": head,
+                "method": method,
+                "setting": setting,
+                **rates(links[layer, method, setting, head], pairs),
+                "mean_norm": sum(total for total, _ in totals) / sum(count for _, count in totals),
+            }
+        )
+    places = ["layer", "head", "method", "setting"]
+    measured = table(places, rows)
+    others = [
+        {"layer": 0, "head": 0, "method": name, "setting": "none", "mean_norm": np.nan}
+        | rates({row: found[row] for row in maps}, pairs)
+        for name, found in baselines.items()
+    ]
+    both = _both_directions(measured, links, pairs, reverse)
+    tables = {"aer": table(places, rows + others), "links": _link_table(links)}
+    if both is not None:
+        tables["symmetrised"] = both
+    map_table = _map_table({row: maps[row] for row in shown if row in maps}, pairs, own)
+    if map_table is not None:
+        tables["maps"] = map_table
+    metrics = _metrics(measured, others, both)
+    layer_rows = measured.xs(0, level="head")
+    return Expected(
+        tables=tables,
+        metrics=metrics,
+        curves={
+            f"{method}/{setting}/aer": layer_rows.xs((method, setting), level=("method", "setting"))["aer"].to_dict()
+            for method, setting in itertools.product(METHODS, SETTINGS)
+        },
+        figures=_figures(measured, map_table),
+        summary=_summary(layer_rows, others, both),
+        sentences=_sentences(metrics, baselines),
+        notes=_notes({row: pairs[row] for row in maps}, len(pairs)),
+    )
+
+
+def _both_directions(measured, links, pairs, reverse) -> pd.DataFrame | None:
+    rows = []
+    for (method, setting), (reverse_layer, backward) in reverse.items():
+        layer = _best(measured, method, setting)
+        forward = links[layer, method, setting, 0]
+        for heuristic in HEURISTICS:
+            joined = {row: symmetrised(forward[row], backward[row], heuristic) for row in forward}
+            place = {"method": method, "setting": setting, "heuristic": heuristic}
+            rows.append(place | {"layer": layer, "reverse_layer": reverse_layer, **rates(joined, pairs)})
+    return table(["method", "setting", "heuristic"], rows) if rows else None
+
+
+def _best(measured: pd.DataFrame, method: str, setting: str) -> int:
+    return int(measured.xs((0, method, setting), level=("head", "method", "setting"))["aer"].idxmin())
+
+
+def _link_table(links: Mapping[tuple[int, str, str, int], Mapping[int, Links]]) -> pd.DataFrame:
+    rows = [
+        {
+            "row": row,
+            "layer": layer,
+            "method": method,
+            "setting": setting,
+            "links": " ".join(f"{source}-{target}" for source, target in sorted(found)),
+        }
+        for (layer, method, setting, head), by_row in links.items()
+        if head == 0
+        for row, found in by_row.items()
+    ]
+    return table(["row", "layer", "method", "setting"], rows)
+
+
+def _map_table(shown: Mapping[int, Maps], pairs: Mapping[int, Pair], keys) -> pd.DataFrame | None:
+    rows = []
+    for (row, maps), (layer, method, setting, head) in itertools.product(shown.items(), keys):
+        pair = pairs[row]
+        for (target, source), value in np.ndenumerate(maps.words[layer, method, setting, head]):
+            link = (source, target)
+            rows.append(
+                {
+                    "row": row,
+                    "layer": layer,
+                    "method": method,
+                    "setting": setting,
+                    "head": head,
+                    "target": target,
+                    "source": source,
+                    "target_word": pair.target[target],
+                    "source_word": (*pair.source, "</s>")[source],
+                    "value": value,
+                    "gold": "sure" if link in pair.sure else "possible" if link in pair.possible else "none",
+                }
+            )
+    places = ["row", "layer", "method", "setting", "head", "target", "source"]
+    return table(places, rows).sort_index() if rows else None
+
+
+def _metrics(measured: pd.DataFrame, others, both: pd.DataFrame | None) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for method, setting in itertools.product(METHODS, SETTINGS):
+        chosen = measured.xs((method, setting), level=("method", "setting"))
+        of_layers, of_heads = chosen.xs(0, level="head"), chosen[chosen.index.get_level_values("head") > 0]
+        layer, (of_head, head) = of_layers["aer"].idxmin(), of_heads["aer"].idxmin()
+        found = {
+            "layer_mean/aer": of_layers["aer"].mean(),
+            "best_layer/layer": layer,
+            "best_head/layer": of_head,
+            "best_head/head": head,
+            "best_head/aer": of_heads["aer"].min(),
+        } | {f"best_layer/{rate}": of_layers.loc[layer, rate] for rate in RATES}
+        if method == "attn_n":
+            loudest, (its_layer, its_head) = of_layers["mean_norm"].idxmax(), of_heads["mean_norm"].idxmax()
+            found |= {
+                "largest_norm_layer/layer": loudest,
+                "largest_norm_layer/aer": of_layers.loc[loudest, "aer"],
+                "largest_norm_head/layer": its_layer,
+                "largest_norm_head/head": its_head,
+                "largest_norm_head/aer": of_heads.loc[(its_layer, its_head), "aer"],
+            }
+            if of_heads["aer"].nunique() > 1:
+                found["heads/spearman_norm_aer"] = scipy.stats.spearmanr(
+                    of_heads["mean_norm"], of_heads["aer"]
+                ).statistic
+        metrics |= {f"{method}/{setting}/{name}": float(value) for name, value in found.items()}
+    for other in others:
+        metrics |= {f"{other['method']}/{rate}": other[rate] for rate in RATES}
+    if both is not None:
+        metrics |= {"/".join([*place, "aer"]): aer for place, aer in both["aer"].items()}
+    return metrics
+
+
+def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Picture]:
+    percent = {place: aer * 100 for place, aer in measured["aer"].items()}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for (_, head, method, setting), row in measured.iterrows():
+        if head and method == "attn_n":
+            points.setdefault(SETTINGS[setting], []).append((row["mean_norm"], row["aer"] * 100))
+    figures = {
+        "by_layer": Picture(
+            {
+                (SETTINGS[setting], layer, method): value
+                for (layer, head, method, setting), value in percent.items()
+                if head == 0
+            },
+            {"limits": (0, 100)},
+        ),
+        "by_head": Picture(
+            {
+                (SETTINGS[setting], f"AER %, {METHODS[method]}", layer, head): value
+                for (layer, head, method, setting), value in percent.items()
+                if head
+            },
+            {"limits": (0, 100)},
+        ),
+        "norm_and_aer": Picture(cloud(points)),
+    }
+    for number in [] if maps is None else maps.index.get_level_values("row").unique():
+        drawn = {}
+        for method, title in METHODS.items():
+            layers = measured.xs((0, method), level=("head", "method"))["aer"]
+            layer, setting = layers.idxmin()
+            chosen = maps.loc[(number, layer, method, setting, 0)]
+            for (target, source), cell in chosen.iterrows():
+                place = target, cell["target_word"], source, cell["source_word"], cell["gold"]
+                drawn[(f"{title}, layer {layer}, {setting}", *place)] = cell["value"]
+        figures[f"map_{number}"] = Picture(drawn)
+    return figures
+
+
+def _summary(layer_rows: pd.DataFrame, others, both: pd.DataFrame | None) -> pd.DataFrame:
+    rows = {}
+
+    def percent(found: Mapping[str, float]) -> dict[str, float]:
+        return {"AER %": found["aer"] * 100} | {f"{name} %": found[name] * 100 for name in ("precision", "recall")}
+
+    for method, setting in itertools.product(METHODS, SETTINGS):
+        of_layers = layer_rows.xs((method, setting), level=("method", "setting"))
+        best = of_layers["aer"].idxmin()
+        rows[f"{method} {setting}"] = {
+            "layer mean AER %": of_layers["aer"].mean() * 100,
+            "best layer": str(best),
+            **percent(of_layers.loc[best]),
+        }
+    for other in others:
+        rows[other["method"]] = {"layer mean AER %": np.nan, "best layer": "", **percent(other)}
+    for (method, setting, heuristic), found in [] if both is None else both.iterrows():
+        layers = f"{int(found['layer'])} and {int(found['reverse_layer'])}"
+        rows[f"{method} {setting}, {heuristic}"] = {"layer mean AER %": np.nan, "best layer": layers, **percent(found)}
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
+    sentences = []
+    for setting, side in (("awo", "output"), ("awi", "input")):
+        best = {method: metrics[f"{method}/{setting}/best_layer/aer"] for method in METHODS}
+        mean = {method: metrics[f"{method}/{setting}/layer_mean/aer"] for method in METHODS}
+        sentences.append(
+            f"Alignment with {side}: the best layer errs by {best['attn_n']:.1%} (AER) by vector norms and by "
+            f"{best['attn_w']:.1%} by weights; the layers' mean is {mean['attn_n']:.1%} against {mean['attn_w']:.1%}."
+        )
+    return sentences + [f"{name} errs by {metrics[f'{name}/aer']:.1%} on the same pairs." for name in baselines]
+
+
+def _notes(read: Mapping[int, Pair], total: int) -> list[str]:
+    notes = []
+    for side in ("source", "target"):
+        lost = sum(
+            len(set(range(len(getattr(pair, side)))) - set(getattr(pair, f"{side}_words"))) for pair in read.values()
+        )
+        if lost:
+            notes.append(f"the tokenizer has no token of {lost:,} {side} words: they are never aligned")
+    if len(read) < total:
+        notes.append(f"error rates are of the {len(read):,} of {total:,} pairs that were read")
+    return notes

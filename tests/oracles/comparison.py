@@ -1,0 +1,195 @@
+"""What an oracle says, and the comparison of an analysis's findings with all of it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from normscope.analyses.findings import (
+    Figure,
+    Findings,
+    HeatmapGrid,
+    HeatmapPanels,
+    Lines,
+    Profiles,
+    Scatter,
+    WordMaps,
+)
+
+Drawn = dict[tuple[Any, ...], Any]
+"""What a figure shows: from panel, line and place to the number (or numbers) there."""
+
+
+@dataclasses.dataclass
+class Picture:
+    """What a figure shows, however it is described."""
+
+    drawn: Drawn
+    axes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Scales and marks that are not at their defaults."""
+
+
+@dataclasses.dataclass
+class Expected:
+    """Everything that an analysis publishes. Indices of the tables are what tells their rows apart."""
+
+    tables: Mapping[str, pd.DataFrame]
+    metrics: Mapping[str, float]
+    curves: Mapping[str, Mapping[int, float]]
+    figures: Mapping[str, Picture]
+    summary: pd.DataFrame
+    sentences: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-9) -> None:
+    """The findings are the expected ones: names, numbers and words."""
+    assert set(found.tables) == set(expected.tables)
+    for name, table in expected.tables.items():
+        assert_table(found.tables[name], table, name, tolerance)
+    close = {"rel": tolerance, "abs": tolerance}
+    assert dict(found.metrics) == pytest.approx(dict(expected.metrics), **close)
+    assert set(found.curves) == set(expected.curves)
+    for name, curve in expected.curves.items():
+        assert found.curves[name].to_dict() == pytest.approx(dict(curve), **close), name
+    assert set(found.figures) == set(expected.figures)
+    for name, picture in expected.figures.items():
+        shown = picture_of(found.figures[name])
+        assert shown.axes == picture.axes, name
+        assert shown.drawn.keys() == picture.drawn.keys(), name
+        for place, value in picture.drawn.items():
+            assert shown.drawn[place] == pytest.approx(value, nan_ok=True, **close), (name, place)
+    assert_table(found.summary.reset_index(names="row"), expected.summary.rename_axis("row"), "summary", tolerance)
+    assert list(found.sentences) == list(expected.sentences)
+    assert list(found.notes) == list(expected.notes)
+
+
+def assert_table(found: pd.DataFrame, expected: pd.DataFrame, name: str, tolerance: float) -> None:
+    """The same columns and rows, in any order of the rows."""
+    keys = list(expected.index.names)
+    assert set(found.columns) == {*keys, *expected.columns}, name
+    assert len(found) == len(expected), name
+    if not len(expected):
+        return
+    # Rows of a sample have nothing that tells them apart but their numbers: these are sorted as far as rounding allows.
+    places = [*keys, *([] if expected.index.is_unique else expected.columns)]
+    left, right = (
+        plain(rows).sort_values(places, key=lambda values: values.round(9) if values.dtype == float else values)
+        for rows in (found, expected.reset_index())
+    )
+    left, right = left.set_index(keys), right.set_index(keys)
+    assert left.index.equals(right.index), name
+    close = {"rtol": tolerance, "atol": tolerance}
+    for column in expected.columns:
+        pd.testing.assert_series_equal(left[column], right[column], check_dtype=False, obj=f"{name}, {column}", **close)
+
+
+def plain(table: pd.DataFrame) -> pd.DataFrame:
+    """Without pandas' own kinds of number, missing value and category."""
+
+    def column(values: pd.Series) -> pd.Series:
+        if isinstance(values.dtype, pd.CategoricalDtype) or values.dtype == "string":
+            return values.astype(object)
+        if pd.api.types.is_extension_array_dtype(values.dtype):
+            return values.astype(float)
+        return values
+
+    return pd.DataFrame({name: column(values) for name, values in table.items()})
+
+
+def picture_of(figure: Figure) -> Picture:
+    """What a description draws, as `reporting.figures` reads it."""
+    match figure:
+        case HeatmapPanels():
+            drawn = {
+                (figure.panel_titles[panel], row, column): value
+                for panel, row, column, value in _rows(
+                    figure.table, figure.panel, figure.row, figure.column, figure.value
+                )
+                if panel in figure.panel_titles
+            }
+            return Picture(drawn, {"limits": figure.limits})
+        case HeatmapGrid():
+            drawn = {
+                (grid_row, title, row, column): value
+                for name, title in figure.values.items()
+                for grid_row, row, column, value in _rows(
+                    figure.table, figure.grid_row, figure.row, figure.column, name
+                )
+            }
+            return Picture(drawn, _set(figure, "diverging", "limits"))
+        case Lines():
+            return Picture(_lines(figure), _set(figure, "limits", "log_y"))
+        case Profiles():
+            series = figure.table[figure.series] if figure.series else [None] * len(figure.table)
+            rows = zip(series, _rows(figure.table, figure.panel, figure.x, figure.y), strict=True)
+            drawn = {(panel, line, x): y for line, (panel, x, y) in rows}
+            return Picture(drawn, {"labelled": list(figure.labelled)})
+        case Scatter():
+            points: dict[Any, list[tuple[float, float]]] = {}
+            for panel, x, y in _rows(figure.table, figure.panel, figure.x, figure.y):
+                if panel in figure.panel_titles:
+                    points.setdefault(figure.panel_titles[panel], []).append((x, y))
+            return Picture(cloud(points), _set(figure, "log_x", "log_y", "sharey", "medians"))
+        case WordMaps():
+            columns = (figure.panel, figure.row, figure.row_label, figure.column, figure.column_label)
+            drawn = {}
+            for panel, *place, value, frame in _rows(figure.table, *columns, figure.value, figure.frame):
+                drawn[(figure.panel_titles[panel], *place, frame)] = value
+            return Picture(drawn)
+
+
+def cloud(points: Mapping[Any, Sequence[tuple[float, float]]]) -> Drawn:
+    """Points by panel, numbered in order of their places."""
+    return {(panel, number): point for panel, some in points.items() for number, point in enumerate(sorted(some))}
+
+
+def _lines(figure: Lines) -> Drawn:
+    drawn: Drawn = {}
+    ends = list(figure.band or ())
+    panels = figure.table[figure.panel] if figure.panel else [None] * len(figure.table)
+    rows = zip(panels, _rows(figure.table, figure.series, figure.x, figure.y, *ends), strict=True)
+    for panel, (series, x, *values) in rows:
+        if figure.panel_titles is not None:
+            if panel not in figure.panel_titles:
+                continue
+            panel = figure.panel_titles[panel]
+        if figure.series_titles is not None:
+            if series not in figure.series_titles:
+                continue
+            series = figure.series_titles[series]
+        assert (panel, series, x) not in drawn, "a line goes through one point at each x"
+        drawn[panel, series, x] = values[0] if len(values) == 1 else tuple(values)
+    return drawn
+
+
+def _rows(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    values = [plain(table)[column].tolist() for column in columns]
+    return list(zip(*values, strict=True))
+
+
+def _set(figure: Any, *names: str) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in dataclasses.fields(figure)}
+    return {name: getattr(figure, name) for name in names if getattr(figure, name) != defaults[name]}
+
+
+def table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A table of an oracle's: `columns` names them where there may be no row."""
+    return pd.DataFrame(rows, columns=None if rows else [*keys, *columns]).set_index(list(keys))
+
+
+def spearman(first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
+    """The columns of a rank correlation, by SciPy."""
+    import scipy.stats
+
+    count = len(first)
+    if count < 3:
+        reason = "fewer than three pairs" if count else "no pairs"
+        return {"spearman": np.nan, "count": count, "error_bound": 0.0, "reason": reason}
+    if len(np.unique(first)) == 1 or len(np.unique(second)) == 1:
+        return {"spearman": np.nan, "count": count, "error_bound": 0.0, "reason": "one side is constant"}
+    rho = scipy.stats.spearmanr(first, second).statistic
+    return {"spearman": float(rho), "count": count, "error_bound": 0.0, "reason": ""}

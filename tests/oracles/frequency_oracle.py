@@ -1,0 +1,123 @@
+"""The frequency analysis by brute force."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from tests.oracles.comparison import Expected, Picture, cloud, spearman, table
+from tests.oracles.specimens import Specimen
+
+METHODS = ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
+MEASURES = ("alpha", "f", *METHODS)
+TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {method: f"mixing, {method}" for method in METHODS}
+IN_WORDS = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "the mixing ratio of its block"}
+
+
+def counted(specimen: Specimen, left_out: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rank (1: most frequent, equal counts share one, 0: left out) and count of every token."""
+    numbers = Counter(int(token) for sequence in specimen.sequences for token in sequence.ids)
+    tokens = range(specimen.loaded.vocabulary)
+    rank = [
+        0 if token in left_out else 1 + sum(numbers[other] > numbers[token] for other in tokens) for token in tokens
+    ]
+    return np.array(rank), np.array([numbers[token] for token in tokens])
+
+
+def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count: np.ndarray) -> Expected:
+    """Everything that the frequency analysis publishes."""
+    tokens = _tokens(specimen, layers, rank)
+    means = tokens.groupby(["sequence", "position"]).first()[["id", "rank", "special"]]
+    means = means.join(tokens.groupby(["sequence", "position"])[list(MEASURES)].mean())
+    overall = table(["measure", "specials"], _correlations(means))
+    by_layer = table(
+        ["layer", "measure", "specials"],
+        [{"layer": layer, **row} for layer in layers for row in _correlations(tokens[tokens["layer"] == layer])],
+    )
+    sample = means[~means["special"] & (means["rank"] > 0)][["rank", *MEASURES]].set_index("rank")
+    metrics = {
+        f"spearman/{measure}/{specials}_specials": rho
+        for (measure, specials), rho in overall["spearman"].dropna().items()
+    }
+    points = {TITLES[measure]: list(zip(sample.index, sample[measure], strict=True)) for measure in MEASURES}
+    reasons = sorted(set(overall["reason"]) - {""})
+    return Expected(
+        tables={
+            "correlation": overall,
+            "correlation_by_layer": by_layer,
+            "by_token": _by_token(specimen, means, rank, count),
+            "sample": sample,
+        },
+        metrics=metrics,
+        curves=_curves(by_layer),
+        figures={
+            "scatter": Picture(cloud(points) if len(sample) else {}, {"log_x": True, "sharey": False, "medians": True})
+        },
+        summary=overall["spearman"].unstack().reindex(MEASURES).rename(columns=lambda name: f"ρ {name} specials"),
+        sentences=_sentences(metrics),
+        notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
+    )
+
+
+def _tokens(specimen: Specimen, layers: Sequence[int], rank: np.ndarray) -> pd.DataFrame:
+    """One row per layer and token: what it receives, how long its vectors are, how much its blocks mix."""
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "layer": layer,
+                "sequence": number,
+                "position": range(len(sequence.ids)),
+                "id": sequence.ids,
+                "rank": rank[sequence.ids],
+                "special": [specimen.is_special(token) for token in sequence.ids.tolist()],
+                "alpha": block.alpha.mean(axis=(0, 1)),
+                "f": np.linalg.norm(block.f, axis=-1).mean(axis=0),
+                **block.ratios(),
+            }
+        )
+        for number, sequence in enumerate(specimen.sequences)
+        for layer in layers
+        for block in [sequence.blocks[layer - 1]]
+    )
+
+
+def _correlations(tokens: pd.DataFrame) -> list[Mapping[str, object]]:
+    rows = []
+    for measure in MEASURES:
+        for specials, chosen in (("with", tokens), ("without", tokens[~tokens["special"]])):
+            ranked = chosen[chosen["rank"] > 0]
+            rho = spearman(ranked["rank"].to_numpy(), ranked[measure].to_numpy())
+            rows.append({"measure": measure, "specials": specials, **rho})
+    return rows
+
+
+def _curves(by_layer: pd.DataFrame) -> dict[str, dict[int, float]]:
+    curves: dict[str, dict[int, float]] = {}
+    for (layer, measure, specials), rho in by_layer["spearman"].dropna().items():
+        curves.setdefault(f"spearman/{measure}/{specials}_specials", {})[layer] = rho
+    return curves
+
+
+def _by_token(specimen: Specimen, means: pd.DataFrame, rank: np.ndarray, count: np.ndarray) -> pd.DataFrame:
+    rows = [
+        {
+            "token_id": token,
+            "token": specimen.loaded.tokenizer.convert_ids_to_tokens(token),
+            "rank": rank[token] or np.nan,
+            "reference_count": count[token],
+            "count": len(own),
+            **own[list(MEASURES)].mean(),
+        }
+        for token, own in means.groupby("id")
+    ]
+    return table(["token_id"], rows)
+
+
+def _sentences(metrics: Mapping[str, float]) -> list[str]:
+    parts = [
+        f"{metrics[f'spearman/{measure}/with_specials']:+.2f} with {words}"
+        for measure, words in IN_WORDS.items()
+        if f"spearman/{measure}/with_specials" in metrics
+    ]
+    return [f"Rank correlation of a token's frequency rank (1: most frequent): {', '.join(parts)}."] if parts else []

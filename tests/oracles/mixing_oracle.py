@@ -1,0 +1,113 @@
+"""The mixing analysis by brute force."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from tests.oracles.comparison import Expected, Picture, table
+from tests.oracles.specimens import Specimen
+
+TITLES = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_w": "AttnRes-W: weights + residual",
+    "attnres_n": "AttnRes-N: vectors + residual",
+    "attnresln_n": "AttnResLn-N: the whole block",
+}
+
+
+def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str]) -> Expected:
+    """Everything that the mixing analysis publishes."""
+    tokens = _tokens(specimen, layers)
+    methods = list(dict.fromkeys(tokens["method"]))
+    rows = [
+        {"layer": layer, "method": method, "category": category, **_statistics(chosen)}
+        for layer in layers
+        for method in methods
+        for category in categories
+        if len(chosen := _of(tokens, layer, method, category))
+    ]
+    by_layer = table(["layer", "method", "category"], rows)
+    everything = {method: tokens[tokens["method"] == method]["ratio"] for method in methods}
+    metrics = {
+        f"{method}/{name}": float(getattr(ratios, name)())
+        for method, ratios in everything.items()
+        for name in ("mean", "max", "min")
+    }
+    means = {
+        (method, layer): float(_of(tokens, layer, method, "all")["ratio"].mean())
+        for method in methods
+        for layer in layers
+    }
+    summary = pd.DataFrame(
+        {
+            f"{name} %": {method: metrics[f"{method}/{name}"] * 100 for method in methods}
+            for name in ("mean", "max", "min")
+        }
+    )
+    return Expected(
+        tables={"by_layer": by_layer},
+        metrics=metrics,
+        curves={f"{method}/mean": {layer: means[method, layer] for layer in layers} for method in methods},
+        figures={
+            "heatmap": Picture(
+                {
+                    (TITLES[method], layer, category): mean * 100
+                    for (layer, method, category), mean in by_layer["mean"].items()
+                },
+                {"limits": (0, 100)},
+            ),
+            "by_layer": Picture(
+                {(None, TITLES[method], layer): mean * 100 for (method, layer), mean in means.items()},
+                {"limits": (0, 100)},
+            ),
+        },
+        summary=summary,
+        sentences=_sentences(metrics),
+    )
+
+
+def _tokens(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    """One row per layer, method and token."""
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "layer": layer,
+                "method": method,
+                "sequence": number,
+                "category": specimen.categories(sequence),
+                "ratio": ratios,
+            }
+        )
+        for number, sequence in enumerate(specimen.sequences)
+        for layer in layers
+        for method, ratios in sequence.blocks[layer - 1].ratios().items()
+    )
+
+
+def _of(tokens: pd.DataFrame, layer: int, method: str, category: str) -> pd.DataFrame:
+    chosen = tokens[(tokens["layer"] == layer) & (tokens["method"] == method)]
+    return chosen if category == "all" else chosen[chosen["category"] == category]
+
+
+def _statistics(chosen: pd.DataFrame) -> dict[str, float]:
+    ratio = chosen["ratio"]
+    return {
+        "mean": ratio.mean(),
+        "sequence_mean": chosen.groupby("sequence")["ratio"].mean().mean(),
+        "max": ratio.max(),
+        "min": ratio.min(),
+        "count": len(ratio),
+    }
+
+
+def _sentences(metrics: dict[str, float]) -> list[str]:
+    whole = "attnresln_n/mean" in metrics
+    name = "attnresln_n" if whole else "attnres_n"
+    mean, low, high = (metrics[f"{name}/{statistic}"] for statistic in ("mean", "min", "max"))
+    taken = "the residual connection and the layer normalisation" if whole else "the residual connection"
+    return [
+        f"By attention weights alone, tokens would take {metrics['attn_w/mean']:.1%} of their new vectors from other tokens.",
+        f"With vectors, {taken} taken in, it is {mean:.1%} on average ({name}), between {low:.1%} and {high:.1%} for single "
+        f"tokens: the blocks mostly {'mix' if mean >= 0.5 else 'preserve'}.",
+    ]

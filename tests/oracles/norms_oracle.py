@@ -1,0 +1,323 @@
+"""The norms analysis by brute force."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from normscope.analysis_options import NormsOptions
+from normscope.data.encoding import fingerprint
+from tests.oracles.activations import Sequence_
+from tests.oracles.comparison import Expected, Picture, cloud, spearman, table
+from tests.oracles.specimens import Specimen
+
+MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted vector", "f": "‖f(x)‖: vector"}
+STATISTICS = ["mean", "std", "cv", "max", "min"]
+
+
+def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: NormsOptions) -> Expected:
+    """Everything that the norms analysis publishes."""
+    drawn = [_drawn(sequence, options) for sequence in specimen.sequences]
+    pairs, keys, inputs = _pairs(specimen, layers), _keys(specimen, layers), _inputs(specimen, layers)
+    present = [category for category in categories if category == "all" or (keys["category"] == category).any()]
+    by_head, per_key = _by_head(keys, present), _per_key(keys, layers, present)
+    by_layer = by_head.groupby(["layer", "category"])[list(MEASURES)].mean().rename_axis("measure", axis=1)
+    by_layer = by_layer.stack().rename("sequence_mean").to_frame()
+    dispersion = keys.groupby(["layer", "head"])["f"].apply(_spread).unstack()
+    input_dispersion = inputs.groupby("layer")["x"].apply(_spread).unstack()
+    ranked = pairs[[query in drawn[number] for number, query in zip(pairs["sequence"], pairs["query"], strict=True)]]
+    correlation = _correlation(specimen, ranked, layers, categories)
+    values, rates = _spectra(specimen, layers)
+    sample = pairs[["layer", "head", "category", "alpha", "f"]].set_index(["layer", "head", "category"])
+    curves = {
+        f"{measure}/{category}": by_layer.xs((category, measure), level=("category", "measure"))[
+            "sequence_mean"
+        ].to_dict()
+        for measure in MEASURES
+        for category in present
+    }
+    metrics = _metrics(curves, dispersion, input_dispersion, correlation, rates)
+    return Expected(
+        tables={
+            "by_layer": by_layer,
+            "by_head": by_head,
+            "per_key": per_key,
+            "dispersion": dispersion,
+            "dispersion_summary": _extremes(dispersion),
+            "input_dispersion": input_dispersion,
+            "input_dispersion_summary": _extremes(input_dispersion),
+            "correlation": correlation,
+            "singular_values": values,
+            "expansion": rates,
+            "sample": sample,
+        },
+        metrics=metrics,
+        curves=curves | {"expansion": rates["rate"].to_dict()},
+        figures=_figures(by_layer, by_head, per_key, pairs, values, rates),
+        summary=_summary(by_layer, correlation, present),
+        sentences=_sentences(metrics),
+        notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
+    )
+
+
+def _drawn(sequence: Sequence_, options: NormsOptions) -> set[int]:
+    """The queries of a sequence whose pairs are ranked: the draw follows from the seed and the tokens."""
+    length, limit = len(sequence.ids), options.sampled_queries
+    if limit is None or length <= limit:
+        return set(range(length))
+    generator = np.random.default_rng([options.seed, fingerprint(sequence.ids)])
+    return set(generator.choice(length, limit, replace=False).tolist())
+
+
+def _notes(ranked: int, total: int, options: NormsOptions) -> list[str]:
+    if ranked == total:
+        return []
+    return [
+        f"rank correlations are of {ranked:,} of the {total:,} queries: of sequences longer than {options.sampled_queries} "
+        "tokens that many are drawn (analysis.norms.sampled_queries)"
+    ]
+
+
+def _pairs(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    """One row per layer, head, query and key that the query sees."""
+    frames = []
+    for number, sequence in enumerate(specimen.sequences):
+        categories = specimen.categories(sequence)
+        for layer in layers:
+            block = sequence.blocks[layer - 1]
+            head, query, key = np.nonzero(np.broadcast_to(block.visible, block.alpha.shape))
+            norms = np.linalg.norm(block.f, axis=-1)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "layer": layer,
+                        "head": head + 1,
+                        "sequence": number,
+                        "query": query,
+                        "category": categories[key],
+                        "alpha": block.alpha[head, query, key],
+                        "f": norms[head, key],
+                    }
+                )
+            )
+    return pd.concat(frames)
+
+
+def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    """One row per layer, head and token: ‖f‖, and the α and ‖αf‖ that it gets from a query on average."""
+    frames = []
+    for number, sequence in enumerate(specimen.sequences):
+        categories = specimen.categories(sequence)
+        for layer in layers:
+            block = sequence.blocks[layer - 1]
+            weighted = np.linalg.norm(block.alpha[..., None] * block.f[:, None], axis=-1)
+            for head in range(len(block.alpha)):
+                frames.append(
+                    pd.DataFrame(
+                        {
+                            "layer": layer,
+                            "head": head + 1,
+                            "sequence": number,
+                            "category": categories,
+                            "alpha": block.alpha[head].mean(axis=0),
+                            "alpha_f": weighted[head].mean(axis=0),
+                            "f": np.linalg.norm(block.f[head], axis=-1),
+                        }
+                    )
+                )
+    return pd.concat(frames)
+
+
+def _inputs(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    return pd.concat(
+        pd.DataFrame({"layer": layer, "x": np.linalg.norm(sequence.blocks[layer - 1].x, axis=-1)})
+        for sequence in specimen.sequences
+        for layer in layers
+    )
+
+
+def _of(rows: pd.DataFrame, category: str) -> pd.DataFrame:
+    return rows if category == "all" else rows[rows["category"] == category]
+
+
+def _by_head(keys: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
+    """Sums over a sequence's keys of a category, then means over all sequences; of ‖f‖, over those that have the category."""
+    rows = []
+    sequences = keys["sequence"].nunique()
+    for (layer, head), own in keys.groupby(["layer", "head"]):
+        for category in present:
+            chosen = _of(own, category)
+            by_sequence = chosen.groupby("sequence")
+            rows.append(
+                {
+                    "layer": layer,
+                    "head": head,
+                    "category": category,
+                    "alpha": by_sequence["alpha"].sum().sum() / sequences,
+                    "alpha_f": by_sequence["alpha_f"].sum().sum() / sequences,
+                    "f": by_sequence["f"].mean().mean(),
+                    "count": len(chosen),
+                }
+            )
+    return table(["layer", "head", "category"], rows)
+
+
+def _per_key(keys: pd.DataFrame, layers: Sequence[int], present: Sequence[str]) -> pd.DataFrame:
+    heads = keys["head"].nunique()
+    rows = []
+    for layer in layers:
+        for category in present:
+            chosen = _of(keys[keys["layer"] == layer], category)
+            rows.append(
+                {
+                    "layer": layer,
+                    "category": category,
+                    "mean": chosen["alpha"].mean(),
+                    "sequence_mean": chosen.groupby("sequence")["alpha"].mean().mean(),
+                    "count": len(chosen) // heads,
+                }
+            )
+    return table(["layer", "category"], rows)
+
+
+def _spread(values: pd.Series) -> pd.Series:
+    numbers = values.to_numpy()
+    mean, std = numbers.mean(), numbers.std()
+    return pd.Series({"mean": mean, "std": std, "cv": std / mean, "max": numbers.max(), "min": numbers.min()})
+
+
+def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
+    places = list(dispersion.index.names)
+    rows = []
+    for name, place in (("max_cv", dispersion["cv"].idxmax()), ("min_cv", dispersion["cv"].idxmin())):
+        where = place if isinstance(place, tuple) else (place,)
+        rows.append({"row": name, **dict(zip(places, where, strict=True)), **dispersion.loc[place]})
+    rows.append({"row": "average", **dict.fromkeys(places, 0), **dispersion.mean()})
+    return table(["row"], rows)
+
+
+def _correlation(
+    specimen: Specimen, pairs: pd.DataFrame, layers: Sequence[int], categories: Sequence[str]
+) -> pd.DataFrame:
+    rows = []
+    for layer in (0, *layers):
+        own = pairs if layer == 0 else pairs[pairs["layer"] == layer]
+        for category in (*specimen.names, "all"):
+            chosen = _of(own, category)
+            if category in categories and len(chosen):
+                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy())
+                rows.append({"layer": layer, "category": category, **found})
+    return table(["layer", "category"], rows, ["spearman", "count", "error_bound", "reason"])
+
+
+def _pooled(correlation: pd.DataFrame) -> pd.Series:
+    """ρ over all layers, by category."""
+    return correlation.loc[correlation.index.get_level_values("layer") == 0, "spearman"].droplevel("layer").dropna()
+
+
+def _spectra(specimen: Specimen, layers: Sequence[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Singular values of each head's affine map, as a matrix that acts on (x, 1); root mean square of the block's."""
+
+    def matrix(linear: np.ndarray, constant: np.ndarray) -> np.ndarray:
+        size = len(linear)
+        return np.block([[linear, np.zeros((size, 1))], [constant[None], np.ones((1, 1))]])
+
+    values, rates = [], []
+    for layer in layers:
+        weights = specimen.sequences[0].blocks[layer - 1].weights
+        linear = weights.value @ weights.output
+        constant = np.einsum("hd,hdm->hm", weights.value_bias, weights.output)
+        for head in range(len(linear)):
+            spectrum = np.linalg.svd(matrix(linear[head], constant[head]), compute_uv=False)
+            rank = weights.value.shape[-1] + 1
+            values += [
+                {"layer": layer, "head": head + 1, "index": index, "value": value}
+                for index, value in enumerate(spectrum[:rank], start=1)
+            ]
+        whole = matrix(linear.sum(axis=0), constant.sum(axis=0))
+        biased = matrix(linear.sum(axis=0), constant.sum(axis=0) + weights.output_bias)
+        rate, with_bias = (np.sqrt((np.linalg.svd(m, compute_uv=False) ** 2).mean()) for m in (whole, biased))
+        rates.append({"layer": layer, "rate": rate, "rate_with_output_bias": with_bias})
+    return table(["layer", "head", "index"], values), table(["layer"], rates)
+
+
+def _metrics(curves, dispersion, input_dispersion, correlation, rates) -> dict[str, float]:
+    pooled = _pooled(correlation)
+    metrics = {f"spearman/{category}": rho for category, rho in pooled.items()}
+    metrics |= {name: np.mean(list(curve.values())) for name, curve in curves.items()}
+    for letter, table_ in (("f", dispersion), ("x", input_dispersion)):
+        metrics |= {f"{letter}/cv_{name}": getattr(table_["cv"], name)() for name in ("max", "min", "mean")}
+    metrics |= {"f/mean": dispersion["mean"].mean(), "f/std": dispersion["std"].mean()}
+    metrics |= {
+        "expansion/mean": rates["rate"].mean(),
+        "expansion_with_output_bias/mean": rates["rate_with_output_bias"].mean(),
+    }
+    for layer, rate in rates["rate_with_output_bias"].items():
+        metrics[f"expansion_with_output_bias/layer_{layer}"] = rate
+    return metrics
+
+
+def _figures(by_layer, by_head, per_key, pairs, values, rates) -> dict[str, Picture]:
+    shown = set(by_head.index.get_level_values("category"))
+    parts = shown - {"all"} or shown
+    points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
+    maps = {"rate": "without b_O", "rate_with_output_bias": "with b_O, as published"}
+    grid = {"alpha": "α, summed over the keys", "f": "‖f(x)‖, mean"}
+    return {
+        "by_layer": Picture(
+            {
+                (MEASURES[measure], category, layer): value
+                for (layer, category, measure), value in by_layer["sequence_mean"].items()
+                if category in parts
+            }
+        ),
+        "per_key": Picture(
+            {
+                (None, category, layer): value
+                for (layer, category), value in per_key["mean"].items()
+                if category in parts
+            }
+        ),
+        "by_head": Picture(
+            {
+                (category, title, layer, head): value
+                for column, title in grid.items()
+                for (layer, head, category), value in by_head[column].items()
+                if category in parts
+            }
+        ),
+        "scatter": Picture(cloud({category: list(some) for category, some in points.items()}), {"log_y": True}),
+        "singular_values": Picture(dict(values["value"].items()), {"log_y": True}),
+        "expansion": Picture(
+            {(None, title, layer): rates.loc[layer, column] for column, title in maps.items() for layer in rates.index}
+        ),
+    }
+
+
+def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
+    means = by_layer.groupby(["category", "measure"])["sequence_mean"].mean().unstack()
+    rho = _pooled(correlation).reindex(means.index)
+    return pd.DataFrame(
+        {"α": means["alpha"], "‖αf‖": means["alpha_f"], "‖f‖": means["f"], "ρ(α, ‖f‖)": rho}, index=list(present)
+    )
+
+
+def _sentences(metrics: dict[str, float]) -> list[str]:
+    sentences = []
+    for category in ("cls", "sep", "first", "punctuation"):
+        if f"alpha/{category}" in metrics and "alpha/all" in metrics:
+            weight = metrics[f"alpha/{category}"] / metrics["alpha/all"]
+            vector = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
+            sentences.append(
+                f"Keys of category {category} get {weight:.1%} of the attention weight and contribute {vector:.1%} of Σ‖αf(x)‖."
+            )
+    rhos = [f"{rho:+.2f} for {name[9:]}" for name, rho in metrics.items() if name.startswith("spearman/")]
+    if rhos:
+        sentences.append(
+            f"Rank correlation of α and ‖f(x)‖: {', '.join(rhos)}; negative means that what gets weight is short."
+        )
+    sentences.append(
+        f"The length ‖f(x)‖ varies by {metrics['f/cv_mean']:.0%} of its mean in an average head ({metrics['f/cv_min']:.0%} to "
+        f"{metrics['f/cv_max']:.0%}); that of the inputs by {metrics['x/cv_mean']:.0%}."
+    )
+    return sentences

@@ -1,0 +1,167 @@
+"""The outliers analysis by brute force."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+
+from normscope.analysis_options import OutliersOptions
+from tests.oracles.comparison import Expected, Picture, table
+from tests.oracles.specimens import Specimen
+
+
+def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOptions) -> Expected:
+    """Everything that the outliers analysis publishes."""
+    hidden, of_token = _hidden(specimen)
+    scores, is_outlier, outliers = find(specimen, options)
+    layers, dimensions = range(len(hidden)), range(hidden.shape[-1])
+    every = table(
+        ["layer", "dimension"],
+        [
+            {
+                "layer": layer,
+                "dimension": j,
+                "mean": hidden[layer, :, j].mean(),
+                "std": hidden[layer, :, j].std(),
+                "score": scores[layer, j],
+                "is_outlier": is_outlier[layer, j],
+            }
+            for layer in layers
+            for j in dimensions
+        ],
+    )
+    by_category = table(
+        ["layer", "dimension", "category"],
+        [
+            {
+                "layer": layer,
+                "dimension": j,
+                "category": category,
+                "mean": values.mean(),
+                "std": values.std(),
+                "count": len(values),
+            }
+            for layer in layers
+            for j in outliers
+            for category in categories
+            if len(values := hidden[layer, (of_token == category) | (category == "all"), j])
+        ],
+        ["mean", "std", "count"],
+    )
+    norms = _norms(specimen, outliers)
+    share = is_outlier.mean(axis=0)
+    model = table(
+        ["dimension"],
+        [{"dimension": j, "share_of_layers": share[j], "largest_score": np.abs(scores[:, j]).max()} for j in outliers],
+        ["share_of_layers", "largest_score"],
+    )
+    counts = pd.DataFrame({"outliers of the layer": is_outlier.sum(axis=1)}, index=layers)
+    return Expected(
+        tables={"dimensions": every, "by_category": by_category, "layernorm": norms, "model": model},
+        metrics={"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers},
+        curves={f"mean/{j}": {layer: hidden[layer, :, j].mean() for layer in layers} for j in outliers},
+        figures=_figures(every, by_category, norms, outliers),
+        summary=pd.concat([counts, *(_means(hidden, j) for j in outliers)], axis=1),
+        sentences=_sentences(outliers, share),
+        notes=[f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({criterion(specimen, options)})"],
+    )
+
+
+def find(specimen: Specimen, options: OutliersOptions) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """How far each dimension lies from the others in each layer, whether that is too far, and the model's outliers."""
+    means = _hidden(specimen)[0].mean(axis=1)
+    if options.criterion == "sigma":
+        scores = scipy.stats.zscore(means, axis=1)
+    else:
+        middle = np.median(means, axis=1, keepdims=True)
+        scores = (means - middle) / scipy.stats.median_abs_deviation(means, axis=1, scale="normal")[:, None]
+    is_outlier = np.abs(scores) > options.threshold
+    if options.dimensions is not None:
+        return scores, is_outlier, sorted(set(options.dimensions))
+    share = is_outlier.mean(axis=0)
+    return scores, is_outlier, [j for j, part in enumerate(share) if part >= options.share and part > 0]
+
+
+def criterion(specimen: Specimen, options: OutliersOptions) -> str:
+    """What makes a dimension an outlier, in words."""
+    if options.dimensions is not None:
+        return "as given by analysis.outliers.dimensions"
+    unit = {
+        "sigma": "standard deviations from the mean",
+        "mad": "median absolute deviations (× 1.4826) from the median",
+    }[options.criterion.value]
+    return (
+        f"mean more than {options.threshold:g} {unit} of the layer's dimensions, in at least {options.share:.0%} of layers 0 "
+        f"to {specimen.loaded.layers}"
+    )
+
+
+def _hidden(specimen: Specimen) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden vectors of all tokens (layer, token, dimension), and the tokens' categories."""
+    hidden = np.concatenate([sequence.hidden for sequence in specimen.sequences], axis=1)
+    return hidden, np.concatenate([specimen.categories(sequence) for sequence in specimen.sequences])
+
+
+def _means(hidden: np.ndarray, dimension: int) -> pd.Series:
+    return pd.Series(hidden[:, :, dimension].mean(axis=1), name=f"mean of {dimension}")
+
+
+def _norms(specimen: Specimen, outliers: Sequence[int]) -> pd.DataFrame:
+    """γ and β of the LayerNorms whose outputs are hidden vectors: only BERT has such."""
+    model = specimen.loaded.model
+    modules = []
+    if model.config.model_type == "bert":
+        modules = [model.embeddings.LayerNorm, *(layer.output.LayerNorm for layer in model.encoder.layer)]
+    rows = []
+    for layer, module in enumerate(modules):
+        weight, bias = module.weight.numpy(), module.bias.numpy()
+        rows += [
+            {
+                "layer": layer,
+                "dimension": j,
+                "weight": weight[j],
+                "bias": bias[j],
+                "median_abs_weight": np.median(np.abs(weight)),
+                "median_abs_bias": np.median(np.abs(bias)),
+            }
+            for j in outliers
+        ]
+    return table(["layer", "dimension"], rows, ["weight", "bias", "median_abs_weight", "median_abs_bias"])
+
+
+def _figures(
+    every: pd.DataFrame, by_category: pd.DataFrame, norms: pd.DataFrame, outliers: Sequence[int]
+) -> dict[str, Picture]:
+    figures = {
+        "dimensions": Picture(
+            {(layer, None, j): mean for (layer, j), mean in every["mean"].items()}, {"labelled": list(outliers)}
+        )
+    }
+    if len(by_category):
+        shown = set(by_category.index.get_level_values("category"))
+        parts = shown - {"all"} or shown
+        figures["by_category"] = Picture(
+            {
+                (f"dimension {j}", category, layer): (row["mean"], row["mean"] - row["std"], row["mean"] + row["std"])
+                for (layer, j, category), row in by_category.iterrows()
+                if category in parts
+            }
+        )
+    if len(norms):
+        parts = {"γ, the weight": "weight", "β, the bias": "bias"}
+        figures["layernorm"] = Picture(
+            {
+                (f"dimension {j}", title, layer): row[column]
+                for title, column in parts.items()
+                for (layer, j), row in norms.iterrows()
+            }
+        )
+    return figures
+
+
+def _sentences(outliers: Sequence[int], share: np.ndarray) -> list[str]:
+    if not outliers:
+        return ["No hidden dimension is an outlier in enough layers to be one of the model."]
+    named = ", ".join(f"{j} ({share[j]:.0%} of the layers)" for j in outliers)
+    return [f"Outlier dimensions of the hidden vectors: {named}."]

@@ -1,0 +1,416 @@
+"""The score analysis by brute force."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from normscope.analysis_options import OutliersOptions, ScoreOptions
+from tests.oracles import outliers_oracle
+from tests.oracles.activations import Sequence_, softmax
+from tests.oracles.comparison import Expected, Picture, table
+from tests.oracles.specimens import Specimen
+
+CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
+TITLES = {
+    "before": "as it is",
+    "after": "without the outliers",
+    "zero": "outliers set to zero",
+    "mean": "outliers set to their mean",
+}
+
+
+def expected(
+    specimen: Specimen,
+    layers: Sequence[int],
+    categories: Sequence[str],
+    options: ScoreOptions,
+    outliers_options: OutliersOptions,
+) -> Expected:
+    """Everything that the score analysis publishes."""
+    scores, _, outliers = outliers_oracle.find(specimen, outliers_options)
+    means, totals = _pairs(specimen, layers, categories)
+    ranking, concentration = _spread(specimen, layers, outliers)
+    in_outliers = means.index.get_level_values("dimension").isin(outliers)
+    by_category = means[in_outliers]["mean"].unstack("head").rename(columns=lambda head: f"head_{head}")
+    tables = {
+        "contributions": means,
+        "by_category": by_category,
+        "totals": totals,
+        "spread": ranking,
+        "concentration": concentration,
+    }
+    notes = [
+        f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} "
+        f"({outliers_oracle.criterion(specimen, outliers_options)})"
+    ]
+    if len(outliers) > 8:
+        notes.append(f"of the {len(outliers)} outlier dimensions only the 8 most prominent are removed alone")
+    prominent = sorted(outliers, key=lambda j: -np.abs(scores[:, j]).max())[:8]
+    reported = [category for category in categories if category != "all"]
+    if outliers and options.interventions:
+        drawn = _drawn(specimen, outliers, options.controls, options.seed, alone=True)
+        tables["intervention"] = _intervention(specimen, layers, reported, outliers, prominent, drawn)
+    if outliers and options.ablation:
+        drawn = _drawn(specimen, outliers, options.ablation_controls, options.seed, alone=False)
+        tables["ablation"], loss = _ablation(specimen, layers, reported, outliers, prominent, drawn)
+        if specimen.loaded.masked_language_head is None:
+            notes.append("the checkpoint has no masked-language-modelling head: no loss under ablation")
+        else:
+            tables["ablation_loss"] = loss
+    metrics = _metrics(tables)
+    return Expected(
+        tables=tables,
+        metrics=metrics,
+        curves=_curves(concentration),
+        figures=_figures(tables, outliers),
+        summary=_summary(tables, reported),
+        sentences=_sentences(metrics),
+        notes=notes,
+    )
+
+
+def _pairs(specimen: Specimen, layers: Sequence[int], categories: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Means over the pairs that are visible, by category of the key."""
+    means, totals = [], []
+    for layer, category in itertools.product(layers, categories):
+        contributions, biases, scores = [], [], []
+        for sequence in specimen.sequences:
+            block = sequence.blocks[layer - 1]
+            keys = (specimen.categories(sequence) == category) | (category == "all")
+            chosen = block.visible & keys
+            contributions.append(block.contributions[:, chosen])
+            biases.append(block.key_bias_part[:, chosen])
+            scores.append((block.query @ block.key.transpose(0, 2, 1))[:, chosen])
+        parts, bias, score = (np.concatenate(arrays, axis=1) for arrays in (contributions, biases, scores))
+        if not parts.shape[1]:
+            continue
+        for head, j in np.ndindex(parts.shape[0], parts.shape[2]):
+            place = {"layer": layer, "head": head + 1, "category": category, "dimension": j}
+            means.append(place | {"mean": parts[head, :, j].mean()})
+        for head in range(len(parts)):
+            totals.append(
+                {
+                    "layer": layer,
+                    "head": head + 1,
+                    "category": category,
+                    "contributions": parts[head].sum(axis=-1).mean(),
+                    "key_bias": bias[head].mean(),
+                    "score": score[head].mean(),
+                    "pairs": parts.shape[1],
+                }
+            )
+    return table(["layer", "head", "category", "dimension"], means), table(["layer", "head", "category"], totals)
+
+
+def _spread(specimen: Specimen, layers: Sequence[int], outliers: Sequence[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Covariance of every part with the score over the keys that a query sees; means over queries."""
+    ranking, concentration = [], []
+    for layer in layers:
+        covariances, variances = [], []
+        for sequence in specimen.sequences:
+            block = sequence.blocks[layer - 1]
+            parts = np.concatenate([block.contributions, block.key_bias_part[..., None]], axis=-1)
+            for query, seen in enumerate(block.visible):
+                own = parts[:, query, seen]  # head key part
+                score = own.sum(axis=-1)
+                covariances.append((own * (score - score.mean(axis=1, keepdims=True))[..., None]).mean(axis=1))
+                variances.append(score.var(axis=1))
+        variance = np.mean(variances, axis=0)
+        shares = np.mean(covariances, axis=0) / variance[:, None]
+        for head, (*of_dimensions, of_bias) in enumerate(shares.tolist(), start=1):
+            ranked = sorted(enumerate(of_dimensions), key=lambda part: -part[1])
+            cumulative = list(itertools.accumulate(share for _, share in ranked))
+            ranking += [
+                {"layer": layer, "head": head, "rank": rank, "dimension": j, "share": share, "cumulative": total}
+                for rank, ((j, share), total) in enumerate(zip(ranked, cumulative, strict=True), start=1)
+            ]
+
+            def needed(part: float, cumulative: list[float] = cumulative) -> float:
+                return next((number for number, total in enumerate(cumulative, start=1) if total >= part), np.nan)
+
+            concentration.append(
+                {
+                    "layer": layer,
+                    "head": head,
+                    "variance": variance[head - 1],
+                    "half": needed(0.5),
+                    "ninety": needed(0.9),
+                    "outliers": sum(of_dimensions[j] for j in outliers),
+                    "key_bias": of_bias,
+                    "first": ranked[0][0],
+                    "first_share": ranked[0][1],
+                }
+            )
+    return table(["layer", "head", "rank"], ranking), table(["layer", "head"], concentration)
+
+
+def _drawn(
+    specimen: Specimen, outliers: Sequence[int], controls: int, seed: int, *, alone: bool
+) -> dict[int, list[list[int]]]:
+    """Random sets of other dimensions, by size: first those of single dimensions, where they are wanted."""
+    generator = np.random.default_rng(seed)
+    others = [j for j in range(specimen.loaded.model.config.hidden_size) if j not in outliers]
+    sizes = sorted({1, len(outliers)}) if alone else [len(outliers)]
+    return {
+        size: [generator.choice(others, size=size, replace=False).tolist() for _ in range(controls)]
+        for size in sizes
+        if size <= len(others)
+    }
+
+
+def _removals(outliers: Sequence[int], prominent: Sequence[int]) -> list[tuple[str, list[int]]]:
+    return [*((str(j), [j]) for j in sorted(prominent)), ("outliers", sorted(outliers))]
+
+
+def _row(before: float, after: float, random: Sequence[float]) -> dict[str, float]:
+    """The numbers of a removal beside those of random ones."""
+    changes = np.array(random) - before
+    low, high = np.percentile(changes, [2.5, 97.5]) if len(changes) else (np.nan, np.nan)
+    mean = changes.mean() if len(changes) else np.nan
+    return dict(zip(CHANGES, (before, after, after - before, mean, low, high), strict=True))
+
+
+def _weight_by_category(specimen: Specimen, sequence: Sequence_, alpha: np.ndarray) -> Callable[[str], float]:
+    """Sum over a category's keys: mean over queries and heads."""
+    of_token = specimen.categories(sequence)
+    return lambda category: float(alpha[..., of_token == category].sum(axis=-1).mean())
+
+
+def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> pd.DataFrame:
+    """Softmax again, of scores less the contributions of some dimensions, in one block alone."""
+
+    def weight(layer: int, category: str, without: Sequence[int]) -> float:
+        shares = []
+        for sequence in specimen.sequences:
+            block = sequence.blocks[layer - 1]
+            scores = block.query @ block.key.transpose(0, 2, 1) - block.contributions[..., list(without)].sum(axis=-1)
+            alpha = softmax(block.scale * scores, block.visible)
+            shares.append(_weight_by_category(specimen, sequence, alpha)(category))
+        return float(np.mean(shares))
+
+    rows = []
+    for layer, category in itertools.product(layers, categories):
+        before = weight(layer, category, [])
+        if before == 0:
+            continue  # no sequence has the category
+        random = {size: [weight(layer, category, one) for one in sets] for size, sets in drawn.items()}
+        for name, dimensions in _removals(outliers, prominent):
+            place = {"layer": layer, "removed": name, "category": category}
+            after = weight(layer, category, dimensions)
+            numbers = _row(before, after, random.get(len(dimensions), []))
+            rows.append(place | {"dimensions": " ".join(map(str, dimensions))} | numbers)
+    return table(["layer", "removed", "category"], rows, ["dimensions", *CHANGES])
+
+
+def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The model again, with hooks that replace dimensions where a layer reads them, from one layer on to the end."""
+    hidden = np.concatenate([sequence.hidden for sequence in specimen.sequences], axis=1).mean(axis=1)
+    model = specimen.loaded.model
+    modules = model.encoder.layer if hasattr(model, "encoder") else model.layers
+
+    def outcome(start: int, value: str, dimensions: Sequence[int]) -> tuple[dict[tuple[int, str], float], float]:
+        handles = []
+        for layer, module in enumerate(modules, start=1):
+            if layer >= start and dimensions:
+                filling = hidden[layer - 1, list(dimensions)] if value == "mean" else np.zeros(len(dimensions))
+
+                def replace(_module, args, filling=filling):
+                    vectors = args[0].clone()
+                    vectors[..., list(dimensions)] = torch.from_numpy(filling)
+                    return (vectors, *args[1:])
+
+                handles.append(module.register_forward_pre_hook(replace))
+        changed = [specimen.brute_force(model, sequence.inputs) for sequence in specimen.sequences]
+        loss = _masked_token_loss(specimen)
+        for handle in handles:
+            handle.remove()
+        shares: dict[tuple[int, str], float] = {}
+        for layer, category in itertools.product(layers, categories):
+            values = []
+            for sequence in changed:
+                values.append(_weight_by_category(specimen, sequence, sequence.blocks[layer - 1].alpha)(category))
+            shares[layer, category] = float(np.mean(values))
+        return shares, loss
+
+    before, loss_before = outcome(1, "zero", [])
+    rows, losses = [], []
+    for start, value in itertools.product(layers, ("zero", "mean")):
+        random = {size: [outcome(start, value, one) for one in sets] for size, sets in drawn.items()}
+        for name, dimensions in _removals(outliers, prominent):
+            after, loss = outcome(start, value, dimensions)
+            others = random.get(len(dimensions), [])
+            place = {"from_layer": start, "value": value, "removed": name}
+            listed = {"dimensions": " ".join(map(str, dimensions))}
+            losses.append(place | listed | _row(loss_before, loss, [lost for _, lost in others]))
+            for layer, category in itertools.product(layers, categories):
+                if layer >= start and before[layer, category] > 0:
+                    numbers = _row(
+                        before[layer, category],
+                        after[layer, category],
+                        [shares[layer, category] for shares, _ in others],
+                    )
+                    rows.append(place | {"layer": layer, "category": category} | listed | numbers)
+    keys = ["from_layer", "value", "removed"]
+    return table([*keys, "layer", "category"], rows, ["dimensions", *CHANGES]), table(keys, losses)
+
+
+def _masked_token_loss(specimen: Specimen) -> float:
+    """Mean cross-entropy of the tokens that the encoder masks."""
+    head = specimen.loaded.masked_language_head
+    if head is None:
+        return 0.0
+    loss, tokens = 0.0, 0
+    for sequence in specimen.sequences:
+        masked = torch.from_numpy(specimen.encoder.masked(sequence.ids, 0.15))
+        with torch.inference_mode():
+            logits = head(**(dict(sequence.inputs) | {"input_ids": masked[None]})).logits[0].numpy()
+        for position in np.flatnonzero(masked.numpy() != sequence.ids):
+            powers = np.exp(logits[position] - logits[position].max())
+            loss -= float(np.log(powers[sequence.ids[position]] / powers.sum()))
+            tokens += 1
+    return loss / tokens
+
+
+def _metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+    concentration = tables["concentration"]
+    metrics = {
+        "dimensions_for_half/mean": concentration["half"].mean(),
+        "dimensions_for_90_percent/mean": concentration["ninety"].mean(),
+        "share_of_outliers/mean": concentration["outliers"].mean(),
+        "share_of_key_bias/mean": concentration["key_bias"].mean(),
+        "heads_below_half/share": concentration["half"].isna().mean(),
+        "heads_below_90_percent/share": concentration["ninety"].isna().mean(),
+    }
+    if len(tables.get("intervention", ())):
+        together = tables["intervention"].xs("outliers", level="removed").groupby("category")
+        for column in ("before", "after", "change", "controls_mean"):
+            for category, mean in together[column].mean().items():
+                metrics[f"intervention/{category}/{column}"] = mean
+    if "ablation_loss" in tables:
+        loss = tables["ablation_loss"]
+        first = loss.index.get_level_values("from_layer").min()
+        for value, column in itertools.product(("zero", "mean"), ("before", "after")):
+            metrics[f"ablation/{value}/loss_{column}"] = loss.loc[(first, value, "outliers"), column]
+    return {name: float(value) for name, value in metrics.items() if not np.isnan(value)}
+
+
+def _curves(concentration: pd.DataFrame) -> dict[str, dict[int, float]]:
+    names = {
+        "half": "dimensions_for_half",
+        "ninety": "dimensions_for_90_percent",
+        "outliers": "share_of_outliers",
+        "key_bias": "share_of_key_bias",
+    }
+    means = concentration.groupby("layer").mean()
+    return {name: means[column].dropna().to_dict() for column, name in names.items()}
+
+
+def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dict[str, Picture]:
+    means = tables["contributions"]["mean"]
+    by_place = list(means.items())
+    figures = {}
+    if "all" in means.index.get_level_values("category"):
+        figures["contributions"] = Picture(
+            {(layer, head, j): mean for (layer, head, category, j), mean in by_place if category == "all"},
+            {"labelled": list(outliers)},
+        )
+    parts = {place: mean for place, mean in by_place if place[2] != "all" and place[3] in outliers}
+    if parts:
+        strength = {j: max(abs(mean) for place, mean in parts.items() if place[3] == j) for j in outliers}
+        drawn = sorted(outliers, key=lambda j: -strength[j])[:6]
+        figures["by_category"] = Picture(
+            {
+                (category, f"dimension {j}", layer, head): mean
+                for (layer, head, category, j), mean in parts.items()
+                if j in drawn
+            },
+            {"diverging": True},
+        )
+    by_layer = tables["concentration"].groupby("layer").mean()
+    figures["concentration"] = Picture(
+        {
+            (None, title, layer): value
+            for title, column in (("half of the spread", "half"), ("90 %", "ninety"))
+            for layer, value in by_layer[column].dropna().items()
+        }
+    )
+    if len(tables.get("intervention", ())):
+        together = tables["intervention"].xs("outliers", level="removed")
+        figures["intervention"] = Picture(
+            _compared(
+                together, {"before": together["before"], "after": together["after"]}, "without random dimensions (95 %)"
+            )
+        )
+    if len(tables.get("ablation", ())):
+        first = tables["ablation"].xs("outliers", level="removed")
+        first = first.xs(first.index.get_level_values("from_layer").min(), level="from_layer")
+        zero, mean = (first.xs(value, level="value") for value in ("zero", "mean"))
+        lines = {"before": zero["before"], "zero": zero["after"], "mean": mean["after"]}
+        figures["ablation"] = Picture(_compared(zero, lines, "random dimensions set to zero (95 %)"))
+    return figures
+
+
+def _compared(rows: pd.DataFrame, lines: Mapping[str, pd.Series], controls: str) -> dict[tuple[Any, ...], Any]:
+    """Lines by category, without a band but for that of the controls."""
+    drawn = {
+        (category, TITLES[name], layer): (alpha, np.nan, np.nan)
+        for name, values in lines.items()
+        for (layer, category), alpha in values.items()
+    }
+    for (layer, category), row in rows.iterrows():
+        drawn[category, controls, layer] = tuple(
+            row["before"] + row[["controls_mean", "controls_low", "controls_high"]]
+        )
+    return drawn
+
+
+def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> pd.DataFrame:
+    titles = {
+        "half": "dims for 50 %",
+        "ninety": "dims for 90 %",
+        "outliers": "outliers' share",
+        "key_bias": "b_K's share",
+    }
+    summary = tables["concentration"].groupby("layer")[list(titles)].mean().rename(columns=titles)
+    if len(tables.get("intervention", ())):
+        together = tables["intervention"].xs("outliers", level="removed")
+        present = together.index.get_level_values("category")
+        first = next(category for category in categories if category in present)
+        own = together.xs(first, level="category")
+        summary[f"α {first}"], summary["without"] = own["before"], own["after"]
+        summary["random"] = own["before"] + own["controls_mean"]
+    return summary
+
+
+def _sentences(metrics: Mapping[str, float]) -> list[str]:
+    sentences = []
+    half, ninety = (metrics.get(f"dimensions_for_{part}/mean") for part in ("half", "90_percent"))
+    if half is not None:
+        more = "" if ninety is None else f", {ninety:.0f} explain 90 %"
+        sentences.append(
+            f"In an average head, {half:.0f} dimensions explain half of what sets a query's scores apart{more}."
+        )
+    bias = f"The key bias b_K explains {metrics['share_of_key_bias/mean']:.1%} of the spread of a query's scores over its keys"
+    below_ninety, below_half = metrics["heads_below_90_percent/share"], metrics["heads_below_half/share"]
+    if below_ninety:
+        sentences.append(
+            f"{bias}; in {below_ninety:.1%} of the heads the dimensions never explain 90 % of it, in {below_half:.1%} not even "
+            "half, and the mean numbers of dimensions leave those heads out."
+        )
+    elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
+        sentences.append(f"{bias}.")
+    sentences.append(f"The outlier dimensions' share of it is {metrics['share_of_outliers/mean']:.1%}.")
+    changes = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/change")}
+    if changes:
+        most = max(changes, key=lambda category: abs(changes[category]))
+        random = metrics.get(f"intervention/{most}/controls_mean")
+        beside = "" if random is None else f"; without as many random dimensions by {random:+.3f}"
+        sentences.append(
+            f"Without the outliers' part of the scores, the weight on keys of category {most} changes by {changes[most]:+.3f}"
+            f"{beside}."
+        )
+    return sentences

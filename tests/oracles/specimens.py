@@ -1,0 +1,202 @@
+"""Two tiny models with a small corpus each, and what an analysis publishes of them."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from normscope.analyses import ANALYSES
+from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.findings import Findings
+from normscope.data.batching import Batch, batches
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.laboratory import ModelLaboratory
+from normscope.models.families import layout_of
+from normscope.models.loaded import LoadedModel
+from normscope.models.observer import Observer
+from normscope.observation import show
+from normscope.schema import DatasetKind, DatasetOptions
+from tests.oracles import activations
+from tests.oracles.activations import Sequence_
+from tests.tiny import tiny_model
+
+WORDS = ["cat", "river", "walks", "old", "sees", "blue", "we", "run", "on", "it", ",", "."]
+
+# Lengths and first words differ, and no word stands twice at one place: no two tokens have the same vectors, whose order
+# would be left to rounding. One text has no comma or period.
+TEXTS = [
+    ("cat sees , old river .", None),
+    ("river walks on", None),
+    ("we run , it [MASK] . blue cat", "old it sees it ."),
+    ("old cat walks . on we , it sees it .", "blue river ,"),
+    ("it on we [MASK] river old run", "on , it"),
+]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Specimen:
+    """A tiny model in float64, its corpus, and the brute force that knows its architecture."""
+
+    loaded: LoadedModel
+    brute_force: Callable[[Any, Mapping[str, torch.Tensor]], Sequence_]
+    names: tuple[str, ...]
+    """Token categories."""
+    category_of: Callable[[int, str], str]
+    """From the position and the text of a token."""
+    texts: Sequence[tuple[str, str | None]]
+
+    @cached_property
+    def sequences(self) -> list[Sequence_]:
+        """Every sequence of the corpus, without padding."""
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        return [self.brute_force(model, tokenizer(*text, return_tensors="pt")) for text in self._given]
+
+    @property
+    def _given(self) -> list[list[str]]:
+        return [[part for part in text if part is not None] for text in self.texts]
+
+    def categories(self, sequence: Sequence_) -> np.ndarray:
+        """The category of each token."""
+        tokens = self.loaded.tokenizer.convert_ids_to_tokens(sequence.ids.tolist())
+        return np.array([self.category_of(position, token) for position, token in enumerate(tokens)])
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is one of the tokenizer's special ones."""
+        return str(self.loaded.tokenizer.convert_ids_to_tokens(token)).startswith("[")
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Makes batches."""
+        return Encoder(self.loaded, DatasetOptions(kind=DatasetKind.text, seed=0))
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The corpus in padded batches of two or three sequences."""
+        examples = [Example(*text) for text in self.texts]
+        return list(batches(examples, self.encoder, 45, CorpusCounts()))
+
+    def findings(
+        self, name: str, options: Any, layers: Sequence[int], categories: Sequence[str], **more: Any
+    ) -> Findings:
+        """What an analysis publishes."""
+        observer = Observer(self.loaded.model, self.loaded.layout, layers, range(self.loaded.layers + 1))
+        subject = Subject(
+            layers=layers,
+            categories=categories,
+            parameters=observer.parameters,
+            hidden_norms=observer.hidden_norms,
+            methods=self.loaded.layout.methods,
+            depth=self.loaded.layers,
+            names=self.encoder.categories.names,
+            special_tokens=self.encoder.categories.special,
+            token=lambda token: str(self.loaded.tokenizer.convert_ids_to_tokens(token)),
+            **more,
+        )
+        merged = analysed(name, options, subject, observer, self.batches)
+        merged.experiment(ModelLaboratory(self.loaded, self.encoder, layers, 45))
+        return merged.findings()
+
+
+def analysed(name: str, options: Any, subject: Subject, observer: Observer, parts: Sequence[Batch]) -> Analysis:
+    """An analysis that has seen a corpus: batches go to two processes in turn, whose sums are saved, loaded and merged."""
+    one, other = (ANALYSES[name](options, subject) for _ in range(2))
+    with observer:
+        for number, batch in enumerate(parts):
+            show(observer, batch, [(one, other)[number % 2]])
+    assert one.accumulators.keys() == other.accumulators.keys()
+    for key, accumulator in one.accumulators.items():
+        accumulator.load(copy.deepcopy(accumulator.merge(other.accumulators[key]).state()))
+    return one
+
+
+def bert() -> Specimen:
+    """A BERT with a head that predicts masked tokens."""
+    special = ["[PAD]", "[UNK]", "[SEP]", "[CLS]", "[MASK]"]
+    # [CLS] stands at the end: at the front its first vectors would be the same in every sequence.
+    template = processors.TemplateProcessing(
+        single="$A [SEP] [CLS]",
+        pair="$A [SEP] $B:1 [SEP]:1 [CLS]:1",
+        special_tokens=[("[SEP]", 2), ("[CLS]", 3)],
+    )
+    tokenizer = _tokenizer([*special, *WORDS], template)
+    for name in special:
+        tokenizer.add_special_tokens({f"{name.strip('[]').lower()}_token": name})
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "bert",
+        vocab_size=len(tokenizer),
+        hidden_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=16,
+        max_position_embeddings=32,
+    )
+    whole = BertForMaskedLM(config).double().eval().requires_grad_(False)
+    for parameter in whole.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    own = {"[CLS]": "cls", "[SEP]": "sep", "[MASK]": "mask", ",": "punctuation", ".": "punctuation"}
+    return Specimen(
+        _loaded(whole.bert, tokenizer, "bert", whole),
+        activations.bert,
+        ("cls", "sep", "mask", "punctuation", "other"),
+        lambda _, token: own.get(token, "other"),
+        TEXTS,
+    )
+
+
+def qwen2() -> Specimen:
+    """A causal model with rotary positions, biases, grouped heads, and windows in its first and last layer."""
+    tokenizer = _tokenizer(["[UNK]", *WORDS], None)
+    tokenizer.add_special_tokens({"unk_token": "[UNK]"})
+    config = {
+        "model_type": "qwen2",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 32,
+        "use_sliding_window": True,
+        "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
+    model = tiny_model(config, torch.float64)
+
+    def category_of(position: int, token: str) -> str:
+        return "first" if position == 0 else "punctuation" if token in (",", ".") else "other"
+
+    texts = [(text.replace("[MASK]", "blue"), None) for text, _ in TEXTS]
+    return Specimen(
+        _loaded(model, tokenizer, "qwen2", None),
+        activations.qwen2,
+        ("cls", "sep", "mask", "punctuation", "other", "first"),
+        category_of,
+        texts,
+    )
+
+
+def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if template is not None:
+        tokenizer.post_processor = template
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=32,
+        unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"]
+        if template
+        else ["input_ids", "attention_mask"],
+    )
+
+
+def _loaded(model: Any, tokenizer: Any, family: str, head: Any) -> LoadedModel:
+    return LoadedModel(model, tokenizer, layout_of(family), "tiny", None, None, 32, load_head=lambda: head)

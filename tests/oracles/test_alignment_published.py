@@ -1,0 +1,117 @@
+"""Everything that the alignment analysis publishes, on a tiny Marian and a corpus whose tokens and links are set by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from normscope.analyses.analysis import Subject
+from normscope.analysis_options import AlignmentOptions
+from normscope.data.batching import Batch
+from normscope.data.gold import Reference, SentencePair
+from normscope.data.links import Links
+from normscope.data.reverse_run import ReverseAlignment
+from normscope.models.families import layout_of
+from normscope.models.observer import Observer
+from tests.oracles import alignment_oracle
+from tests.oracles.alignment_oracle import Pair
+from tests.oracles.comparison import assert_published
+from tests.oracles.specimens import analysed
+from tests.tiny import tiny_stack
+
+LAYERS = [1, 2]
+
+
+def pair(source: str, target: str, source_words: list[int], target_words: list[int], sure: str, possible: str) -> Pair:
+    """Random tokens; a token of no word ends each side."""
+    generator = np.random.default_rng(len(source))
+    ids = [generator.integers(5, 99, size=len(words)).tolist() for words in (source_words, target_words)]
+    links = [frozenset(tuple(map(int, link.split("-"))) for link in text.split()) for text in (sure, possible)]
+    return Pair(
+        tuple(source.split()),
+        tuple(target.split()),
+        ids[0],
+        source_words,
+        ids[1],
+        target_words,
+        links[0],
+        links[0] | links[1],
+    )
+
+
+PAIRS = {
+    1: pair("der alte Hund", "the old dog", [0, 1, 1, 2, -1], [0, 1, 2, 2, -1], "0-0 1-1 2-2", ""),
+    2: pair("er sieht sie", "he sees", [0, 1, 1, 2, -1], [0, 0, 1, -1], "0-0", "1-1 2-1"),
+    # The second source word and the last target word have no token.
+    3: pair("es ist kalt heute", "it is cold", [0, 2, 2, 3, -1], [0, 1, -1], "0-0 1-1", "2-2 3-1"),
+    4: pair("ja", "yes indeed", [0, -1], [0, 1, 1, -1], "0-0", "0-1"),
+    6: pair("gut", "good", [0, -1], [0, -1], "0-0", ""),
+}
+"""The last is never read."""
+
+READ = [1, 2, 3, 4]
+
+BASELINES = {"giza": {1: {(0, 0), (2, 1)}, 2: set(), 3: {(3, 1)}, 4: {(0, 0), (0, 1)}, 6: {(0, 0)}}}
+REVERSE = {
+    ("attn_n", "awo"): (2, {1: {(0, 0), (1, 1), (1, 2)}, 2: {(0, 1), (2, 0)}, 3: {(0, 0), (3, 2)}, 4: set(), 6: set()}),
+    ("attn_w", "awi"): (1, {1: {(2, 2)}, 2: {(0, 0), (1, 1)}, 3: {(2, 1), (3, 0)}, 4: {(0, 1)}, 6: set()}),
+}
+BASELINES = {name: {row: frozenset(links) for row, links in rows.items()} for name, rows in BASELINES.items()}
+REVERSE = {
+    key: (layer, {row: frozenset(links) for row, links in rows.items()}) for key, (layer, rows) in REVERSE.items()
+}
+
+
+@pytest.fixture(scope="module")
+def maps():
+    model = tiny_stack("marian", "cross", torch.float64)
+    model.set_attn_implementation("eager")
+    return {row: alignment_oracle.maps_of(model, PAIRS[row]) for row in READ}
+
+
+def batch(*rows: int) -> Batch:
+    """Pairs side by side, padded."""
+
+    def side(ids: list, words: list, **more) -> Batch:
+        length = max(map(len, ids))
+
+        def padded(values: list, filling: int) -> torch.Tensor:
+            return torch.tensor([[*own, *[filling] * (length - len(own))] for own in values])
+
+        tokens = padded(ids, 1)
+        real = padded([[1] * len(own) for own in ids], 0).bool()
+        return Batch(tokens, None, real, torch.zeros_like(tokens), rows, words=padded(words, -1), rows=rows, **more)
+
+    pairs = [PAIRS[row] for row in rows]
+    source = side([pair.source_ids for pair in pairs], [pair.source_words for pair in pairs])
+    return side(
+        [pair.decoder_ids for pair in pairs], [pair.target_words for pair in pairs], source=source, crosses=True
+    )
+
+
+def findings(options: AlignmentOptions, baselines, reverse, layers):
+    model, layout = tiny_stack("marian", "cross", torch.float64), layout_of("marian", "cross")
+    observer = Observer(model, layout, layers)
+    reference = Reference(
+        {row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()},
+        baselines,
+        {key: ReverseAlignment(layer, links) for key, (layer, links) in reverse.items()},
+    )
+    subject = Subject(layers, ["all"], observer.parameters, reference=lambda _: reference)
+    return analysed("alignment", options, subject, observer, [batch(1, 3), batch(4, 2)]).findings()
+
+
+@pytest.mark.parametrize("layers", [[1, 2], [2]])
+def test_everything(maps, layers):
+    found = findings(AlignmentOptions(sentences=[1, 3]), BASELINES, REVERSE, layers)
+    expected = alignment_oracle.expected(maps, PAIRS, layers, [1, 3], BASELINES, REVERSE)
+    assert_published(found, expected, tolerance=1e-6)  # maps are kept in float32
+
+
+def test_the_first_three_pairs_are_shown_and_nothing_to_compare_with_is_fine(maps):
+    found = findings(AlignmentOptions(), {}, {}, LAYERS)
+    assert_published(found, alignment_oracle.expected(maps, PAIRS, LAYERS, [1, 2, 3], {}, {}), tolerance=1e-6)
+
+
+def test_maps_of_a_pair_that_was_not_read_are_left_out(maps):
+    found = findings(AlignmentOptions(sentences=[6]), {}, {}, LAYERS)
+    assert_published(found, alignment_oracle.expected(maps, PAIRS, LAYERS, [6], {}, {}), tolerance=1e-6)

@@ -1,0 +1,121 @@
+"""Everything that the analyses publish is what an independent computation gives: names, numbers, curves and words."""
+
+import pytest
+
+from normscope.analyses import ANALYSES
+from normscope.analysis_options import (
+    FrequencyOptions,
+    MixingOptions,
+    NormsOptions,
+    OutlierCriterion,
+    OutliersOptions,
+    ScoreOptions,
+)
+from normscope.data.frequency import TokenFrequencies
+from tests.oracles import frequency_oracle, mixing_oracle, norms_oracle, outliers_oracle, score_oracle, specimens
+from tests.oracles.comparison import assert_published
+from tests.oracles.specimens import Specimen
+
+SPECIMENS = {"bert": specimens.bert, "qwen2": specimens.qwen2}
+
+# Layers; categories, all of the specimen's where none are named.
+CHOICES = {"everything": ((1, 2, 3), None), "some": ((2, 3), ["punctuation", "other"]), "all": ((2,), ["all"])}
+
+
+@pytest.fixture(scope="module", params=SPECIMENS)
+def specimen(request) -> Specimen:
+    return SPECIMENS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def bert() -> Specimen:
+    return SPECIMENS["bert"]()
+
+
+def reported(specimen: Specimen, categories: list[str] | None) -> list[str]:
+    return [*specimen.names, "all"] if categories is None else categories
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_mixing(specimen, choice):
+    layers, categories = CHOICES[choice]
+    categories = reported(specimen, categories)
+    found = specimen.findings("mixing", MixingOptions(), layers, categories)
+    assert_published(found, mixing_oracle.expected(specimen, layers, categories))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_norms(specimen, choice):
+    layers, categories = CHOICES[choice]
+    # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
+    layers = [layer for layer in layers if layer > 1]
+    # Where some layers are looked at, so are some queries of sequences with more than six.
+    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512)
+    categories = reported(specimen, categories)
+    found = specimen.findings("norms", options, layers, categories)
+    assert_published(found, norms_oracle.expected(specimen, layers, categories, options))
+
+
+LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9), "all words": lambda token: token > 4}
+
+
+@pytest.mark.parametrize("left_out", LEFT_OUT)
+def test_frequency(bert, left_out):
+    layers = [1, 3]
+    rank, count = frequency_oracle.counted(bert, [token for token in range(17) if LEFT_OUT[left_out](token)])
+    found = bert.findings(
+        "frequency",
+        FrequencyOptions(seed=0),
+        layers,
+        reported(bert, None),
+        frequencies=lambda _: TokenFrequencies(rank, count),
+    )
+    assert_published(found, frequency_oracle.expected(bert, layers, rank, count))
+
+
+OUTLIERS = {
+    "sigma": OutliersOptions(threshold=1.5),
+    "mad": OutliersOptions(criterion=OutlierCriterion.mad, threshold=2.5, share=0.3),
+    "given": OutliersOptions(dimensions=[7, 2, 7]),
+    "none": OutliersOptions(threshold=100.0),
+}
+
+
+@pytest.mark.parametrize("categories", [None, ["punctuation", "other"], ["all"]])
+@pytest.mark.parametrize("options", OUTLIERS)
+def test_outliers(specimen, options, categories):
+    chosen = OUTLIERS[options]
+    categories = reported(specimen, categories)
+    found = specimen.findings("outliers", chosen, [2], categories, outliers=chosen)
+    assert_published(found, outliers_oracle.expected(specimen, categories, chosen))
+
+
+def options_of_score(**more) -> ScoreOptions:
+    return ScoreOptions(seed=3, controls=3, ablation_controls=2, **more)
+
+
+SCORES = {
+    "two outliers": (OUTLIERS["given"], options_of_score(), CHOICES["everything"]),
+    "part": (OUTLIERS["given"], options_of_score(sequences=1000), CHOICES["some"]),
+    "all": (OUTLIERS["given"], options_of_score(), CHOICES["all"]),
+    "no outliers": (OUTLIERS["none"], options_of_score(), CHOICES["some"]),
+    "nothing is run again": (OUTLIERS["given"], options_of_score(interventions=False, ablation=False), CHOICES["some"]),
+    "nine outliers": (
+        OutliersOptions(dimensions=list(range(9))),
+        options_of_score(),
+        ((2,), ["punctuation", "other"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", SCORES)
+def test_score(specimen, choice):
+    outliers, options, (layers, categories) = SCORES[choice]
+    categories = reported(specimen, categories)
+    found = specimen.findings("score", options, layers, categories, outliers=outliers)
+    expected = score_oracle.expected(specimen, layers, categories, options, outliers)
+    assert_published(found, expected, tolerance=1e-6)  # logits are in float32
+
+
+def test_every_analysis_has_an_oracle():
+    assert {f"test_{name}" for name in ANALYSES} <= set(globals())
