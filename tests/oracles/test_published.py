@@ -2,7 +2,6 @@
 
 import pytest
 
-from normscope.analyses import ANALYSES
 from normscope.analysis_options import (
     FrequencyOptions,
     MixingOptions,
@@ -115,7 +114,3 @@ def test_score(specimen, choice):
     found = specimen.findings("score", options, layers, categories, outliers=outliers)
     expected = score_oracle.expected(specimen, layers, categories, options, outliers)
     assert_published(found, expected, tolerance=1e-6)  # logits are in float32
-
-
-def test_every_analysis_has_an_oracle():
-    assert {f"test_{name}" for name in ANALYSES} <= set(globals())
