@@ -1,4 +1,4 @@
-# make run · make test · make bench · make lint · make install
+# make run · make test · make bench · make mutants · make lint · make install
 #
 # Every target sets up .venv by itself. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, ...) are honoured: set one to choose a CPU build of torch, for instance.
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: run test bench lint install clean
+.PHONY: run test bench mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -19,6 +19,9 @@ test: lint
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

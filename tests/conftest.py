@@ -1,10 +1,12 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
 import os
+import shutil
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="normscope-hub-")
+_HUB = tempfile.TemporaryDirectory(prefix="normscope-hub-")
+os.environ["HF_HOME"] = _HUB.name  # read when huggingface_hub is imported, so no fixture can set it
 os.environ["WANDB_MODE"] = "offline"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run beside each other
 
@@ -12,6 +14,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook("normscope", "beartype.beartype")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,30 @@ settings.register_profile("normscope", deadline=None, derandomize=True, max_exam
 settings.load_profile("normscope")
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def pytest_unconfigure() -> None:
+    _HUB.cleanup()
+
+
+@pytest.fixture(scope="session")
+def temporary_directory(tmp_path_factory) -> Iterator[Path]:
+    """What `tempfile` and child processes of the tests take for the system's temporary directory."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(temporary_directory) -> Iterator[None]:
+    """Fails a test after which something lies in the temporary directory."""
+    yield
+    left = sorted(temporary_directory.iterdir())
+    for path in left:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert not left, f"left in the temporary directory: {[path.name for path in left]}"
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,6 @@ def opened(page: Path, fragment: str = "", *, size: tuple[int, int] = (1280, 900
             ],
             capture_output=True,
             text=True,
-            timeout=120,
             check=True,
         )
     return outcome.stdout, re.findall(r"CONSOLE[^\n]*", outcome.stderr)

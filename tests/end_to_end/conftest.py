@@ -1,17 +1,15 @@
 import pytest
-from matplotlib.figure import Figure
 
 from normscope import pipeline
-from normscope.reporting import run_folder
 from tests.end_to_end.disturbed import SMALL
-from tests.end_to_end.shell import start
+from tests.end_to_end.shell import draw_nothing, start
 
 
 @pytest.fixture(autouse=True)
 def quick_figures(request, monkeypatch):
-    """Empty figures: drawing takes longer than all the rest of a small run. Tests that look at them are marked `draws`."""
+    """Empty figures, but for tests that look at them: those are marked `draws`."""
     if "draws" not in request.keywords:
-        monkeypatch.setattr(run_folder, "draw", lambda _figure, paths: [Figure((1, 1)).savefig(path) for path in paths])
+        draw_nothing(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +25,6 @@ def undisturbed(tmp_path_factory, saved_model):
     """A run that nothing happens to, in a process of its own."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     process = start(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", OMP_NUM_THREADS="1")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate()
     assert process.returncode == 0, err
     return folder

@@ -38,7 +38,6 @@ def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[
         env=inherited | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"} | environment,
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
 

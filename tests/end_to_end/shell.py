@@ -1,14 +1,21 @@
 """Whole commands: in this process where only the outcome counts, in a process of their own where the process does."""
 
+import contextlib
 import dataclasses
+import io
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+
+from normscope.reporting import run_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +35,29 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
     captured = capsys.readouterr()
     return Outcome(int(exit_.value.code or 0), captured.out, captured.err)
+
+
+def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty figures: drawing takes longer than all the rest of a small run."""
+    monkeypatch.setattr(run_folder, "draw", lambda _figure, paths: [Figure((1, 1)).savefig(path) for path in paths])
+
+
+def run_once(*arguments: str) -> Outcome:
+    """A run without figures and report, for a fixture whose tests share it, so that each of them may run alone."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        draw_nothing(monkeypatch)
+        monkeypatch.setattr(sys, "argv", ["run.py", "report.enabled=false", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
+    return Outcome(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Wait until something is so, however long that takes on a busy machine; fails if the process ends before."""
+    while not condition():
+        assert process.poll() is None or condition(), process.communicate()[1]
+        time.sleep(0.002)
 
 
 def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":

@@ -10,7 +10,7 @@ import torch
 
 from normscope.reporting import compare_runs
 from tests.end_to_end.browser import needs_browser, opened
-from tests.end_to_end.shell import run_here
+from tests.end_to_end.shell import run_here, run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 
@@ -28,32 +28,20 @@ def deeper_model(tmp_path_factory, tokenizer):
 
 
 @pytest.fixture(scope="module")
-def swept():
-    """What the one sweep of this file left."""
-    return {}
-
-
-@pytest.fixture
-def sweep(capsys, monkeypatch, saved_model, deeper_model, tmp_path_factory, swept):
+def sweep(saved_model, deeper_model, tmp_path_factory):
     """Two models and two analyses; layer 5 is not in the smaller model, so that jobs fail."""
-    if not swept:
-        folder = tmp_path_factory.mktemp("sweep") / "sweep"
-        swept["found"] = (
-            run_here(
-                capsys,
-                monkeypatch,
-                "-m",
-                f"model.name={saved_model},{deeper_model}",
-                "analysis=mixing,norms",
-                "dataset.limit=6",
-                "layers=all,[5]",
-                "tracking=disabled",
-                "device=cpu",
-                f"output_dir={folder}",
-            ),
-            folder,
-        )
-    return swept["found"]
+    folder = tmp_path_factory.mktemp("sweep") / "sweep"
+    outcome = run_once(
+        "-m",
+        f"model.name={saved_model},{deeper_model}",
+        "analysis=mixing,norms",
+        "dataset.limit=6",
+        "layers=all,[5]",
+        "tracking=disabled",
+        "device=cpu",
+        f"output_dir={folder}",
+    )
+    return outcome, folder
 
 
 def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_model):

@@ -13,7 +13,7 @@ from transformers import BertModel
 
 from benchmarks.straightforward import METHODS, mixing_ratios
 from normscope.data.categories import CATEGORIES, TokenCategories
-from tests.end_to_end.shell import run_here
+from tests.end_to_end.shell import run_here, run_once
 from tests.end_to_end.test_run import TEXTS
 
 HEADS, LAYERS = 12, 6
@@ -75,14 +75,21 @@ def pairs(observed) -> pd.DataFrame:
     return pd.concat(frames)
 
 
+def common(corpus) -> list[str]:
+    return ["analysis=[norms,frequency]", "dataset=text", f"dataset.path={corpus}", "tracking=disabled"]
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("kobayashi") / "exact"
+def folder(tmp_path_factory, corpus) -> Path:
+    """A run with the defaults."""
+    folder = tmp_path_factory.mktemp("kobayashi") / "exact"
+    outcome = run_once(*common(corpus), f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    return folder
 
 
 def run(capsys, monkeypatch, corpus, folder, *arguments: str) -> None:
-    common = ["analysis=[norms,frequency]", "dataset=text", f"dataset.path={corpus}", "tracking=disabled"]
-    outcome = run_here(capsys, monkeypatch, *common, f"output_dir={folder}", *arguments)
+    outcome = run_here(capsys, monkeypatch, *common(corpus), f"output_dir={folder}", *arguments)
     assert outcome.status == 0, outcome.err
 
 
@@ -90,8 +97,7 @@ def table(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(folder / "tables" / f"{name}.parquet")
 
 
-def test_the_tables(capsys, monkeypatch, corpus, folder, observed, pairs):
-    run(capsys, monkeypatch, corpus, folder)
+def test_the_tables(folder, observed, pairs):
     _check_shares(folder, observed)
     _check_dispersion(folder, observed)
     _check_correlation(folder, pairs)

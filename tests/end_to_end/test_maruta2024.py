@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, BertForMaskedLM, BertModel
 
 from normscope.data.categories import CATEGORIES, TokenCategories
-from tests.end_to_end.shell import run_here
+from tests.end_to_end.shell import run_here, run_once
 from tests.end_to_end.test_run import TEXTS
 
 HEADS, LAYERS, MODEL = 12, 6, 384
@@ -55,19 +55,14 @@ def sequences(eager, tokenizer) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("maruta") / "run"
-
-
-@pytest.fixture
-def table(capsys, monkeypatch, folder, corpus):
-    """Tables of one run, which the first test that asks for one makes."""
-    if not folder.exists():
-        arguments = ["analysis=[outliers,score]", "dataset=text", f"dataset.path={corpus}", "tracking=disabled"]
-        chosen = f"analysis.outliers.dimensions=[{','.join(map(str, GIVEN))}]"
-        small = ["analysis.score.ablation_controls=2", "analysis.score.controls=4", "device.batch_tokens=150"]
-        outcome = run_here(capsys, monkeypatch, *arguments, chosen, *small, f"output_dir={folder}")
-        assert outcome.status == 0, outcome.err
+def table(tmp_path_factory, corpus):
+    """Tables of one run."""
+    folder = tmp_path_factory.mktemp("maruta") / "run"
+    arguments = ["analysis=[outliers,score]", "dataset=text", f"dataset.path={corpus}", "tracking=disabled"]
+    chosen = f"analysis.outliers.dimensions=[{','.join(map(str, GIVEN))}]"
+    small = ["analysis.score.ablation_controls=2", "analysis.score.controls=4", "device.batch_tokens=150"]
+    outcome = run_once(*arguments, chosen, *small, f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
     return lambda name: pd.read_parquet(folder / "tables" / f"{name}.parquet")
 
 

@@ -10,7 +10,7 @@ def test_the_tour(monkeypatch):
     monkeypatch.chdir(ROOT / "experiments")
     tour = nbformat.read(ROOT / "experiments/tour.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in tour.cells), "it is kept without outputs"
-    NotebookClient(tour, timeout=120, resources={"metadata": {"path": str(ROOT / "experiments")}}).execute()
+    NotebookClient(tour, timeout=None, resources={"metadata": {"path": str(ROOT / "experiments")}}).execute()
     shown = [output.get("data", {}) for cell in tour.cells for output in cell.get("outputs", [])]
     assert any("attnresln_n" in data.get("text/html", "") and "<img" in data["text/html"] for data in shown)
     assert any("image/png" in data for data in shown)

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from transformers import BertModel
 
 from benchmarks.straightforward import METHODS, mixing_ratios
 from normscope.data.categories import CATEGORIES, TokenCategories
-from tests.end_to_end.shell import ROOT, run_here, start
+from tests.end_to_end.shell import ROOT, run_here, start, wait_until
 from tests.end_to_end.wandb_file import run_of
 
 TEXTS = [
@@ -185,9 +184,8 @@ def test_a_failed_job_does_not_stop_a_sweep(capsys, monkeypatch, tmp_path, saved
 
 def test_the_default_run_in_a_process_of_its_own(tmp_path):
     process = start(f"output_dir={tmp_path / 'run'}")
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "100 pairs" not in err
     assert "200 sequences" in err
     assert re.search(r"attnresln_n +\d+\.\d +\d+\.\d +\d+\.\d", out)
     results = json.loads((tmp_path / "run/results.json").read_text())
@@ -202,14 +200,9 @@ def test_an_interrupted_run_says_so(tmp_path):
     folder = tmp_path / "run"
     arguments = ["model=bert-random", "dataset=text", f"dataset.path={text}", f"output_dir={folder}"]
     process = start(*arguments, "tracking=disabled")
-    while not (folder / "config.yaml").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until((folder / "config.yaml").exists, process)
     process.send_signal(signal.SIGINT)
-    try:
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
+    process.communicate()
     assert process.returncode == 130
     results = json.loads((folder / "results.json").read_text())
     assert (results["status"], results["metrics"]) == ("interrupted", {})
@@ -217,7 +210,7 @@ def test_an_interrupted_run_says_so(tmp_path):
 
 def test_help_is_a_manual_page_at_once():
     process = start("--help")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert process.returncode == 0
     assert out.startswith("NAME\n")
     assert all(heading in out for heading in ("SYNOPSIS", "KEYS", "EXAMPLES", "EXIT STATUS"))
@@ -243,5 +236,5 @@ def test_who_reads_the_beginning_alone_gets_no_traceback():
     assert process.stderr is not None
     err = process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait()
     assert "Traceback" not in err

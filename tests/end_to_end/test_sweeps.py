@@ -59,7 +59,7 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path):
     ("launcher", "more"),
     [
         pytest.param("joblib", ["hydra.launcher.n_jobs=2"], marks=pytest.mark.slow),
-        ("submitit_local", ["hydra.launcher.timeout_min=5"]),
+        ("submitit_local", ["hydra.launcher.timeout_min=600"]),
     ],
 )
 def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_path, launcher, more):
