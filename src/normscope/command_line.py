@@ -266,7 +266,7 @@ def _moment() -> str:
 def _run_folder(given: str | None, sweep: bool) -> str:
     """`output_dir`, or a dated folder below outputs/ that is not there yet."""
     if _not_first():
-        return tempfile.mkdtemp(prefix="normscope-")
+        return _scratch().name
     if given is not None:
         folder = Path(given)
         _sweep.found |= {place for place in (folder, *folder.parents) if place.exists()}
@@ -274,6 +274,10 @@ def _run_folder(given: str | None, sweep: bool) -> str:
     parent = Path("outputs/multirun" if sweep else "outputs")
     _sweep.found |= {place for place in (parent, *parent.parents) if place.exists()}
     return _of_sweep(str(parent / _unused(parent)), sweep)
+
+
+# Where Hydra writes in a process that is not the first; removed when the process ends.
+_scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="normscope-"))
 
 
 def _of_sweep(folder: str, sweep: bool) -> str:

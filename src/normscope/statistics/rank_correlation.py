@@ -237,7 +237,8 @@ def _binned(table: np.ndarray) -> Correlation:
         mean_rank = marginal.cumsum() - marginal / 2 - 0.5
         means.append(mean_rank)
         spreads.append(float(np.sqrt((marginal * mean_rank**2).sum())))
-        deviations.append(float(np.sqrt((marginal * (marginal**2 - 1 / total**2)).sum() / 12)))
+        # Where every cell holds one pair the sum is zero, and rounding may leave it slightly below.
+        deviations.append(float(np.sqrt(max(0.0, (marginal * (marginal**2 - 1 / total**2)).sum() / 12))))
     if min(spreads) == 0:
         return Correlation(None, total, 0.0, "one side is constant, or varies too little for an estimate")
     (x, y), (v_x, v_y), (s_x, s_y) = means, spreads, deviations

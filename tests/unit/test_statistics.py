@@ -1,0 +1,215 @@
+"""What accumulators compute, number by number; that batches and merging change nothing is the contract's own suite."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.pair_histogram import Axis, PairHistogram
+from normscope.statistics.pooled import PooledMeans
+from normscope.statistics.rank_correlation import RankCorrelation, midranks
+from normscope.statistics.sequence_sample import SequenceSample
+from normscope.statistics.sequences import SequenceMeans
+from normscope.statistics.tally import Tally
+from normscope.statistics.tokens import TokenMeans
+
+F64 = torch.float64
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=F64)
+
+
+def test_means_of_sequences_weigh_by_length_and_once_each():
+    means = SequenceMeans(2, 1, 2)
+    for layer in (0, 1):
+        means.update(layer, tensor([[1.0, 10.0], [4.0, 40.0]]) + layer, torch.tensor([1, 3]))
+        means.update(layer, tensor([[7.0, 70.0]]) + layer, torch.tensor([2]))
+    summary = means.compute()
+    assert summary.sequences == 3
+    for layer in (0, 1):
+        # (1·1 + 3·4 + 2·7) / 6 and (1 + 4 + 7) / 3
+        torch.testing.assert_close(summary.mean[layer], tensor([27 / 6, 270 / 6]) + layer)
+        torch.testing.assert_close(summary.sequence_mean[layer], tensor([4.0, 40.0]) + layer)
+
+
+def test_pooled_means_divide_each_group_by_its_own_terms():
+    means = PooledMeans(2, 2, 3)
+    means.update(1, tensor([2.0, 4.0, 6.0], [1.0, 1.0, 1.0]), torch.tensor([1, 4]))
+    means.update(1, tensor([1.0, 2.0, 3.0], [1.0, 3.0, 7.0]), torch.tensor([2, 0]))
+    summary = means.compute()
+    assert summary.count.tolist() == [[0, 0], [3, 4]]
+    assert summary.mean[1].tolist() == [[1, 2, 3], [0.5, 1, 2]]
+    assert summary.mean[0].isnan().all()
+
+
+def test_means_of_tokens_are_by_type_and_merge():
+    parts = [TokenMeans(4, 2), TokenMeans(4, 2)]
+    parts[0].update(torch.tensor([3, 1, 3]), tensor([1.0, 5.0, 2.0], [10.0, 50.0, 20.0]))
+    parts[1].update(torch.tensor([3, 0]), tensor([6.0, 8.0], [60.0, 80.0]))
+    mean, count = parts[0].merge(parts[1]).compute()
+    assert count.tolist() == [1, 1, 0, 3]
+    assert mean[[0, 1, 3]].tolist() == [[8, 80], [5, 50], [3, 30]]
+    assert mean[2].isnan().all()
+
+
+def test_a_tally_adds_each_layer_by_itself():
+    tally = Tally(2, 3)
+    tally.update(0, torch.tensor([1, 0, 2]))
+    tally.update(1, torch.tensor([5, 5, 5]))
+    other = Tally(2, 3)
+    other.update(0, torch.tensor([0, 0, 7]))
+    assert tally.merge(other).compute().tolist() == [[1, 0, 9], [5, 5, 5]]
+    assert Tally(2, 3).merge(tally).compute().tolist() == [[1, 0, 2], [5, 5, 5]]
+
+
+def test_rows_are_kept_by_number_whatever_their_shapes():
+    rows = KeptRows(2, F64)
+    rows.update(1, 7, tensor([1.0, 2.0], [3.0, 4.0]))
+    rows.update(0, 2, tensor([5.0]))
+    rows.update(0, 7, tensor([6.0, 6.0], [6.0, 6.0]))
+    rows.update(1, 2, tensor([8.0]))
+    again = KeptRows(2, F64)
+    again.load(rows.state())
+    for kept in (rows, again, KeptRows(2, F64).merge(rows), rows.merge(KeptRows(2, F64))):
+        found = kept.compute()
+        assert list(found) == [2, 7]
+        assert found[2].tolist() == [[[5]], [[8]]]
+        assert found[7].tolist() == [[[6, 6], [6, 6]], [[1, 2], [3, 4]]]
+
+
+def test_extremes_are_of_the_group_and_the_layer():
+    moments = GroupedMoments(2, 1, 2)
+    members = torch.tensor([[[True, True, False]], [[False, True, True]]])
+    moments.update(0, tensor([[3.0, -2.0, 9.0]]), members)
+    moments.update(1, tensor([[30.0, -20.0, 90.0]]), members)
+    moments.update(0, tensor([[1.0, 4.0, 5.0]]), members)
+    summary = moments.compute()
+    assert summary.maximum[:, 0].tolist() == [[4, 9], [30, 90]]
+    assert summary.minimum[:, 0].tolist() == [[-2, -2], [-20, -20]]
+    assert summary.mean[:, 0].tolist() == [[1.5, 4], [5, 35]]
+    assert summary.count.tolist() == [[4, 4], [2, 2]]
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9])
+def test_a_sample_of_sequences_is_those_of_the_smallest_priorities(cut):
+    names = list(range(20, 30))
+    tokens = torch.arange(2 * 10 * 3).view(2, 10, 3)
+    real = torch.arange(3) < torch.tensor([1 + name % 3 for name in names])[:, None]
+    sample = SequenceSample(4, seed=3)
+    for part in (slice(cut), slice(cut, None)):
+        sample.update(tuple(names[part]), tokens[:, part], real[part])
+    priorities = {n: np.random.default_rng([3, name]).random() for n, name in enumerate(names)}
+    expected = sorted(priorities, key=priorities.__getitem__)[:4]
+    again = SequenceSample(4, seed=0)
+    again.load(sample.state())
+    for found in (sample.compute(), again.compute(), SequenceSample(4, seed=3).merge(sample).compute()):
+        assert [sequence.tolist() for sequence in found] == [tokens[:, n, real[n]].tolist() for n in expected]
+
+
+AXES = (Axis(-3, 3, 2), Axis(-2, 5, 1))
+
+
+def cell(axis: Axis, value: float) -> int:
+    """Counted up from the lowest edge: 2^bits cells of equal width in every factor of two."""
+    edges = [2.0**power * (1 + step / 2**axis.bits) for power, step in grid(axis)]
+    return min(sum(value >= edge for edge in edges[1:]), axis.cells - 1)
+
+
+def grid(axis: Axis):
+    powers = range(axis.lowest_exponent, axis.highest_exponent)
+    return [*itertools.product(powers, range(2**axis.bits)), (axis.highest_exponent, 0)]
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_cells_are_counted_up_from_the_lowest(axis):
+    values = torch.tensor(
+        [0.0, 0.01, 0.124, 0.125, 0.15, 0.25, 0.3, 0.49, 0.5, 0.7, 1, 1.3, 1.5, 3, 7.9, 8, 31, 32, 1e9]
+    )
+    assert axis.cell(values).tolist() == [cell(axis, value) for value in values.tolist()]
+    assert axis.cells == len(grid(axis))
+
+
+@pytest.mark.parametrize("piece", [1, 2**19])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, masked):
+    monkeypatch.setattr("normscope.statistics.pair_histogram._PIECE", piece)
+    monkeypatch.setattr("normscope.statistics.pair_histogram._INT32_MAX", 40)  # the counts outgrow int32 on the way
+    generator = torch.Generator().manual_seed(0)
+    whole = [PairHistogram(*AXES, 3) for _ in range(2)]
+    expected = np.zeros((AXES[0].cells, AXES[1].cells, 3), dtype=np.int64)
+    for scale in (4.0, 0.3, 40.0):  # the second numbers lie elsewhere each time
+        first = torch.rand(3, 2, 4, 5, generator=generator) * 10
+        second = torch.rand(3, 2, 5, generator=generator) * scale
+        group = torch.randint(-1, 3, (3, 5), generator=generator)
+        seen = torch.rand(3, 1, 4, 5, generator=generator) > 0.4 if masked else None
+        part = PairHistogram(*AXES, 3)
+        part.add(first, second, group, seen)
+        whole[0].add(first, second, group, seen)
+        whole[1].merge(part.low, part.counts)
+        for b, h, q, k in np.ndindex(*first.shape):
+            if group[b, k] >= 0 and (seen is None or seen[b, 0, q, k]):
+                expected[
+                    cell(AXES[0], float(first[b, h, q, k])), cell(AXES[1], float(second[b, h, k])), group[b, k]
+                ] += 1
+    for histogram, group in itertools.product(whole, range(3)):
+        low, table = histogram.table(group)
+        found = np.zeros_like(expected[:, :, group])
+        found[:, low : low + table.shape[1]] = table
+        np.testing.assert_array_equal(found, expected[:, :, group])
+
+
+def test_ranks_are_those_of_scipy():
+    values = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], dtype=F64)
+    np.testing.assert_array_equal(midranks(values), scipy.stats.rankdata(values))
+
+
+@pytest.mark.parametrize("way", ["exact", "merged", "loaded", "counted", "counted and merged", "given up on the way"])
+def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
+    generator = torch.Generator().manual_seed(1)
+    budget = {"counted": 0, "counted and merged": 0, "given up on the way": 150}.get(way, 10_000)
+    fine, whole = Axis(-4, 2, 10), Axis(-1, 4, 3)  # hardly two numbers share a cell, so that counting is nearly exact
+    parts = [RankCorrelation(2, 2, fine, whole, budget) for _ in range(2)]
+    pairs = {(layer, group): [] for layer in range(2) for group in range(2)}
+    for layer, number in itertools.product(range(2), range(2)):
+        first = torch.rand(2, 3, 4, 5, generator=generator)
+        second = (torch.rand(2, 3, 5, generator=generator) * 8).ceil()
+        first = first + second.unsqueeze(2) * (0.05 if layer else -0.02) + 0.2
+        group = torch.randint(-1, 2, (2, 5), generator=generator)
+        seen = torch.rand(2, 1, 4, 5, generator=generator) > 0.3
+        parts[number if "merged" in way else 0].update(layer, first, second, group, seen)
+        for b, h, q, k in np.ndindex(*first.shape):
+            if group[b, k] >= 0 and seen[b, 0, q, k]:
+                pairs[layer, int(group[b, k])].append((float(first[b, h, q, k]), float(second[b, h, k])))
+    correlation = parts[0].merge(parts[1]) if "merged" in way else parts[0]
+    if way == "loaded":
+        correlation = RankCorrelation(2, 2, fine, whole, budget)
+        correlation.load(parts[0].state())
+    found = correlation.compute()
+    assert len(found) == 3
+    for group in range(2):
+        for row, layers in zip(found, ((0, 1), (0,), (1,)), strict=True):
+            own = np.array([pair for layer in layers for pair in pairs[layer, group]])
+            assert row[group].count == len(own)
+            expected = scipy.stats.spearmanr(own[:, 0], own[:, 1]).statistic
+            assert row[group].spearman == pytest.approx(expected, abs=1e-9 if budget == 10_000 else 5e-3)
+            assert abs(row[group].spearman - expected) <= row[group].error_bound + 1e-9
+            assert row[group].error_bound == 0 if budget == 10_000 else 1e-3 < row[group].error_bound < 0.5
+
+
+@pytest.mark.parametrize("pairs", range(3, 40))
+def test_pairs_with_cells_of_their_own_are_ranked_exactly(pairs):
+    """The spread of ranks within cells is nothing then, though rounding may leave less than nothing of it."""
+    correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3), 0)
+    numbers = torch.tensor([2.0**power * (1 + step / 8) for power, step in grid(Axis(0, 8, 3))][:pairs])
+    order = torch.randperm(pairs, generator=torch.Generator().manual_seed(pairs))
+    correlation.update(
+        0, numbers[None, None, None], numbers[order][None, None], torch.zeros(1, pairs, dtype=torch.long)
+    )
+    found = correlation.compute()[0][0]
+    assert found.spearman == pytest.approx(scipy.stats.spearmanr(range(pairs), order).statistic)
+    assert found.error_bound == pytest.approx(0, abs=1e-9)
