@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from normscope.analysis_options import OutliersOptions, ScoreOptions
@@ -17,6 +19,8 @@ from normscope.schema import (
     Segmentation,
     TrackingOptions,
     enabled_analyses,
+    flat,
+    plain,
 )
 
 # Characters that W&B takes in a tag.
@@ -26,6 +30,58 @@ _TAG_LENGTH = 64
 MOST_EXAMPLES = 100
 FEWEST_TOKENS, MOST_TOKENS = 8, 512
 
+# Mappings whose values are the user's own: a transformers config, lists of tokens.
+_OWN = ("model.architecture.", "dataset.categories.")
+_PATHS = {
+    *("model.name", "model.tokenizer", "dataset.path", "dataset.pair_path", "output_dir", "resume", "reproduce"),
+    *(
+        "analysis.frequency.path",
+        "analysis.frequency.source",
+        "analysis.alignment.gold.path",
+        "analysis.alignment.reverse",
+    ),
+}
+# White space is a value of these.
+_SIGNS = ("dataset.delimiter", "dataset.separator")
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
+
+
+def check_strings(config: Mapping[str, Any]) -> None:
+    """Refuse strings that mean nothing: an empty one is not the same as none, and no file has a NUL in its name.
+
+    Args:
+        config: The whole config or a part of it, nested or flat.
+
+    Raises:
+        InputError: Naming the key.
+    """
+    for key, text in _strings(flat(config)):
+        if not text or (not text.strip() and key not in _SIGNS):
+            raise InputError(f"{key}={text!r}: expected a value, got an empty one; leave {key} out, or set {key}=null")
+        if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise InputError(f"{key}={text!r}: expected text, got a character that no text or file name has")
+        if key in _PATHS:
+            _check_path(key, text)
+
+
+def _strings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if not key.startswith(_OWN):
+            yield from (
+                (key, item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)
+            )
+
+
+def _check_path(key: str, text: str) -> None:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{key}={text}: {error}") from error
+    if len(str(path).encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
+        raise InputError(
+            f"{key}={text[:60]}…: expected a path with names of at most {_LONGEST_NAME} bytes, {_LONGEST_PATH:,} in all"
+        )
+
 
 def check(options: RunOptions) -> None:
     """Check what types cannot say, as far as it is known before a model is loaded.
@@ -33,6 +89,7 @@ def check(options: RunOptions) -> None:
     Raises:
         InputError: Naming the key, what was expected and what came.
     """
+    check_strings(plain(options))
     if not enabled_analyses(options.analysis):
         names = ", ".join(node.name for node in dataclasses.fields(options.analysis))
         raise InputError(f"analysis=[]: expected at least one of {names}, for example analysis=mixing")

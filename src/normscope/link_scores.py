@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from normscope.data.lines import count
+from normscope.arguments import ArgumentParser
+from normscope.data.lines import Malformed, lines
 from normscope.data.links import DIRECTIONS, LinkFile, Links, pharaoh
-from normscope.errors import InputError
+from normscope.errors import InputError, message, one_line
 from normscope.maths.alignment import agreement
 from normscope.maths.symmetrisation import Heuristic, symmetrised
 
@@ -26,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
     try:
         return _run(given)
-    except (InputError, OSError) as error:
-        print(f"normscope: {error}", file=sys.stderr)
+    except InputError as error:
+        print(message(error), file=sys.stderr)
         return 2
 
 
@@ -45,7 +46,7 @@ def _run(given: argparse.Namespace) -> int:
         joined = [symmetrised(forward, backward, Heuristic(given.symmetrise)) for forward, backward in both]
         found = {given.symmetrise: joined}
         if given.output is not None:
-            given.output.write_text("".join(f"{pharaoh(links)}\n" for links in joined))
+            _write(given.output, "".join(f"{pharaoh(links)}\n" for links in joined))
     sure, possible = ([getattr(links, kind) for links in gold] for kind in ("sure", "possible"))
     rates = {name: agreement(alignments, sure, possible) for name, alignments in found.items()}
     table = pd.DataFrame(
@@ -57,10 +58,21 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--output={path}: cannot be written to: {one_line(error)}") from error
+
+
 def _lines(path: Path) -> int:
-    if not path.is_file():
-        raise InputError(f"--gold={path}: no such file")
-    return count(path)
+    """Lines of a file of links, plain or gzipped."""
+    try:
+        if not path.is_file():
+            raise InputError(f"--gold={path}: no such file")
+        return sum(1 for _ in lines(path))
+    except (OSError, ValueError, Malformed) as error:
+        raise InputError(f"--gold={path}: cannot be read: {one_line(error)}") from error
 
 
 def _read(file: str, key: str, base: int, pairs: int) -> list[Links]:
@@ -70,7 +82,7 @@ def _read(file: str, key: str, base: int, pairs: int) -> list[Links]:
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m normscope.link_scores",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -37,7 +37,8 @@ ALLOWED = {
         "data.links",
         "analysis_options",
     },
-    "reporting": {"analyses.findings", "schema"},
+    "arguments": set(),
+    "reporting": {"analyses.findings", "arguments", "schema"},
     "accounts": {"data", "models", "reporting", "schema"},
     "checkpoints": {"analyses.analysis", "data.batching", "reporting.run_folder"},
     "processes": {"analyses.analysis", "checkpoints", "data", "schema"},
@@ -62,7 +63,7 @@ ALLOWED = {
         "reporting.figures",
         "schema",
     },
-    "link_scores": {"data", "maths"},
+    "link_scores": {"arguments", "data", "maths"},
     "pipeline": {
         "accounts",
         "analyses",

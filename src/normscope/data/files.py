@@ -5,7 +5,7 @@ import csv
 import dataclasses
 import glob
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from normscope.data.examples import Corpus, Example
 from normscope.data.lines import Malformed, count, kind, lines
 from normscope.data.rows import Row, RowReader
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.schema import Quoting
 
 # Above this size, counting the lines for a progress bar would be felt.
@@ -126,9 +126,9 @@ def _json_rows(file: TextFile) -> Generator[Row, None, None]:
     for number, line in enumerate(lines(file.path), start=1):
         try:
             row = json.loads(line) if line.strip() else {}
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-            raise Malformed(f"line {number} is not JSON: {reason}") from error
+        except (ValueError, RecursionError) as error:  # Python reads no integers of thousands of digits
+            reason = {json.JSONDecodeError: getattr(error, "msg", ""), RecursionError: "nested too deeply"}
+            raise Malformed(f"line {number} is not JSON: {reason.get(type(error), one_line(error))}") from error
         if not isinstance(row, dict):
             raise Malformed(f"line {number} is not a JSON object")
         yield row
@@ -209,15 +209,31 @@ def _advice(quoting: Quoting) -> str:
 
 def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
     with _parquet(file.path) as table:
-        for batch in table.iter_batches(batch_size=1024):
-            yield from batch.to_pylist()
+        names = table.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise Malformed(f"two of its columns have one name: {', '.join(names)}")
+        # Other columns may hold what Python has no value for: dates beyond the year 9999, say.
+        wanted = [file.text_column or "text", file.pair_column or "text_pair"]
+        try:
+            for batch in table.iter_batches(batch_size=1024, columns=[name for name in names if name in wanted]):
+                yield from _parquet_batch(batch, names)
+        except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+            raise Malformed(
+                f"not a whole Parquet file, or one with values that are no text: {one_line(error)}"
+            ) from error
+
+
+def _parquet_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[Row]:
+    """Rows of a batch; columns that were not read are there, and empty."""
+    for row in batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows:
+        yield {name: row.get(name) for name in names}
 
 
 def _parquet(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise Malformed(f"not a Parquet file: {error}") from error
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise Malformed(f"not a Parquet file: {one_line(error)}") from error
 
 
 _ROWS: dict[str, Callable[[TextFile], Generator[Row, None, None]]] = {

@@ -90,7 +90,9 @@ class LinkFile:
         for entry in line.split():
             match = _LINK.fullmatch(entry)
             if match is None:
-                raise InputError(f"{self.key}={self.path}: line {number}: {entry!r} is no link; expected 1-2 or 3p4")
+                raise InputError(
+                    f"{self.key}={self.path}: line {number}: {entry[:40]!r} is no link; expected 1-2 or 3p4"
+                )
             first, second = int(match[1]) - self.base, int(match[3]) - self.base
             link = (first, second) if self.direction == "source-target" else (second, first)
             for word, length, side in zip(link, lengths, ("source", "target"), strict=True):

@@ -1,14 +1,14 @@
 """What a run in the opposite direction has aligned, to be symmetrised with this one."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 
 from normscope.data.links import Link, parsed
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 KEY = "analysis.alignment.reverse"
 
@@ -33,10 +33,26 @@ def read(folder: Path, rows: Mapping[int, tuple[int, int]]) -> dict[tuple[str, s
         InputError: If the folder holds no such run, or one on other sentences.
     """
     try:
-        rates = pd.read_parquet(folder / "tables" / "alignment_aer.parquet")
-        table = pd.read_parquet(folder / "tables" / "alignment_links.parquet")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{KEY}={folder}: expected the folder of a finished run of analysis=alignment") from error
+        rates = _table(folder, "alignment_aer", ("method", "setting", "layer", "head", "aer"))
+        table = _table(folder, "alignment_links", ("method", "setting", "layer", "row", "links"))
+        return _best(folder, rates, table, rows)
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"{KEY}={folder}: expected the folder of a finished run of analysis=alignment: {one_line(error)}"
+        ) from error
+
+
+def _table(folder: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
+    table = pd.read_parquet(folder / "tables" / f"{name}.parquet", columns=list(columns))
+    numbers = table[[column for column in ("layer", "head", "row", "aer") if column in columns]]
+    if not all(pd.api.types.is_numeric_dtype(kind) for kind in numbers.dtypes) or numbers.isna().any(axis=None):
+        raise ValueError(f"the table {name} has columns of other types")
+    return table
+
+
+def _best(
+    folder: Path, rates: pd.DataFrame, table: pd.DataFrame, rows: Mapping[int, tuple[int, int]]
+) -> dict[tuple[str, str], ReverseAlignment]:
     layers = rates[(rates["head"] == 0) & (rates["layer"] > 0)]
     found = {}
     for (method, setting), chosen in layers.groupby(["method", "setting"]):

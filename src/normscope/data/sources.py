@@ -10,7 +10,7 @@ from typing import assert_never
 from normscope.data.examples import Corpus, Example
 from normscope.data.files import TextFile, TextFiles, matching
 from normscope.data.hub import HubDataset
-from normscope.data.pickles import PickledTokens
+from normscope.data.pickled_tokens import PickledTokens
 from normscope.data.segmentation import Segmented, WikiText
 from normscope.data.toy import PAIRS as TOY_PAIRS
 from normscope.data.toy import ToyCorpus

@@ -28,9 +28,10 @@ def adapted_model(folder: Path) -> str:
         InputError: If the adapter does not say.
     """
     try:
-        name = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
-    except ValueError as error:
-        raise InputError(f"model.name={folder}: its {ADAPTER_CONFIG} cannot be read: {error}") from error
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"model.name={folder}: its {ADAPTER_CONFIG} cannot be read: {one_line(error)}") from error
+    name = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not isinstance(name, str) or not name:
         raise InputError(f"model.name={folder}: its {ADAPTER_CONFIG} names no base_model_name_or_path")
     return name
@@ -52,7 +53,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     weights = folder / ADAPTER_WEIGHTS
     if not weights.is_file():
         raise InputError(f"model.name={folder}: no {ADAPTER_WEIGHTS} there; adapters are read from safetensors only")
-    config: Any = PeftConfig.from_pretrained(str(folder))
+    config = _config(PeftConfig, folder)
     config.inference_mode, config.task_type, config.modules_to_save = False, None, None
     inside = f"base_model.model.{model.base_model_prefix}."
     try:
@@ -64,7 +65,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             name: value for name, value in state.items() if ".lora_" in name or ".ia3_" in name or ".vera_" in name
         }
         outcome: Any = set_peft_model_state_dict(adapted, layers)
-    except (ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # peft checks little of a config before it uses it
         raise InputError(f"model.name={folder}: the adapter does not fit its model: {one_line(error)}") from error
     missing = [name for name in outcome.missing_keys if config.peft_type.lower() in name.lower()]
     wrong = [*outcome.unexpected_keys, *missing]
@@ -74,3 +75,10 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     merged_model = adapted.merge_and_unload()
     assert isinstance(merged_model, PreTrainedModel)
     return merged_model
+
+
+def _config(kind: Any, folder: Path) -> Any:
+    try:
+        return kind.from_pretrained(str(folder))
+    except Exception as error:  # a file of somebody else's, read by code of somebody else's
+        raise InputError(f"model.name={folder}: its {ADAPTER_CONFIG} cannot be used: {one_line(error)}") from error

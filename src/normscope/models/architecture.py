@@ -34,7 +34,7 @@ def configured(architecture: Mapping[str, Any]) -> PretrainedConfig:
         _refuse_unknown_keys(model_type, shapes)
     try:
         return AutoConfig.for_model(model_type, **shapes)
-    except (KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # config classes check their values in many ways
         raise InputError(f"model.architecture is no transformers config: {one_line(error)}") from error
 
 

@@ -21,7 +21,7 @@ from normscope.models.adapters import ADAPTER_WEIGHTS, adapted_model, adapter_fo
 from normscope.models.architecture import configured
 from normscope.models.families import layout_of
 from normscope.models.heads import masked_language_head
-from normscope.models.layout import embeddings_of
+from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.sources import Source, locate, weights_digest
 from normscope.models.tokenizer_knowledge import refuse_ignorant
@@ -72,8 +72,10 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
         torch.manual_seed(options.seed)
         try:
             model = AutoModel.from_config(config, dtype=DTYPES[device.dtype])
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise InputError(f"model {options.name} cannot be built from its config: {one_line(error)}") from error
+        except Exception as error:  # every architecture has its own way to fail on a config that makes no sense
+            raise InputError(
+                f"model.name={options.name}: it cannot be built from its config: {one_line(error)}"
+            ) from error
     else:
         assert source is not None
         _check_digest(source, options)
@@ -96,6 +98,7 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     )
     if layout.reads_target:
         _refuse_unreadable_targets(model, tokenizer, options)
+    _refuse_senseless(model, layout, tokenizer, options.name)
     lengths = (layout.longest_sequence(model), tokenizer.model_max_length)
     # Tokenizers that know no limit say so by an astronomical number.
     known = [length for length in lengths if length is not None and length < 10**9]
@@ -111,6 +114,24 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
             None if random or source is None or adapter is not None else _head(source, config, model, options)
         ),
     )
+
+
+def _refuse_senseless(
+    model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    """Refuse what the libraries let through: no layers, padding outside the vocabulary, a limit that is no length."""
+    if not len(layout.bind(model)):
+        raise InputError(f"model.name={name}: its config gives it no layers")
+    padding, vocabulary = model.config.pad_token_id, embeddings_of(model).num_embeddings
+    if padding is not None and not 0 <= padding < vocabulary:
+        raise InputError(
+            f"model.name={name}: pad_token_id={padding} in its config: expected one of its {vocabulary} tokens"
+        )
+    limit = tokenizer.model_max_length
+    if not isinstance(limit, int | float) or not limit >= 1:
+        raise InputError(
+            f"model.name={name}: model_max_length={limit!r} in its tokenizer_config.json: expected a length"
+        )
 
 
 def torch_device(name: str) -> torch.device:
@@ -137,7 +158,7 @@ def torch_device(name: str) -> torch.device:
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a file of somebody else's, read by code of somebody else's
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
     assert isinstance(config, PretrainedConfig)
     refuse_other_family(config, options.name)

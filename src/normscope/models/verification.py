@@ -8,6 +8,7 @@ observed, they are rebuilt from query, key, scale and the family's other terms.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, origin
 from normscope.models.block import AttentionBlock
 from normscope.models.layout import BlockLayout, embeddings_of, stacked_heads
 from normscope.models.observer import Observer
@@ -81,9 +82,16 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
             inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
         try:
             references, hidden = _references(model, layout, inputs)
-        except RuntimeError as error:
-            if model.dtype not in (torch.bfloat16, torch.float16):
+        except Exception as error:
+            # What the model's own code raises, its config has brought about.
+            if not origin(error).startswith(("torch", "transformers")) or isinstance(
+                error, torch.cuda.OutOfMemoryError
+            ):
                 raise
+            if model.dtype not in (torch.bfloat16, torch.float16):
+                raise InputError(
+                    f"model.name={name}: the model fails on a probe, so its config makes no sense: {one_line(error)}"
+                ) from error
             # Some families' own code mixes formats (DeBERTa's does).
             kind = str(model.dtype).removeprefix("torch.")
             raise InputError(
@@ -93,6 +101,11 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         def note(layer: int, part: str, error: float) -> None:
             nonlocal worst
             # `not <` rather than `>`: NaN must not pass.
+            if math.isnan(error):
+                raise InputError(
+                    f"model.name={name}: the {part} of layer {layer} is not a number, so its config or its weights are of no "
+                    "use; check the config's values, or set device.dtype=float64"
+                )
             if not error < bound:
                 raise InputError(
                     f"{name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "

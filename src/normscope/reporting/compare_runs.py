@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.errors import InputError
+from normscope.arguments import ArgumentParser
+from normscope.errors import InputError, message, one_line
 from normscope.reporting import runs as run_folders
 from normscope.reporting.page.comparison import comparison_page
 from normscope.reporting.run_folder import RESULTS, write_atomically
@@ -89,11 +90,17 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
 
 def write(comparison: RunComparison, folder: Path) -> Path:
     """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics); returns the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    comparison.values.to_parquet(folder / "comparison.parquet", index=False)
-    write_atomically(folder / "comparison.csv", comparison.metrics.to_csv(index=False).encode())
-    write_atomically(folder / "comparison.tex", latex(comparison.metrics).encode())
-    write_atomically(folder / "comparison.html", comparison_page(comparison).encode())
+    page = comparison_page(comparison).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        comparison.values.to_parquet(folder / "comparison.parquet", index=False)
+        write_atomically(folder / "comparison.csv", comparison.metrics.to_csv(index=False).encode())
+        write_atomically(folder / "comparison.tex", latex(comparison.metrics).encode())
+        write_atomically(folder / "comparison.html", page)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot be written to: {one_line(error)}; set --output to another folder"
+        ) from error
     return folder / "comparison.html"
 
 
@@ -166,7 +173,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs in some folders."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m normscope.reporting.compare_runs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -182,8 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alone = len(given.folders) == 1 and not (given.folders[0] / RESULTS).exists()
         folder = given.output or (given.folders[0] if alone else Path("outputs/comparison"))
         print(write(compared(runs, failures, given.baseline), folder))
-    except (InputError, OSError) as error:
-        print(f"normscope: {error}", file=sys.stderr)
+    except InputError as error:
+        print(message(error), file=sys.stderr)
         return 2
     return 0
 

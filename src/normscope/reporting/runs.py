@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import yaml
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line, printable
 from normscope.reporting.run_folder import RESULTS
 from normscope.schema import flat
 
@@ -108,27 +109,64 @@ def _told_first(key: str) -> tuple[int, str]:
 
 
 def _run(folder: Path) -> Run:
-    try:
-        results = json.loads((folder / RESULTS).read_text())
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{folder}: its results cannot be read: {error}") from error
-    curves = folder / "tables" / "curves.parquet"
+    results, config = read_results(folder), _config(folder)
     return Run(
         folder=folder,
         status=results["status"],
         config=flat(config) | {"analysis": _analyses(config)},
         metrics=results["metrics"],
         provenance=results["provenance"],
-        curves=pd.read_parquet(curves)
-        if curves.is_file()
-        else pd.DataFrame(columns=["curve", "layer", "depth", "value"]),
-        error=results.get("error", ""),
+        curves=_curves(folder / "tables" / "curves.parquet"),
+        error=str(results.get("error", "")),
     )
 
 
+def read_results(folder: Path) -> dict[str, Any]:
+    """What a run wrote last: status, metrics and provenance.
+
+    Raises:
+        InputError: If it is not there, or not what a run writes.
+    """
+    path = folder / RESULTS
+    try:
+        results = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    if not isinstance(results, dict):
+        raise InputError(f"{path}: expected the results of a run, got {printable(repr(results), 60)}")
+    for key, kind in (("status", str), ("metrics", dict), ("provenance", dict)):
+        if not isinstance(results.get(key), kind):
+            raise InputError(f"{path}: expected {key}, got {printable(repr(results.get(key)), 60)}")
+    for name, value in results["metrics"].items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+            raise InputError(f"{path}: expected a number for {name}, got {printable(repr(value), 60)}")
+    return results
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("analysis"), dict):
+        raise InputError(f"{path}: expected the config of a run")
+    return config
+
+
+def _curves(path: Path) -> pd.DataFrame:
+    columns = ["curve", "layer", "depth", "value"]
+    if not path.is_file():
+        return pd.DataFrame(columns=columns)
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
 def _analyses(config: Mapping[str, Any]) -> str:
-    return ",".join(name for name, options in config.get("analysis", {}).items() if options.get("enabled"))
+    chosen = config["analysis"].items()
+    return ",".join(name for name, options in chosen if isinstance(options, dict) and options.get("enabled"))
 
 
 def _numbered(path: Path) -> tuple[int, str]:

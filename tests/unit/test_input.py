@@ -1,0 +1,142 @@
+"""What is refused before anything is done with it: empty values, impossible paths, broken small files."""
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+
+from normscope import link_scores
+from normscope.checks import check, check_strings
+from normscope.data import frequency
+from normscope.data.files import TextFile
+from normscope.errors import InputError, message
+from normscope.reporting import compare_runs
+from normscope.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, flat, plain
+
+
+def strings() -> list[str]:
+    """Keys whose values are text, by the schema alone."""
+
+    def walk(kind, prefix=""):
+        for field in dataclasses.fields(kind):
+            if dataclasses.is_dataclass(field.type):
+                yield from walk(field.type, f"{prefix}{field.name}.")
+            elif "str" in str(field.type) and "dict" not in str(field.type):
+                yield f"{prefix}{field.name}"
+
+    return list(walk(RunOptions))
+
+
+@pytest.mark.parametrize("key", strings())
+@pytest.mark.parametrize("value", ["", " \t"])
+def test_an_empty_value_is_not_no_value(key, value):
+    if value and key in ("dataset.delimiter", "dataset.separator"):
+        return
+    given = [value] if key in ("tracking.tags", "analysis.alignment.aligners") else value
+    with pytest.raises(InputError, match=f"{key}=.*expected a value"):
+        check_strings({key: given})
+
+
+def test_the_rule_is_part_of_the_check():
+    options = RunOptions(model=ModelOptions(name="x"), dataset=DatasetOptions(kind=DatasetKind.text, path=""))
+    options = OmegaConf.to_object(OmegaConf.structured(options))
+    options.analysis.mixing.enabled = True
+    with pytest.raises(InputError, match=r"dataset\.path='': expected a value"):
+        check(options)
+    options.dataset.path = "a.txt"
+    check(options)
+    assert flat(plain(options))["dataset.path"] == "a.txt"
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 256, "/x" * 3000, "~nobody-of-that-name/x", "é" * 200, "\ud800"])
+def test_paths_that_cannot_be(path):
+    with pytest.raises(InputError, match=r"dataset\.path="):
+        check_strings({"dataset": {"path": path}})
+
+
+def test_a_message_is_one_printable_line():
+    said = message(InputError("a\nb\x1b[31m\u202e" + "x" * 5000))
+    assert said.isprintable()
+    assert said.startswith(r"normscope: a\nb\x1b[31m\u202e")
+    assert len(said) < 1100
+
+
+@pytest.mark.parametrize("line", ["9" * 5000 + " 1 2", "1 " + "9" * 5000 + " 2", "1 1 " + "9" * 5000])
+def test_numbers_of_thousands_of_digits_in_frequencies(tmp_path, line):
+    path = tmp_path / "f.txt"
+    path.write_text(f"1 1 1\n{line}\n")
+    with pytest.raises(InputError, match="line 2 is not `rank count token_id`"):
+        frequency.read(path, 10)
+
+
+def test_a_number_of_thousands_of_digits_in_json(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "n": %s}\n' % ("9" * 5000))
+    with pytest.raises(InputError, match="line 1 is not JSON"):
+        list(TextFile(path).examples())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pa.array([2**31 - 1], pa.int32()).cast(pa.date32()),
+        pa.array([2**62], pa.timestamp("us")),
+        pa.StringArray.from_buffers(1, pa.py_buffer(np.int32([0, 2]).tobytes()), pa.py_buffer(b"\xff\xfe")),
+    ],
+)
+def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array(["A cat."]), "other": other}), path)
+    assert [example.text for example in TextFile(path).examples()] == ["A cat."]
+    with pytest.raises(InputError, match=r"a\.parquet: not a whole Parquet file, or one with values that are no text"):
+        list(TextFile(path, text_column="other").examples())
+    with pytest.raises(InputError, match="it has text, other"):
+        list(TextFile(path, text_column="nope").examples())
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "reason"),
+    [
+        (link_scores.main, ["a.txt"], "--gold"),
+        (link_scores.main, ["a.txt", "--gold", "/nope"], "--gold=/nope: no such file"),
+        (link_scores.main, ["a.txt", "--gold", "x" * 300], "--gold=xxx"),
+        (link_scores.main, ["a.txt", "--gold", "/nope", "--base", "x"], "--base"),
+        (compare_runs.main, [], "FOLDER"),
+        (compare_runs.main, ["/nope"], "/nope: no run is there"),
+    ],
+)
+def test_the_other_commands_answer_in_one_line_too(capsys, program, arguments, reason):
+    try:
+        status = program(arguments)
+    except SystemExit as error:
+        status = error.code
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.count("\n") == 1
+    assert said.startswith("normscope: ")
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *(
+            ("results.json", text)
+            for text in ("", "{}", "null", '{"status": 1}', "[" * 10**5, '{"a": %s}' % ("9" * 5000))
+        ),
+        ("results.json", '{"status": "completed", "metrics": [], "provenance": {}}'),
+        ("results.json", '{"status": "completed", "metrics": {"a": "x"}, "provenance": {}}'),
+        *(("config.yaml", text) for text in ("", "3", "[", "\0", "analysis: 3", "a: [" * 300)),
+    ],
+)
+def test_results_of_another_make(tmp_path, capsys, file, content):
+    (tmp_path / "results.json").write_text('{"status": "completed", "metrics": {"a": 1}, "provenance": {}}')
+    (tmp_path / "config.yaml").write_text("analysis: {}")
+    (tmp_path / file).write_text(content)
+    assert compare_runs.main([str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert file in said
