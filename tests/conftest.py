@@ -1,6 +1,7 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
 import os
+import shutil
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -36,7 +37,7 @@ def pytest_unconfigure() -> None:
     _HUB.cleanup()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def temporary_directory(tmp_path_factory) -> Iterator[Path]:
     """What `tempfile` and child processes of the tests take for the system's temporary directory."""
     folder = tmp_path_factory.mktemp("temporary")
@@ -44,6 +45,18 @@ def temporary_directory(tmp_path_factory) -> Iterator[Path]:
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(temporary_directory) -> Iterator[None]:
+    """Fails a test after which something of ours lies in the temporary directory; launchers and W&B's service keep theirs."""
+    yield
+    left = [
+        path for path in temporary_directory.iterdir() if not path.name.startswith(("wandb", "torchelastic_", "tmp"))
+    ]
+    for path in left:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert not left, f"left in the temporary directory: {sorted(path.name for path in left)}"
 
 
 @pytest.fixture(scope="session")

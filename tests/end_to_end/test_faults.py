@@ -151,7 +151,7 @@ def test_a_disk_that_is_read_only_is_told_in_one_line(capsys, monkeypatch, tmp_p
     assert "Traceback" not in outcome.err
 
 
-def test_a_process_that_dies_ends_the_run(tmp_path, saved_model):
+def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
         "import normscope.observation as observation\n"
@@ -165,6 +165,8 @@ def test_a_process_that_dies_ends_the_run(tmp_path, saved_model):
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [*SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}"]
+    # A process that is killed cannot tidy up: not in the directory that is checked for what tests leave.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     outcome = torchrun(2, *arguments, program=str(tmp_path / "dying.py"))
     assert outcome.returncode != 0
     assert "Signal 9 (SIGKILL)" in outcome.stderr
