@@ -1,16 +1,18 @@
 """What a run has added up so far, saved so that it can go on after any end.
 
 The file is safetensors: tensors and a header of text, nothing that is executed when it is read; it is written whole or not
-at all. A run that goes on makes the same batches again, leaves out those that were done, and adds to the sums where they
-stood; on one process the result is that of an undisturbed run, bit for bit (as long as every batch fits into memory).
+at all, and a checksum shows damage. A run that goes on makes the same batches again, leaves out those that were done, and
+adds to the sums where they stood; on one process the result is that of an undisturbed run, bit for bit (as long as every
+batch fits into memory).
 """
 
+import contextlib
+import copy
 import dataclasses
 import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -21,7 +23,7 @@ from torch import Tensor
 from normscope.analyses.analysis import Analysis
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
-from normscope.reporting.run_folder import write_atomically
+from normscope.reporting.run_folder import RunFolder
 
 FILE = "checkpoint.safetensors"
 
@@ -51,28 +53,22 @@ class Checkpoint:
         every_seconds: Seconds between two savings at least; 0 saves after every batch.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], every_seconds: float) -> None:
-        self._path, self._identity, self._every = folder / FILE, dict(identity), every_seconds
+    def __init__(self, folder: RunFolder, identity: Mapping[str, Any], every_seconds: float) -> None:
+        self._folder, self._identity, self._every = folder, dict(identity), every_seconds
+        self._path = folder.path / FILE
         self._due = time.monotonic() + every_seconds
 
     def resume(self, analyses: Sequence[Analysis], stream: Iterator[tuple[Batch, bool]]) -> Position:
         """Load what was added up and read past the batches that it is of.
 
         Raises:
-            InputError: If the checkpoint cannot be read, or is of another config, model or corpus; the message names what.
+            InputError: If the checkpoint cannot be read, is damaged, or is of another config, model or corpus; the message
+                names what.
         """
         if not self._path.is_file():
             return Position()
-        try:
-            with safetensors.safe_open(self._path, framework="pt") as file:
-                header = json.loads(file.metadata()["normscope"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-            raise InputError(
-                f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to begin again"
-            ) from error
-        self._compare(header["identity"])
-        wanted = Position(header["batches"], header["digest"])
+        identity, wanted, tensors = self._read()
+        self._compare(identity)
         position = Position()
         while position.batches < wanted.batches:
             passed = next(stream, None)
@@ -88,11 +84,16 @@ class Checkpoint:
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position) -> None:
-        """Save what has been added up."""
+        """Save what has been added up.
+
+        Raises:
+            InputError: If the run folder cannot be written to.
+        """
         begun = time.monotonic()
-        header = {"identity": self._identity, "batches": position.batches, "digest": position.digest}
-        content = safetensors.torch.save(states(analyses), metadata={"normscope": json.dumps(header)})
-        write_atomically(self._path, content)
+        header = json.dumps({"identity": self._identity, "batches": position.batches, "digest": position.digest})
+        tensors = states(analyses)
+        metadata = {"normscope": header, "sha256": checksum(header, tensors)}
+        self._folder.write(FILE, safetensors.torch.save(tensors, metadata=metadata))
         now = time.monotonic()
         self._due = now + max(self._every, _PAUSE_PER_SAVING * (now - begun) if self._every else 0.0)
 
@@ -102,8 +103,28 @@ class Checkpoint:
             self.save(analyses, position)
 
     def remove(self) -> None:
-        """Forget it: the run is done."""
-        self._path.unlink(missing_ok=True)
+        """Forget it: the run is done. A checkpoint that cannot be removed does no harm."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[dict[str, Any], Position, dict[str, Tensor]]:
+        """Identity, position and states, once the checksum has shown that they are what was saved."""
+        try:
+            with safetensors.safe_open(self._path, framework="pt") as file:
+                metadata = file.metadata()
+                header, saved = metadata["normscope"], metadata["sha256"]
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            if checksum(header, tensors) != saved:
+                raise ValueError("its checksum differs, so the file was damaged")
+            content = json.loads(header)
+            identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
+            if not isinstance(identity, dict):
+                raise TypeError("its header holds no config")
+        except (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+            raise InputError(
+                f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to begin again"
+            ) from error
+        return identity, position, tensors
 
     def _compare(self, saved: Mapping[str, Any]) -> None:
         mine = json.loads(json.dumps(self._identity))
@@ -115,6 +136,16 @@ class Checkpoint:
                 + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
                 + "; begin a new run, or set it as it was"
             )
+
+
+def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over a header and over names, types, shapes and bytes of tensors, in hexadecimal digits."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def states(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
@@ -131,24 +162,27 @@ def restore(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None
     """Put analyses where they stood when `tensors` were their states."""
     for analysis in analyses:
         for name, accumulator in analysis.accumulators.items():
-            prefix = f"{analysis.name}/{name}/"
-            accumulator.load(
-                {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            )
+            accumulator.load(_part(tensors, analysis.name, name))
 
 
-def merge(analyses: Sequence[Analysis], others: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
+def merge(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
     """Add to analyses what another process has added up.
 
     Args:
         analyses: These go on with the sums of both.
-        others: The same analyses, new: they hold the other's sums for the moment.
         tensors: The other's `states`.
     """
-    restore(others, tensors)
-    for analysis, other in zip(analyses, others, strict=True):
+    for analysis in analyses:
         for name, accumulator in analysis.accumulators.items():
-            accumulator.load(accumulator.merge(other.accumulators[name]).state())
+            # A copy that loads a state stands for the other's accumulator: building its analysis could read a whole corpus.
+            other = copy.deepcopy(accumulator)
+            other.load(_part(tensors, analysis.name, name))
+            accumulator.load(accumulator.merge(other).state())
+
+
+def _part(tensors: Mapping[str, Tensor], analysis: str, accumulator: str) -> dict[str, Tensor]:
+    prefix = f"{analysis}/{accumulator}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 def packed(analyses: Sequence[Analysis]) -> Tensor:

@@ -5,7 +5,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import logging
 import os
@@ -27,18 +26,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from normscope.checks import check
-from normscope.earlier_runs import agreement, metrics_of, options_of
-from normscope.errors import InputError
+from normscope.earlier_runs import agreement, earlier_run, metrics_of, options_of
+from normscope.errors import InputError, PeerError
 from normscope.schema import NAME_LENGTH, RunOptions, register
 from normscope.signals import Terminated, terminate
+from normscope.unknown_keys import refuse_unknown, suggestion
 
 BAD_INPUT = 2
 BUG = 1
 INTERRUPTED = 130
 TERMINATED = 143
-
-# A transformers config, and categories that users name: keys that are not ours to know.
-_FREE = ("model.architecture", "dataset.categories")
 
 _BAD_INPUT = (InputError, HydraException, OmegaConfBaseException)
 
@@ -48,8 +45,6 @@ class _Sweep:
     """What the jobs of this process have come to, for the end of a multirun."""
 
     jobs: int = 0
-    found: set[Path] = dataclasses.field(default_factory=set)
-    """Folders that were there before the run."""
     folder: Path | None = None
     """Folder of the sweep."""
     agrees: bool = True
@@ -88,8 +83,11 @@ def run(main: Callable[[], object]) -> NoReturn:
             folder_refused = isinstance(error, OSError) and error.filename is not None and _sweep.jobs == 0
             if not isinstance(error, _BAD_INPUT) and not folder_refused:
                 raise
-            print(f"normscope: {_one_line(error)}", file=sys.stderr)
+            _print_once(error)
             status = BAD_INPUT
+    if _several():
+        # Where one process ends badly, torchrun ends the others: they have their own status by now.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not _sweep.agrees:
         status = status or BUG
     _compare_sweep()
@@ -131,16 +129,24 @@ def job(config: DictConfig) -> dict[str, float]:
     """
     _sweep.jobs += 1
     hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
     sweeping = hydra.mode is RunMode.MULTIRUN
-    folder = Path(hydra.runtime.output_dir)
     if sweeping:
-        _sweep.folder = folder.parent  # hydra.sweep.dir may have said so
-        print(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task) or 'defaults'}", file=sys.stderr)
+        _sweep.folder = _job_folder(hydra).parent  # hydra.sweep.dir may have said so
+        print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
     try:
-        _refuse_unknown(config, OmegaConf.structured(RunOptions))
-        options, folder, before = _earlier(config, folder, hydra.overrides.task)
+        refuse_unknown(config, OmegaConf.structured(RunOptions))
+        key, earlier = earlier_run(config, sweeping)
+        options = _options(config, overrides, key, earlier)
+        before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
         if sweeping and options.tracking.group is None:
-            options.tracking.group = folder.parent.name[:NAME_LENGTH]
+            options.tracking.group = _job_folder(hydra).parent.name[:NAME_LENGTH]
+        if earlier is not None and key == "resume":
+            folder, fresh = earlier, False
+        elif sweeping:
+            folder, fresh = _job_folder(hydra), False
+        else:
+            folder, fresh = _run_folder(options, hydra)
         # torch and transformers take seconds to import: not before there is something to run on.
         from normscope.data.sources import open_corpus
 
@@ -148,73 +154,59 @@ def job(config: DictConfig) -> dict[str, float]:
         open_corpus(options.dataset)
         from normscope.pipeline import run as run_pipeline
 
-        metrics = run_pipeline(options, folder, shlex.join(["python", "run.py", *hydra.overrides.task]))
-        if before is not None:
+        command = shlex.join(["python", "run.py", *overrides])
+        metrics = run_pipeline(options, folder, command, fresh=fresh)
+        if before is not None and _is_first():
             _sweep.agrees, sentence = agreement(before, metrics)
             print(sentence)
-        if _not_first():
-            _remove_empty(folder)
         return metrics
-    except BaseException as error:
-        _remove_empty(folder)
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         if sweeping:
-            if isinstance(error, _BAD_INPUT):
-                print(f"normscope: {_one_line(error)}", file=sys.stderr)
-            else:
-                traceback.print_exc()
-            from normscope.reporting.runs import record_failure
-
-            record_failure(folder.parent, hydra.overrides.task, _one_line(error))
+            _record(error, overrides)
             raise
         _sweep.error = error
         return {}
 
 
-def _earlier(
-    config: DictConfig, folder: Path, overrides: Sequence[str]
-) -> tuple[RunOptions, Path, dict[str, float] | None]:
-    """The options and the folder of this run; and the metrics to compare with, where an earlier one is made again."""
-    for key in ("resume", "reproduce"):
-        if config[key] is None:
-            continue
-        earlier = Path(config[key]).expanduser()
-        options = options_of(earlier, config, overrides, key)
-        options.checkpoint.every_seconds = float(config.checkpoint.every_seconds)
-        if key == "reproduce":
-            options.output_dir = None
-            return options, folder, metrics_of(earlier)
-        _remove_empty(folder)
+def _record(error: Exception, overrides: Sequence[str]) -> None:
+    """Print and note down how a job of a sweep failed."""
+    from normscope.reporting.runs import record_failure
+
+    if isinstance(error, _BAD_INPUT):
+        _print_once(error)
+    else:
+        traceback.print_exception(error)
+    assert _sweep.folder is not None
+    record_failure(_sweep.folder, overrides, _one_line(error))
+
+
+def _print_once(error: BaseException) -> None:
+    """Print bad input, unless another process of the run does."""
+    if not isinstance(error, PeerError):
+        print(f"normscope: {_one_line(error)}", file=sys.stderr)
+
+
+def _options(config: DictConfig, overrides: Sequence[str], key: str, earlier: Path | None) -> RunOptions:
+    if earlier is None:
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, RunOptions)
+        return options
+    options = options_of(earlier, config, overrides, key)
+    if key == "resume":
         options.resume = str(earlier)
-        return options, earlier, None
-    composed = OmegaConf.to_object(config)
-    assert isinstance(composed, RunOptions)
-    return composed, folder, None
+    else:
+        options.resume, options.reproduce, options.output_dir = None, str(earlier), config.output_dir
+    return options
 
 
-def _not_first() -> bool:
-    """Whether this is one of several processes, and not the one that writes."""
-    return int(os.environ.get("RANK", "0")) > 0
+def _several() -> bool:
+    """Whether torchrun has started several processes."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def _remove_empty(folder: Path) -> None:
-    """Take away what Hydra made before it asked us, if nothing is in it: folders that were not there when we started."""
-    with contextlib.suppress(OSError):
-        for made in (folder, *folder.parents):
-            if made in _sweep.found or not made.name:
-                return
-            made.rmdir()
-
-
-def _refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> None:
-    """`+key=value` gets past the schema; a key that it does not know is a typo all the same."""
-    for name in map(str, config):
-        if name not in known.keys():  # noqa: SIM118 - `in` does not see keys without a value
-            raise InputError(f"unknown key {prefix}{name}{_suggestion(f'{prefix}{name}')}")
-        below, schema = config._get_node(name), known._get_node(name)
-        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in _FREE:
-            _refuse_unknown(below, schema, f"{prefix}{name}.")
+def _is_first() -> bool:
+    """Whether this is the process that writes."""
+    return not _several() or os.environ.get("RANK", "0") == "0"
 
 
 def _one_line(error: BaseException) -> str:
@@ -239,22 +231,7 @@ def _one_line(error: BaseException) -> str:
         if not line.startswith(("full_key:", "object_type=", "reference_type=", "Available options"))
     ]
     line = " ".join(kept) or type(error).__name__
-    return line + (_suggestion(unknown.group(1)) if unknown and unknown.group(1) else "")
-
-
-def _suggestion(key: str) -> str:
-    known = _keys(OmegaConf.structured(RunOptions))
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _keys(node: Any, prefix: str = "") -> list[str]:
-    keys = []
-    for name in node:
-        keys.append(prefix + name)
-        if OmegaConf.is_dict(node._get_node(name)) and node._get_node(name)._value() is not None:
-            keys += _keys(node._get_node(name), f"{prefix}{name}.")
-    return keys
+    return line + (suggestion(unknown.group(1)) if unknown and unknown.group(1) else "")
 
 
 @functools.cache
@@ -263,27 +240,33 @@ def _moment() -> str:
     return time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
-def _run_folder(given: str | None, sweep: bool) -> str:
-    """`output_dir`, or a dated folder below outputs/ that is not there yet."""
-    if _not_first():
+def _run_folder(options: RunOptions, hydra: Any) -> tuple[Path, bool]:
+    """The folder of a run that is no job of a sweep, and whether it must be new: `output_dir`, or a dated one."""
+    if hydra.run.dir != ".":  # the user has set Hydra's own key
+        return Path(hydra.runtime.output_dir), False
+    if options.output_dir is not None:
+        return Path(os.path.abspath(options.output_dir)), False
+    return Path("outputs").absolute() / _moment(), True
+
+
+def _job_folder(hydra: Any) -> Path:
+    """The folder of a job in a sweep."""
+    folder = Path(hydra.runtime.output_dir)
+    return folder / str(hydra.job.num) if hydra.sweep.subdir == "." else folder
+
+
+def _sweep_folder(given: str | None) -> str:
+    """`output_dir`, or a dated folder below outputs/multirun/ that is not there yet."""
+    if not _is_first():
         return _scratch().name
-    if given is not None:
-        folder = Path(given)
-        _sweep.found |= {place for place in (folder, *folder.parents) if place.exists()}
-        return _of_sweep(given, sweep)
-    parent = Path("outputs/multirun" if sweep else "outputs")
-    _sweep.found |= {place for place in (parent, *parent.parents) if place.exists()}
-    return _of_sweep(str(parent / _unused(parent)), sweep)
+    parent = Path("outputs/multirun")
+    folder = str(parent / _unused(parent)) if given is None else given
+    _sweep.folder = Path(folder)
+    return folder
 
 
 # Where Hydra writes in a process that is not the first; removed when the process ends.
 _scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="normscope-"))
-
-
-def _of_sweep(folder: str, sweep: bool) -> str:
-    if sweep:
-        _sweep.folder = Path(folder)
-    return folder
 
 
 @functools.cache
@@ -296,5 +279,4 @@ def _unused(parent: Path) -> str:
 
 
 register()
-OmegaConf.register_new_resolver("run_folder", lambda given: _run_folder(given, sweep=False), replace=True)
-OmegaConf.register_new_resolver("sweep_folder", lambda given: _run_folder(given, sweep=True), replace=True)
+OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)

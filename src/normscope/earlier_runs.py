@@ -11,48 +11,85 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from normscope.errors import InputError
-from normscope.schema import RunOptions
-
-# Where results go and how they are told is not what a run is.
-FREE = ("resume", "reproduce", "output_dir", "tracking", "report", "checkpoint")
+from normscope.schema import INCIDENTAL, RunOptions
 
 AGREEMENT = 1e-5
 """Relative difference of two numbers that agree: what other threads or another machine may add up otherwise in float32."""
 
 
+def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
+    """`resume` or `reproduce`, and the folder of the run that goes on or is made again; None where there is none.
+
+    Args:
+        config: What was composed for this command.
+        sweeping: Whether it is one job of a sweep, whose folder `output_dir` names.
+
+    Raises:
+        InputError: If both are set, or a run is to go on in another folder than its own.
+    """
+    given = [key for key in ("resume", "reproduce") if config[key] is not None]
+    if not given:
+        return "", None
+    if len(given) > 1:
+        raise InputError(
+            f"resume={config.resume} and reproduce={config.reproduce} are both set; expected one of them: a run goes on, or "
+            "is made again"
+        )
+    folder = Path(config[given[0]]).expanduser()
+    own = config.output_dir is None or Path(config.output_dir).absolute() == folder.absolute()
+    if given == ["resume"] and not own and not sweeping:
+        raise InputError(
+            f"resume={config.resume} and output_dir={config.output_dir} are both set, but a run goes on in its own folder; "
+            "leave output_dir out"
+        )
+    return given[0], folder
+
+
 def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: str) -> RunOptions:
-    """The options of the run in a folder.
+    """The options of the run in a folder, with what the user has typed beside `resume` or `reproduce`.
+
+    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must say what the run's own config says.
 
     Args:
         folder: The run folder.
         config: What was composed for this command.
-        overrides: What the user typed: where it says something else than the folder's config, it is refused.
+        overrides: What the user typed.
         key: `resume` or `reproduce`, for messages.
 
     Raises:
-        InputError: If the folder holds no run, or an override differs; the message names it.
+        InputError: If the folder holds no run, or an override changes what a run is; the message names the key.
     """
     path = folder / "config.yaml"
     try:
         saved = OmegaConf.merge(OmegaConf.structured(RunOptions), OmegaConf.load(path))
-        options = OmegaConf.to_object(saved)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        OmegaConf.to_object(saved)
+    except (OSError, YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
         raise InputError(f"{key}={folder}: expected the folder of a run, with its config.yaml") from error
-    assert isinstance(options, RunOptions)
     assert isinstance(saved, DictConfig)
     for override in overrides:
-        name = override.partition("=")[0].lstrip("+~")
-        if name.split(".")[0] in FREE:
-            continue
-        for part in [name] if OmegaConf.select(config, name) is not None else [str(part) for part in config]:
-            if part.split(".")[0] in FREE or part == "recipe":
+        for name in _keys_of(override, config):
+            if name.split(".")[0] in INCIDENTAL:
+                OmegaConf.update(saved, name, _plain(config, name), merge=True)
                 continue
-            before, now = _plain(saved, part), _plain(config, part)
+            before, now = _plain(saved, name), _plain(config, name)
             if before != now:
                 raise InputError(
-                    f"{key}={folder}: {_difference(part, before, now)}; leave {override} out, or begin a new run"
+                    f"{key}={folder}: {_difference(name, before, now)}; leave {override} out, or begin a new run"
                 )
+    options = OmegaConf.to_object(saved)
+    assert isinstance(options, RunOptions)
     return options
+
+
+def _keys_of(override: str, config: DictConfig) -> list[str]:
+    """The keys of a config that an override may have set."""
+    name = override.partition("=")[0].lstrip("+~")
+    above, _, last = name.rpartition(".")
+    node = OmegaConf.select(config, above) if above else config
+    if OmegaConf.is_dict(node) and last in node.keys():  # noqa: SIM118 - `in` does not see keys without a value
+        return [name]
+    # A group without a key of its own, `experiment`: it names a recipe, and sets what it likes.
+    return [str(part) for part in config if part not in INCIDENTAL or part == "recipe"]
 
 
 def metrics_of(folder: Path) -> dict[str, float]:
@@ -63,13 +100,14 @@ def metrics_of(folder: Path) -> dict[str, float]:
     """
     try:
         results = json.loads((folder / "results.json").read_text())
-    except (OSError, ValueError) as error:
+        status, metrics = results["status"], {str(name): float(value) for name, value in results["metrics"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"reproduce={folder}: expected the folder of a completed run, with its results.json"
         ) from error
-    if results["status"] != "completed":
-        raise InputError(f"reproduce={folder}: that run is {results['status']}; only a completed one can be made again")
-    return dict(results["metrics"])
+    if status != "completed":
+        raise InputError(f"reproduce={folder}: that run is {status}; only a completed one can be made again")
+    return metrics
 
 
 def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bool, str]:

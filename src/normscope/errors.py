@@ -9,6 +9,10 @@ class InputError(Exception):
     """
 
 
+class PeerError(InputError):
+    """Bad input that another process of the same run has found and prints."""
+
+
 def one_line(error: BaseException) -> str:
     """What a library's error says, on one line of bearable length."""
     return printable(" ".join(str(error)[:10_000].split()), 300) or type(error).__name__

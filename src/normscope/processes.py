@@ -19,7 +19,7 @@ from normscope.analyses.analysis import Analysis
 from normscope.data.batching import Batch, batches_of_window, windows
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, PeerError, one_line
 from normscope.schema import DeviceOptions
 
 # A process that has no more batches waits for the others this long.
@@ -65,34 +65,73 @@ class World:
                 yield batch, not together or serial % self.size == self.rank
                 serial += 1
 
-    def gather(self, analyses: Sequence[Analysis], counts: CorpusCounts, new: "Sequence[Sequence[Analysis]]") -> None:
+    @contextlib.contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """A step of all processes that ends well for all of them or for none.
+
+        Raises:
+            InputError: If the step found bad input in this process.
+            PeerError: If it did in one of a lower rank, or in another one alone: that process prints it.
+        """
+        error: InputError | None = None
+        try:
+            yield
+        except InputError as raised:
+            error = raised
+        refused = [error is not None] * self.size
+        if self.size > 1:
+            with self._talking():
+                dist.all_gather_object(refused, error is not None)
+        if not any(refused):
+            return
+        printing = refused.index(True)
+        if printing == self.rank:
+            assert error is not None
+            raise error
+        raise PeerError(f"process {printing} of {self.size} found bad input") from error
+
+    def shared(self, word: str) -> str:
+        """A word of the first process, in all of them."""
+        words = [word]
+        if self.size > 1:
+            with self._talking():
+                dist.broadcast_object_list(words, src=0)
+        return words[0]
+
+    def gather(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
         """Add up in the first process what all have added up.
 
         Args:
-            analyses: This process's.
-            counts: What became of the examples that it has read.
-            new: For every other process the same analyses, new; used by the first process alone.
+            analyses: This process's; in the first they go on with the sums of all.
+            counts: What became of the examples that this process has read; in the first, of all.
+
+        Raises:
+            InputError: If another process has died.
         """
         if self.size == 1:
             return
+        if self.first:
+            for rank in range(1, self.size):
+                with self._talking():
+                    words, content = _received(rank), _received(rank)
+                counts.add(CorpusCounts.unpacked(words.numpy().tobytes().decode()))
+                checkpoints.merge(analyses, checkpoints.unpacked(content))
+            return
+        words = torch.frombuffer(bytearray(counts.packed().encode()), dtype=torch.uint8)
+        with self._talking():
+            for content in (words, checkpoints.packed(analyses)):
+                dist.send(torch.tensor([len(content)]), 0)
+                dist.send(content, 0)
+
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[None]:
         try:
-            self._gather(analyses, counts, new)
+            yield
         except RuntimeError as error:
             raise InputError(
                 f"one of the {self.size} processes ended before it had handed over its share, its own message says why; "
                 f"nothing of this run is kept, begin it again ({one_line(error)})"
             ) from error
-
-    def _gather(self, analyses: Sequence[Analysis], counts: CorpusCounts, new: "Sequence[Sequence[Analysis]]") -> None:
-        if not self.first:
-            words = bytearray(counts.packed().encode())
-            for content in (torch.frombuffer(words, dtype=torch.uint8), checkpoints.packed(analyses)):
-                dist.send(torch.tensor([len(content)]), 0)
-                dist.send(content, 0)
-            return
-        for rank, others in enumerate(new, start=1):
-            counts.add(CorpusCounts.unpacked(_received(rank).numpy().tobytes().decode()))
-            checkpoints.merge(analyses, others, checkpoints.unpacked(_received(rank)))
 
 
 def _received(rank: int) -> Tensor:
@@ -110,7 +149,10 @@ def world() -> Iterator[World]:
     Raises:
         InputError: If the others cannot be reached.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise InputError(f"WORLD_SIZE={given}: expected the number of processes; start with torchrun, or unset it")
+    size = int(given)
     if size == 1:
         yield World()
         return

@@ -11,6 +11,10 @@ from omegaconf import II, MISSING
 
 from normscope.analysis_options import AnalysisOptions
 
+INCIDENTAL = ("resume", "reproduce", "output_dir", "tracking", "report", "checkpoint", "recipe")
+"""Keys that no number depends on: where results go, how they are shown, what they are compared with. They alone may differ
+when a run goes on or is made again, and they tell no runs apart."""
+
 
 @dataclass
 class Pin:

@@ -18,9 +18,9 @@ class Stop:
         self._received: signal.Signals | None = None
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal; the second one is not waited with."""
+        """Note the first signal; the second ends the run at once, in the way that the first asked for."""
         if self._received is not None:
-            raise _error(signal.Signals(number))
+            raise _error(self._received)
         self._received = signal.Signals(number)
 
     @property

@@ -1,6 +1,6 @@
 import pytest
 
-from normscope import pipeline
+from normscope import preparation, publication
 from tests.end_to_end.disturbed import SMALL
 from tests.end_to_end.shell import draw_nothing, start
 
@@ -16,8 +16,8 @@ def quick_figures(request, monkeypatch):
 def quick_report(request, monkeypatch):
     """No explorer and an empty page, but for tests that look at them: those are marked `reports`."""
     if "reports" not in request.keywords:
-        monkeypatch.setattr(pipeline, "_chosen", lambda *_: [])
-        monkeypatch.setattr(pipeline, "page", lambda *_: "")
+        monkeypatch.setattr(preparation, "_chosen", lambda *_: [])
+        monkeypatch.setattr(publication, "page", lambda *_: "")
 
 
 @pytest.fixture(scope="session")

@@ -32,5 +32,6 @@ def git_commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
+    # `git status` refreshes the index under a lock, which a run that is killed meanwhile would leave in the user's checkout.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

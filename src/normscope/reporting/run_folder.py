@@ -1,25 +1,29 @@
 """The folder of one run: config, tables, figures, and results.json written last."""
 
+import contextlib
 import enum
-import fcntl
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
 from normscope.analyses.findings import Figure
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
+from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.figures import draw
 from normscope.schema import RunOptions, plain
 
 RESULTS = "results.json"
 CONFIG = "config.yaml"
 CSV_ROWS = 20_000
+
+# What a killed process may leave of a file that it was writing (see `write_atomically`).
+_LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*")
 
 
 class Status(enum.StrEnum):
@@ -31,87 +35,143 @@ class Status(enum.StrEnum):
 
 
 class RunFolder:
-    """Writes everything that a run found.
+    """Claims a folder for one run and writes everything that the run publishes.
+
+    Between claim and `begin` nothing is written but the lock, and `abandon` removes every trace of the claim. From `begin`
+    on the folder holds a run, which ends with `finish` and `release`.
 
     Args:
-        path: The folder. Nothing is written before `create`.
+        path: The folder; made if it is missing.
         resumed: Whether it holds a run that goes on.
+        fresh: Whether the folder must be new; see `Claim`.
 
     Raises:
-        InputError: If it holds the results of another run, or cannot be written to.
+        InputError: If it holds the results of another run, another run writes there, or it cannot be written to.
     """
 
-    def __init__(self, path: Path, *, resumed: bool = False) -> None:
-        self.path, self._resumed = path, resumed
-        self._lock: int | None = None
-        if resumed and (path / RESULTS).exists():
-            if json.loads((path / RESULTS).read_text())["status"] == Status.COMPLETED:
-                raise InputError(f"resume={path}: that run has completed; its results are in the folder")
-        elif not resumed and (path / RESULTS).exists():
-            raise InputError(
-                f"output_dir={path}: it holds the results of another run; choose a folder that is not there yet"
-            )
-        elif not resumed and (path / CONFIG).exists():
-            raise InputError(
-                f"output_dir={path}: it holds a run that has not finished; resume={path} goes on with it, or choose a folder "
-                "that is not there yet"
-            )
-        nearest = next(parent for parent in (path, *path.resolve().parents) if parent.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise InputError(f"output_dir={path}: no permission to write there")
+    def __init__(self, path: Path, *, resumed: bool = False, fresh: bool = False) -> None:
+        self._resumed = resumed
+        self.ended = False
+        """Whether results.json says how the run ended."""
+        key = "resume" if resumed else "output_dir"
+        try:
+            self._claim = Claim(path, fresh=fresh)
+        except TakenError as error:
+            advice = "wait until it has ended" if resumed else "choose another folder"
+            raise InputError(f"{key}={path}: another run is writing there; {advice}") from error
+        except OSError as error:
+            advice = "make it writable" if resumed else "set output_dir to another folder"
+            raise InputError(f"{key}={path}: cannot be written to ({error.strerror or error}); {advice}") from error
+        self.path = self._claim.path
+        try:
+            self._refuse_finished() if resumed else self._refuse_used()
+        except BaseException:
+            self.abandon()
+            raise
 
-    def create(self, options: RunOptions) -> None:
-        """Make the folder and write the resolved config.
+    def begin(self, options: RunOptions) -> None:
+        """Write the resolved config: from now on the folder holds a run.
 
         Raises:
             InputError: If that is not possible.
         """
-        try:
+        with self.writing():
             for part in ("tables", "figures"):
-                (self.path / part).mkdir(parents=True, exist_ok=True)
-            self._claim()
+                self._claim.make(self.path / part)
+            for leftover in _LEFTOVERS:
+                for file in self.path.glob(leftover):
+                    file.unlink(missing_ok=True)
+            if not self._resumed:
+                self._claim.note(self.path / CONFIG)
+            content = plain(options) | {"resume": None}
+            config = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+            write_atomically(self.path / CONFIG, config.encode())
             if self._resumed:
                 (self.path / RESULTS).unlink(missing_ok=True)
-                return
-            config = yaml.safe_dump(plain(options), sort_keys=False, allow_unicode=True)
-            write_atomically(self.path / CONFIG, config.encode())
-        except OSError as error:
-            raise InputError(f"output_dir={self.path}: cannot be written to: {error.strerror}") from error
 
-    def _claim(self) -> None:
-        """Keep other runs out of the folder for as long as this process lives."""
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise InputError(f"output_dir={self.path}: another run is writing there; choose another folder") from error
+    def abandon(self) -> None:
+        """Remove what this run made, before it has begun."""
+        self._claim.undo()
 
     def release(self) -> None:
         """Let other runs into the folder again."""
-        if self._lock is not None:
-            (self.path / ".lock").unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+        self._claim.release()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Reads and writes in the folder.
+
+        Raises:
+            InputError: If the system refuses one, or if the folder was moved or deleted.
+        """
+        try:
+            if not self._claim.held:
+                raise self._gone()
+            yield
+        except OSError as error:
+            if not self._claim.held:
+                raise self._gone() from error
+            raise InputError(
+                f"output_dir={self.path}: cannot be written to: {one_line(error)}; make room, and go on with "
+                f"resume={self.path}"
+            ) from error
+
+    def _gone(self) -> InputError:
+        return InputError(
+            f"output_dir={self.path}: the folder was moved or deleted, or became unreadable, while the run was writing there; "
+            "go on with resume=FOLDER if it still exists, or begin again"
+        )
+
+    def _refuse_used(self) -> None:
+        if (self.path / RESULTS).exists():
+            raise InputError(
+                f"output_dir={self.path}: it holds the results of another run; choose a folder that is not there yet"
+            )
+        if (self.path / CONFIG).exists():
+            raise InputError(
+                f"output_dir={self.path}: it holds a run that has not finished; resume={self.path} goes on with it, or choose "
+                "a folder that is not there yet"
+            )
+
+    def _refuse_finished(self) -> None:
+        if not (self.path / CONFIG).exists():
+            raise InputError(f"resume={self.path}: expected the folder of a run, with its {CONFIG}")
+        if not (self.path / RESULTS).exists():
+            return
+        try:
+            status = json.loads((self.path / RESULTS).read_text())["status"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"resume={self.path}: {RESULTS} does not say how the run ended ({one_line(error)}); remove the file to go on"
+            ) from error
+        if status == Status.COMPLETED:
+            raise InputError(f"resume={self.path}: that run has completed; its results are in the folder")
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
         """A table as Parquet, and as CSV too if it is small enough to be opened by hand; returns the path of the former."""
         path = self.path / "tables" / name
-        table.to_parquet(path.with_suffix(".parquet"), index=False)
-        if len(table) <= CSV_ROWS:
-            table.to_csv(path.with_suffix(".csv"), index=False)
+        with self.writing():
+            table.to_parquet(path.with_suffix(".parquet"), index=False)
+            if len(table) <= CSV_ROWS:
+                table.to_csv(path.with_suffix(".csv"), index=False)
         return path.with_suffix(".parquet")
 
     def write_figure(self, name: str, figure: Figure) -> Path:
         """A figure as PNG and SVG; returns the path of the PNG."""
         path = self.path / "figures" / name
-        draw(figure, [path.with_suffix(".png"), path.with_suffix(".svg")])
+        with self.writing():
+            draw(figure, [path.with_suffix(".png"), path.with_suffix(".svg")])
         return path.with_suffix(".png")
 
     def write_page(self, name: str, content: str) -> Path:
         """A page; returns its path."""
+        return self.write(name, content.encode())
+
+    def write(self, name: str, content: bytes) -> Path:
+        """A file, whole or not at all; returns its path."""
         path = self.path / name
-        write_atomically(path, content.encode())
+        with self.writing():
+            write_atomically(path, content)
         return path
 
     def finish(
@@ -119,16 +179,36 @@ class RunFolder:
         status: Status,
         metrics: Mapping[str, float],
         provenance: Mapping[str, object],
-        error: BaseException | None = None,
+        error: str = "",
     ) -> None:
-        """Write results.json, once: a reader sees all of it or none."""
+        """Write results.json, once: a reader sees all of it or none.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
         if broken:
             raise ValueError(f"metrics must be finite: {broken}")
         content: dict[str, object] = {"status": str(status), "metrics": dict(metrics), "provenance": dict(provenance)}
         if status is Status.FAILED:
-            content["error"] = " ".join(str(error).split())
-        write_atomically(self.path / RESULTS, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+            content["error"] = " ".join(error.split())
+        self.write(RESULTS, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+        self.ended = True
+
+
+def fail_abandoned(folder: Path, error: str) -> None:
+    """Say that a run failed, if the process that held its folder died before it could say so itself."""
+    if not all((folder / name).exists() for name in (LOCK, CONFIG)):
+        return
+    try:
+        claim = Claim(folder)
+    except (TakenError, OSError):
+        return
+    if not (folder / RESULTS).exists():
+        content = {"status": str(Status.FAILED), "metrics": {}, "provenance": {}, "error": error}
+        with contextlib.suppress(OSError):
+            write_atomically(folder / RESULTS, json.dumps(content, indent=2).encode() + b"\n")
+    claim.release()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -142,5 +222,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
         raise

@@ -13,14 +13,14 @@ import yaml
 
 from normscope.errors import InputError, one_line, printable
 from normscope.reporting.run_folder import RESULTS
-from normscope.schema import flat
+from normscope.schema import INCIDENTAL, flat
 
 FAILURES = "failures.jsonl"
 """File of a sweep's folder with what became of the jobs that failed."""
 
 # What differs between any two runs and says nothing about them; what follows from a preset's name.
 _UNTOLD = re.compile(
-    r"^(output_dir|tracking\.|report\.|resume|recipe\.|analysis\..*enabled|model\.(pin|package|revision|sha256|tokenizer|toy))"
+    rf"^(({'|'.join(INCIDENTAL)})(\.|$)|analysis\..*enabled|model\.(pin|package|revision|sha256|tokenizer|toy))"
 )
 _SEED = re.compile(r"(^|\.)seed$")
 

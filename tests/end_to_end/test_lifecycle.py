@@ -1,0 +1,166 @@
+"""A run from its claim on a folder to its last word: what may stop it, and what it leaves behind."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from normscope import pipeline, preparation
+from normscope.errors import InputError
+from normscope.reporting.claim import LOCK
+from normscope.reporting.run_folder import RunFolder
+from tests.end_to_end.disturbed import results, torchrun
+from tests.end_to_end.shell import ROOT, run_here
+
+QUICK = ["tracking=disabled", "report.enabled=false", "dataset.limit=3", "device=cpu"]
+
+
+@pytest.mark.parametrize("given", [[], ["output_dir=."], ["output_dir=x/y"], ["output_dir={}/x/y"], ["output_dir={}"]])
+def test_bad_input_in_an_empty_directory_leaves_it_as_it_was(capsys, monkeypatch, tmp_path, saved_model, given):
+    here = tmp_path / "a/b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    arguments = [argument.format(here) for argument in given]
+    outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", "layers=[99]", *QUICK, *arguments)
+    assert outcome.status == 2
+    assert "expected all or numbers from 1 to 3" in outcome.err
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", here]
+
+
+def test_the_folder_is_claimed_before_the_model_is_loaded(capsys, monkeypatch, tmp_path, saved_model):
+    load, claimed = preparation.load, []
+
+    def load_and_look(*arguments):
+        claimed.append((tmp_path / "run" / LOCK).exists())
+        with pytest.raises(InputError, match="another run is writing there"):
+            RunFolder(tmp_path / "run")
+        return load(*arguments)
+
+    monkeypatch.setattr(preparation, "load", load_and_look)
+    arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]
+    assert run_here(capsys, monkeypatch, *arguments).status == 0
+    assert claimed == [True]
+    assert results(tmp_path / "run")["status"] == "completed"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, saved_model):
+    """A completed run."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["run.py", f"model.name={saved_model}", *QUICK, f"output_dir={folder}"])
+        import runpy
+
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
+    assert not ended.value.code
+    return folder
+
+
+@pytest.fixture
+def interrupted(finished, tmp_path):
+    """A run that was interrupted before its first checkpoint."""
+    folder = tmp_path / "interrupted"
+    shutil.copytree(finished, folder)
+    (folder / "results.json").write_text('{"status": "interrupted", "metrics": {}, "provenance": {}}')
+    return folder
+
+
+def test_keys_that_may_differ_are_obeyed_and_others_refused(capsys, monkeypatch, finished, tmp_path):
+    given = [f"reproduce={finished}", f"output_dir={tmp_path / 'again'}", "checkpoint.every_seconds=7"]
+    outcome = run_here(capsys, monkeypatch, *given, "tracking=offline", "tracking.project=mine", "report.enabled=true")
+    assert outcome.status == 0, outcome.err
+    assert "numbers are the same" in outcome.out
+    assert (tmp_path / "again/report.html").exists()
+    assert list((tmp_path / "again/wandb").glob("offline-run-*"))
+    config = yaml.safe_load((tmp_path / "again/config.yaml").read_text())
+    assert config["tracking"]["project"] == "mine"
+    assert config["checkpoint"]["every_seconds"] == 7
+    assert config["dataset"]["limit"] == 3
+    for key in ("dataset.limit=4", "device.batch_tokens=99", "layers=[1]", "analysis=norms", "seed=3"):
+        refused = run_here(capsys, monkeypatch, f"reproduce={finished}", f"output_dir={tmp_path / 'b'}", key)
+        assert refused.status == 2, key
+        assert key.partition("=")[0] in refused.err
+    assert not (tmp_path / "b").exists()
+
+
+def test_resume_obeys_and_refuses_likewise(capsys, monkeypatch, interrupted, tmp_path):
+    before = (interrupted / "results.json").read_bytes()
+    for given, said in (
+        ([f"output_dir={tmp_path / 'other'}"], "leave output_dir out"),
+        ([f"reproduce={interrupted}"], "are both set"),
+        (["dataset.limit=null"], "dataset.limit was 3 in that run and is None now"),
+    ):
+        refused = run_here(capsys, monkeypatch, f"resume={interrupted}", *given)
+        assert (refused.status, said in refused.err) == (2, True), refused.err
+    assert (interrupted / "results.json").read_bytes() == before
+    assert run_here(capsys, monkeypatch, f"resume={interrupted}", "report.enabled=true").status == 0
+    assert (interrupted / "report.html").exists()
+    assert results(interrupted)["status"] == "completed"
+
+
+def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, interrupted):
+    (interrupted / "checkpoint.safetensors").write_bytes(b"damaged")
+    (interrupted / ".checkpoint.safetensors.left").write_bytes(b"half")
+    before = {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()}
+    refused = run_here(capsys, monkeypatch, f"resume={interrupted}")
+    assert refused.status == 2
+    assert "the checkpoint cannot be read" in refused.err
+    assert {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("tracking", ["disabled", "offline"])
+def test_a_folder_that_is_deleted_during_the_run_is_one_line(capsys, monkeypatch, tmp_path, saved_model, tracking):
+    observe = pipeline.observe
+
+    def observe_and_delete(*arguments):
+        observe(*arguments)
+        shutil.rmtree(tmp_path / "run")
+
+    monkeypatch.setattr(pipeline, "observe", observe_and_delete)
+    arguments = [f"model.name={saved_model}", *QUICK, f"tracking={tracking}", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *arguments)
+    assert outcome.status == 2
+    assert outcome.err.count("normscope: ") == 1
+    assert "the folder was moved or deleted" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dying):
+    (tmp_path / "dying.py").write_text(
+        "import os, runpy, signal\n"
+        "from normscope import pipeline\n"
+        "observe = pipeline.observe\n"
+        "def die(*arguments):\n"
+        f"    if os.environ['RANK'] == '{dying}':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    observe(*arguments)\n"
+        "pipeline.observe = die\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]
+    outcome = torchrun(2, *arguments, program=str(tmp_path / "dying.py"))
+    assert outcome.returncode != 0
+    assert results(tmp_path / "run")["status"] == "failed"
+    assert results(tmp_path / "run")["error"]
+
+
+def test_bad_input_ends_every_process_with_2_and_is_printed_once(tmp_path, saved_model):
+    arguments = [f"model.name={saved_model}", *QUICK, "layers=[99]", f"output_dir={tmp_path / 'new/run'}"]
+    outcome = torchrun(2, *arguments)
+    assert outcome.stderr.count("expected all or numbers from 1 to 3") == 1, outcome.stderr
+    assert "exitcode  : 2" in outcome.stderr
+    assert "exitcode  : 1 " not in outcome.stderr
+    assert "Signal" not in outcome.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("size", ["abc", "0", "-1", ""])
+def test_a_world_size_that_is_no_number_is_bad_input(capsys, monkeypatch, tmp_path, saved_model, size):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}")
+    assert outcome.status == 2
+    assert f"WORLD_SIZE={size}: expected the number of processes" in outcome.err
+    assert json.dumps(list(map(str, tmp_path.iterdir()))) == "[]"

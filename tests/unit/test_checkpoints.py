@@ -1,0 +1,170 @@
+"""What is saved of a run, and what damage to it does."""
+
+import random
+
+import pytest
+import torch
+
+from normscope import checkpoints, processes
+from normscope.analyses.analysis import Analysis
+from normscope.analyses.findings import Findings
+from normscope.checkpoints import Checkpoint, Position, merge, packed, restore, states, unpacked
+from normscope.data.examples import CorpusCounts
+from normscope.errors import InputError
+from normscope.processes import World
+from normscope.reporting.run_folder import RunFolder
+from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.rank_correlation import RankCorrelation
+from normscope.statistics.sample import UniformSample
+from normscope.statistics.sequence_sample import SequenceSample
+from normscope.statistics.tally import Tally
+from normscope.statistics.tokens import TokenMeans
+
+
+class Counting(Analysis):
+    """An analysis that remembers something of every kind, and that is expensive to build."""
+
+    name = "counting"
+    built = 0
+
+    def __init__(self) -> None:
+        Counting.built += 1
+        self.accumulators = {
+            "tally": Tally(2, 3),
+            "tokens": TokenMeans(11, 2),
+            "rows": KeptRows(2, torch.float32),
+            "sample": UniformSample(4, 1, 0),
+            "sequences": SequenceSample(2, 0),
+            "ranks": RankCorrelation(1, 1, Axis(-4, 4, 2), Axis(-4, 4, 2), 50),
+        }
+
+    def observe(self, block, batch) -> None: ...
+
+    def findings(self) -> Findings:
+        raise NotImplementedError
+
+    def see(self, number: int) -> None:
+        made = torch.Generator().manual_seed(number)
+        values, rows = torch.rand(1, 1, 3, 3, generator=made), torch.rand(3, 1, generator=made)
+        self.accumulators["tally"].update(number % 2, torch.tensor([number, 1, 2]))
+        self.accumulators["tokens"].update(torch.tensor([number % 11, 3]), torch.rand(2, 2, generator=made))
+        self.accumulators["rows"].update(number % 2, number, torch.rand(2, generator=made))
+        self.accumulators["sample"].update((number,), 3, lambda places: rows[places])
+        tokens, real = torch.randint(9, (1, 1, 4), generator=made), torch.ones(1, 4, dtype=torch.bool)
+        self.accumulators["sequences"].update((number,), tokens, real)
+        groups = torch.zeros(1, 3, dtype=torch.int64)
+        self.accumulators["ranks"].update(0, values, torch.rand(1, 1, 3, generator=made), groups)
+
+
+def same(left: dict, right: dict) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.allclose(value.double(), right[name].double(), rtol=1e-12) for name, value in left.items()
+    )
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint in a folder, and the analysis that it is of."""
+    folder = RunFolder(tmp_path)
+    analysis = Counting()
+    for number in range(3):
+        analysis.see(number)
+    checkpoint = Checkpoint(folder, {"model.name": "tiny", "seed": 0}, 0.0)
+    checkpoint.save([analysis], Position())
+    yield checkpoint, analysis, tmp_path / checkpoints.FILE
+    folder.release()
+
+
+def test_a_checkpoint_gives_back_what_was_saved(saved):
+    checkpoint, analysis, _ = saved
+    other = Counting()
+    assert checkpoint.resume([other], iter(())) == Position()
+    assert same(states([other]), states([analysis]))
+
+
+def test_one_flipped_bit_anywhere_is_refused(saved):
+    checkpoint, _, path = saved
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    draw = random.Random(0)
+    places = [*draw.sample(range(8 * header), 150), *draw.sample(range(8 * header, 8 * len(whole)), 150)]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        other = Counting()
+        before = states([other])
+        with pytest.raises(InputError, match="the checkpoint cannot be read"):
+            checkpoint.resume([other], iter(()))
+        assert same(states([other]), before), f"bit {place} was loaded"
+
+
+@pytest.mark.parametrize("length", [0, 4, 8, 100, -1])
+def test_a_checkpoint_that_was_cut_is_refused(saved, length):
+    checkpoint, _, path = saved
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(InputError, match="the checkpoint cannot be read"):
+        checkpoint.resume([Counting()], iter(()))
+
+
+@pytest.mark.parametrize("header", ["[]", "{}", "null", '{"identity": [], "batches": 0, "digest": ""}', "[" * 100_000])
+def test_a_forged_header_is_refused(saved, header):
+    import safetensors.torch
+
+    checkpoint, analysis, path = saved
+    tensors = states([analysis])
+    metadata = {"normscope": header, "sha256": checkpoints.checksum(header, tensors)}
+    path.write_bytes(safetensors.torch.save(tensors, metadata=metadata))
+    with pytest.raises(InputError, match="the checkpoint cannot be read"):
+        checkpoint.resume([Counting()], iter(()))
+
+
+def test_states_are_merged_without_building_an_analysis():
+    whole, first, second = Counting(), Counting(), Counting()
+    for number in range(6):
+        whole.see(number)
+        (first if number < 3 else second).see(number)
+    apart, built = states([second]), Counting.built
+    merge([first], apart)
+    assert Counting.built == built
+    assert same(states([second]), apart), "the other's state must stay as it was"
+    for name, accumulator in whole.accumulators.items():
+        ours, theirs = first.accumulators[name].state(), accumulator.state()
+        if name != "ranks":  # pairs are kept in the order in which they came
+            assert same(ours, theirs), name
+    ours, theirs = (analysis.accumulators["ranks"].compute() for analysis in (first, whole))
+    assert ours[0][0].spearman == pytest.approx(theirs[0][0].spearman, rel=1e-12)
+
+
+def test_a_new_accumulator_stays_new_while_it_is_merged():
+    analysis, other = Counting(), Counting()
+    other.see(1)
+    merge([analysis], states([other]))
+    merge([analysis], states([Counting()]))
+    assert same(states([analysis]), states([other]))
+
+
+def test_the_first_process_gathers_without_building_an_analysis(monkeypatch):
+    """Three processes, the other two of which are what they have sent."""
+    first, *others = analyses = [Counting() for _ in range(3)]
+    counts = [CorpusCounts(read=1, used=1, tokens=5) for _ in range(3)]
+    for number, analysis in enumerate(analyses):
+        analysis.see(number)
+    sent = {
+        rank: [torch.frombuffer(bytearray(counts[rank].packed().encode()), dtype=torch.uint8), packed([analysis])]
+        for rank, analysis in enumerate(others, start=1)
+    }
+    monkeypatch.setattr(processes, "_received", lambda rank: sent[rank].pop(0))
+    built = Counting.built
+    World(0, 3).gather([first], counts[0])
+    assert Counting.built == built
+    assert counts[0].tokens == 15
+    assert first.accumulators["tally"].compute()[:, 1].tolist() == [2, 1]
+
+
+def test_packed_states_are_unpacked():
+    analysis, other = Counting(), Counting()
+    analysis.see(4)
+    restore([other], unpacked(packed([analysis])))
+    assert same(states([other]), states([analysis]))
