@@ -3,14 +3,14 @@
 import hydra
 from omegaconf import DictConfig
 
-from normscope import command_line
+from normscope import cli as cli
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(config: DictConfig) -> object:
     """Run one job."""
-    return command_line.job(config)
+    return cli.job(config)
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    cli.run(main)

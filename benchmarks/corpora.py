@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from normscope.data.sources import sample_path
+from normscope.data.corpora import sample_path
 
 SIZES = (500, 2_000, 8_000)
 PROCESSES = (1, 2)

@@ -16,16 +16,16 @@ from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
 from normscope.analyses import ANALYSES
-from normscope.analyses.analysis import Analysis, Subject
-from normscope.analyses.pair_correlation import NORM_AXIS, WEIGHT_AXIS
-from normscope.analysis_options import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
-from normscope.checkpoints import packed
+from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
+from normscope.analyses.options import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
-from normscope.data.frequency import TokenFrequencies
+from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.observation import show
+from normscope.running.checkpoint import packed
+from normscope.running.loop import show
 from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
@@ -150,16 +150,16 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         frequency=FrequencyOptions(seed=0),
         score=ScoreOptions(seed=0),
     )
-    subject = subject_of(model)
-    return [ANALYSES[name](getattr(options, name), subject) for name in names if name != EXACT]
+    context = subject_of(model)
+    return [ANALYSES[name](getattr(options, name), context) for name in names if name != EXACT]
 
 
-def subject_of(model: PreTrainedModel) -> Subject:
+def subject_of(model: PreTrainedModel) -> AnalysisContext:
     """All layers and categories of a model of a known family, and made-up token frequencies."""
     layout = layout_of(model.config.model_type)
     observed = Observer(model, layout)
     layers = list(observed.parameters)
-    return Subject(
+    return AnalysisContext(
         layers=layers,
         categories=[*CATEGORIES, ALL],
         parameters=observed.parameters,
@@ -230,8 +230,8 @@ def duration(forward: Callable[[], object]) -> float:
 def random_batch(shape: tuple[int, int], vocabulary: int) -> Batch:
     """Random tokens of random categories."""
     ids = torch.randint(vocabulary // 30, vocabulary, shape)
-    real = torch.ones(shape, dtype=torch.bool)
+    token_mask = torch.ones(shape, dtype=torch.bool)
     # A twentieth of padding in one sequence, so that the masks that real batches need are paid for by both sides.
-    real[-1, -max(1, shape[1] // 20) :] = False
-    categories = torch.randint(len(CATEGORIES), shape).masked_fill(~real, -1)
-    return Batch(ids, None, real, categories, tuple(range(shape[0])))
+    token_mask[-1, -max(1, shape[1] // 20) :] = False
+    categories = torch.randint(len(CATEGORIES), shape).masked_fill(~token_mask, -1)
+    return Batch(ids, None, token_mask, categories, tuple(range(shape[0])))

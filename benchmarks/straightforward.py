@@ -27,11 +27,11 @@ def mixing_ratios(model: BertModel, inputs: Mapping[str, Tensor]) -> Tensor:
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         output = model(**inputs, output_attentions=True, output_hidden_states=True)
-        real = inputs["attention_mask"].bool()
-        ratios = torch.full((len(METHODS), len(model.encoder.layer), *real.shape), torch.nan, dtype=model.dtype)
+        token_mask = inputs["attention_mask"].bool()
+        ratios = torch.full((len(METHODS), len(model.encoder.layer), *token_mask.shape), torch.nan, dtype=model.dtype)
         for index, layer in enumerate(model.encoder.layer):
-            for sequence in range(len(real)):
-                tokens = real[sequence]
+            for sequence in range(len(token_mask)):
+                tokens = token_mask[sequence]
                 x = output.hidden_states[index][sequence, tokens]
                 alpha = output.attentions[index][sequence][:, tokens][:, :, tokens]
                 ratios[:, index, sequence, tokens] = _of_block(layer.attention, x, alpha)

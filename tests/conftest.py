@@ -22,8 +22,8 @@ import torch
 from hypothesis import settings
 from transformers import AutoTokenizer
 
-from normscope.models.sources import locate
-from normscope.schema import ModelOptions, Pin
+from normscope.config.schema import ModelOptions, Pin
+from normscope.models.files import locate
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack
 
 # Deterministic, and never failing for a slow machine.

@@ -131,6 +131,6 @@ def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1)
     """Random tokens, right-padded."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, model.config.vocab_size, (len(lengths), max(lengths)), generator=generator)
-    real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    ids = ids.masked_fill(~real, model.config.pad_token_id or 0)
-    return {"input_ids": ids, "attention_mask": real.long()}
+    token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    ids = ids.masked_fill(~token_mask, model.config.pad_token_id or 0)
+    return {"input_ids": ids, "attention_mask": token_mask.long()}

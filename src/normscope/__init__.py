@@ -13,7 +13,7 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normscope.decomposition import Decomposition, decompose, load, observe
+    from normscope.api import Decomposition, decompose, load, observe
 
 __all__ = ["Decomposition", "decompose", "load", "observe"]
 
@@ -21,7 +21,7 @@ __all__ = ["Decomposition", "decompose", "load", "observe"]
 def __getattr__(name: str) -> Any:
     # torch and transformers take seconds to import: `--help` must not wait for them.
     if name in __all__:
-        from normscope import decomposition
+        from normscope import api as decomposition
 
         return getattr(decomposition, name)
     raise AttributeError(f"module 'normscope' has no attribute {name!r}")

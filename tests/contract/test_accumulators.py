@@ -13,17 +13,17 @@ import torch
 from hypothesis import given
 
 from normscope import statistics
-from normscope.statistics.accumulator import Accumulator, Nothing
+from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
+from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis
-from normscope.statistics.pooled import PooledMeans
+from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
-from normscope.statistics.sample import UniformSample
+from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.sequences import SequenceMeans
-from normscope.statistics.tally import Tally
-from normscope.statistics.tokens import TokenMeans
+from normscope.statistics.token_means import TokenMeans
+from normscope.statistics.uniform_sample import UniformSample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Case:
 
 
 def _feed_grouped(accumulator: GroupedMoments, values: torch.Tensor) -> None:
-    real = values[0] > -1
-    members = torch.stack([real, real & (values[0] > 0)])
+    token_mask = values[0] > -1
+    members = torch.stack([token_mask, token_mask & (values[0] > 0)])
     for layer in (0, 1):
         accumulator.update(layer, values + layer, members)
 
@@ -65,24 +65,24 @@ def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:
         accumulator.update((name,), len(rows), lambda positions, rows=rows: rows[positions])
 
 
-def _feed_pooled(accumulator: PooledMeans, values: torch.Tensor) -> None:
+def _feed_pooled(accumulator: Mean, values: torch.Tensor) -> None:
     groups = torch.stack([values[0] > -1, values[0] > 0])
     for layer in (0, 1):
         sums = torch.einsum("rbt,gbt->gr", values + layer, groups.double())
         accumulator.update(layer, sums, groups.sum(dim=(1, 2)))
 
 
-def _feed_tally(accumulator: Tally, values: torch.Tensor) -> None:
+def _feed_tally(accumulator: Counts, values: torch.Tensor) -> None:
     for layer in (0, 1):
         accumulator.update(layer, (values > 0).sum(dim=(1, 2)))
 
 
 def _feed_tokens(accumulator: TokenMeans, values: torch.Tensor) -> None:
-    real = values[0] > -1
-    accumulator.update((values[0][real] * 2).long() + 2, values[:, real])
+    token_mask = values[0] > -1
+    accumulator.update((values[0][token_mask] * 2).long() + 2, values[:, token_mask])
 
 
-def _feed_rows(accumulator: KeptRows, values: torch.Tensor) -> None:
+def _feed_rows(accumulator: PerExampleTensors, values: torch.Tensor) -> None:
     for sequence in values[0]:
         for layer in (0, 1):
             accumulator.update(layer, int(sequence[0].abs() * 2**30), sequence + layer)
@@ -99,11 +99,11 @@ CASES = {
     "RankCorrelation, exact": Case(lambda: RankCorrelation(2, 2, *AXES, 10_000), _feed_pairs),
     "RankCorrelation, estimated": Case(lambda: RankCorrelation(2, 2, *AXES, 0), _feed_pairs),
     "RankCorrelation, on the way": Case(lambda: RankCorrelation(2, 2, *AXES, 400), _feed_pairs),
-    "PooledMeans": Case(lambda: PooledMeans(2, 2, 2), _feed_pooled),
+    "Mean": Case(lambda: Mean(2, 2, 2), _feed_pooled),
     "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
-    "Tally": Case(lambda: Tally(2, 2), _feed_tally),
+    "Counts": Case(lambda: Counts(2, 2), _feed_tally),
     "TokenMeans": Case(lambda: TokenMeans(12, 2), _feed_tokens),
-    "KeptRows": Case(lambda: KeptRows(2, torch.float64), _feed_rows),
+    "PerExampleTensors": Case(lambda: PerExampleTensors(2, torch.float64), _feed_rows),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
 
@@ -208,24 +208,24 @@ def test_state_is_a_copy(case):
 
 
 def test_nothing_cannot_be_computed(case):
-    with pytest.raises(Nothing):
+    with pytest.raises(EmptyAccumulatorError):
         case.empty().compute()
 
 
 def test_grouped_moments_equal_numpy():
     data = values(3)
     summary = fed(CASES["GroupedMoments"], data).compute()
-    real = data[0].numpy() > -1
+    token_mask = data[0].numpy() > -1
     for layer in (0, 1):
         for row in (0, 1):
             numbers = data[row].numpy() + layer
-            np.testing.assert_allclose(summary.mean[layer, row, 0], numbers[real].mean())
-            np.testing.assert_allclose(summary.deviation[layer, row, 0], numbers[real].std())
-            np.testing.assert_allclose(summary.maximum[layer, row, 0], numbers[real].max())
-            np.testing.assert_allclose(summary.minimum[layer, row, 0], numbers[real].min())
-            per_sequence = [line[mask].mean() for line, mask in zip(numbers, real, strict=True) if mask.any()]
+            np.testing.assert_allclose(summary.mean[layer, row, 0], numbers[token_mask].mean())
+            np.testing.assert_allclose(summary.deviation[layer, row, 0], numbers[token_mask].std())
+            np.testing.assert_allclose(summary.maximum[layer, row, 0], numbers[token_mask].max())
+            np.testing.assert_allclose(summary.minimum[layer, row, 0], numbers[token_mask].min())
+            per_sequence = [line[mask].mean() for line, mask in zip(numbers, token_mask, strict=True) if mask.any()]
             np.testing.assert_allclose(summary.sequence_mean[layer, row, 0], np.mean(per_sequence))
-    assert summary.count[0, 0] == real.sum()
+    assert summary.count[0, 0] == token_mask.sum()
 
 
 def test_token_means_equal_numpy():

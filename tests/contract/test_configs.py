@@ -12,14 +12,14 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from normscope import command_line  # registers the schema and the resolvers
+from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses import ANALYSES
-from normscope.analysis_options import AnalysisOptions
-from normscope.checks import check, chosen_categories, chosen_layers
+from normscope.analyses.options import AnalysisOptions
+from normscope.config.schema import RunOptions, enabled_analyses
+from normscope.config.validation import check, chosen_categories, chosen_layers
 from normscope.errors import InputError
 from normscope.maths.mixing import METHODS, Method
-from normscope.maths.symmetrisation import Heuristic
 from normscope.models.families import FAMILIES, STACKS
-from normscope.schema import RunOptions, enabled_analyses
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"

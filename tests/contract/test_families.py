@@ -10,8 +10,8 @@ from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.families import FAMILIES, STACKS, layout_of
+from normscope.models.iteration import observe_blocks
 from normscope.models.observer import Observer, Replacement
-from normscope.models.pulling import observe_blocks
 from normscope.models.verification import BOUNDS, verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 
@@ -49,12 +49,12 @@ def test_observation_agrees_with_the_untouched_model(family, family_model):
 def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, inputs):
     for block in blocks_of(family_model, family, inputs):
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())  # F_ij
-        real = block.real
+        token_mask = block.token_mask
         output = vectors.sum(dim=2) + (0.0 if block.output_bias is None else block.output_bias)
-        torch.testing.assert_close(output[real], block.attention_output[real], **EXACT)
+        torch.testing.assert_close(output[token_mask], block.attention_output[token_mask], **EXACT)
         diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
-        torch.testing.assert_close(block.preserving[real], diagonal[real], **EXACT)
-        torch.testing.assert_close(block.mixing[real], (vectors.sum(dim=2) - diagonal)[real], **EXACT)
+        torch.testing.assert_close(block.preserving[token_mask], diagonal[token_mask], **EXACT)
+        torch.testing.assert_close(block.mixing[token_mask], (vectors.sum(dim=2) - diagonal)[token_mask], **EXACT)
 
 
 def test_contributions_of_the_dimensions_are_the_score(family, family_model, inputs, exact):
@@ -70,8 +70,8 @@ def test_contributions_of_the_dimensions_are_the_score(family, family_model, inp
             )
             key_bias = torch.einsum("bhkd,hd->bhk", seen_by, weights.key_bias)
             scores = (query[:, :, number, None] * block.key).sum(dim=-1)
-            real = block.real[:, None].expand_as(scores)
-            torch.testing.assert_close((contributions.sum(dim=-1) + key_bias)[real], scores[real], **exact)
+            token_mask = block.token_mask[:, None].expand_as(scores)
+            torch.testing.assert_close((contributions.sum(dim=-1) + key_bias)[token_mask], scores[token_mask], **exact)
 
 
 def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exact):
@@ -83,14 +83,14 @@ def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exa
     with torch.inference_mode():  # of a copy, since transformers leaves hooks of its own behind
         expected = copy.deepcopy(family_model)(**inputs, output_hidden_states=True).hidden_states
     assert sorted(shown) == list(range(layers + 1))
-    real = inputs["attention_mask"].bool()
+    token_mask = inputs["attention_mask"].bool()
     for layer, vectors in shown.items():
         # Where a norm comes after the last layer, transformers gives what that norm makes of the last hidden vectors.
         if layer < layers or layout_of(family).norm_position == "post":
-            torch.testing.assert_close(vectors[real], expected[layer][real], **EXACT)
+            torch.testing.assert_close(vectors[token_mask], expected[layer][token_mask], **EXACT)
         if layer in norms:  # what a layer normalisation makes has γ and β for its spread and mean
             bias = 0.0 if norms[layer].bias is None else norms[layer].bias
-            centred = (vectors[real] - bias) / norms[layer].weight
+            centred = (vectors[token_mask] - bias) / norms[layer].weight
             torch.testing.assert_close(
                 centred.mean(dim=-1), torch.zeros(len(centred)).double(), rtol=0, atol=exact["atol"]
             )
@@ -119,17 +119,17 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
         modules.output.register_forward_hook(lambda _module, _args, output: seen.append(output))
     with torch.inference_mode():
         changed(**inputs)
-    real = blocks[1].real
-    torch.testing.assert_close(blocks[1].attention_output[real], seen[1][real], **exact)
+    token_mask = blocks[1].token_mask
+    torch.testing.assert_close(blocks[1].attention_output[token_mask], seen[1][token_mask], **exact)
     # The third layer reads what the residual connection carried past the second.
-    torch.testing.assert_close(blocks[2].attention_output[real], seen[2][real], **exact)
+    torch.testing.assert_close(blocks[2].attention_output[token_mask], seen[2][token_mask], **exact)
 
 
 def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
     for block in blocks_of(family_model, family, inputs):
-        tokens = block.real[:, None].expand_as(block.self_weights)
+        tokens = block.token_mask[:, None].expand_as(block.self_weights)
         torch.testing.assert_close(block.weights.sum(dim=-1)[tokens], torch.ones_like(block.self_weights[tokens]))
-        padded = block.real[:, None, :, None] & ~block.real[:, None, None, :]
+        padded = block.token_mask[:, None, :, None] & ~block.token_mask[:, None, None, :]
         assert (block.weights[padded.expand_as(block.weights)] == 0).all()
         explicit = block.weights.diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(block.self_weights[tokens], explicit[tokens], **EXACT)
@@ -244,7 +244,7 @@ def test_half_precision_is_measured_in_float32(family, dtype):
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
         diagonal = vectors.diagonal(dim1=1, dim2=2).transpose(1, 2)
         # The kernel's log-normaliser is the one thing that half precision's rounding of q·k can reach.
-        torch.testing.assert_close(block.preserving[block.real], diagonal[block.real], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(block.preserving[block.token_mask], diagonal[block.token_mask], rtol=2e-2, atol=2e-2)
     assert verify(model, layout_of(family), family).error < BOUNDS[dtype]
 
 
@@ -265,13 +265,17 @@ def test_decoders_that_read_a_source(model_type, stack):
         expected = model(**inputs, output_attentions=True)
     maps = expected.cross_attentions if stack == "cross" else expected.decoder_attentions
     for block, alpha in zip(blocks, maps, strict=True):
-        real = block.real[:, None].expand(alpha.shape[:3])
-        torch.testing.assert_close(block.weights[real], alpha[real], rtol=1e-6, atol=1e-6)  # eager's softmax is float32
+        token_mask = block.token_mask[:, None].expand(alpha.shape[:3])
+        torch.testing.assert_close(
+            block.weights[token_mask], alpha[token_mask], rtol=1e-6, atol=1e-6
+        )  # eager's softmax is float32
         if stack == "cross":
             assert set(block.mixing_ratios) <= {Method.ATTNRES_N, Method.ATTNRESLN_N}
             mixed = torch.einsum("bhqk,bhkm->bqm", block.weights, block.transformed()).norm(dim=-1)
             ratio = mixed / (mixed + block.inputs.norm(dim=-1))
-            torch.testing.assert_close(block.mixing_ratios[Method.ATTNRES_N][block.real], ratio[block.real], **EXACT)
+            torch.testing.assert_close(
+                block.mixing_ratios[Method.ATTNRES_N][block.token_mask], ratio[block.token_mask], **EXACT
+            )
         else:
             first = block.mixing_ratios[Method.ATTN_W][:, 0]
             torch.testing.assert_close(first, torch.zeros_like(first), **EXACT)
@@ -280,7 +284,7 @@ def test_decoders_that_read_a_source(model_type, stack):
 def test_a_layout_that_nothing_could_prove_is_refused():
     layout = layout_of("llama")
     with pytest.raises(ValueError, match="needs what reads its sum"):
-        dataclasses.replace(layout, following=None)
+        dataclasses.replace(layout, sum_consumer=None)
     with pytest.raises(ValueError, match="needs its `norm`"):
         dataclasses.replace(layout, norm_position="branch")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.models.loading import load
 from normscope.models.observer import Observer
-from normscope.schema import DeviceOptions, ModelOptions
 from tests.tiny import FAMILY_CONFIGS
 
 DECODERS = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2"}
@@ -31,5 +31,5 @@ def test_the_masked_language_model_is_put_around_the_base_model(family, tmp_path
         expected = whole(**inputs).logits
     with Observer(loaded.model, loaded.layout) as observer:
         found = observer.run(inputs, lambda _block: None, whole=head).logits
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-3)
+    token_mask = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[token_mask], expected[token_mask], rtol=1e-3, atol=1e-3)

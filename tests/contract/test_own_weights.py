@@ -8,10 +8,10 @@ from torch.testing import assert_close
 
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
+from normscope.models.capture import LayerCapture
 from normscope.models.families import FAMILIES, layout_of
 from normscope.models.layout import BlockLayout
 from normscope.models.observer import Observer
-from normscope.models.parts import Parts
 from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
@@ -80,26 +80,26 @@ def test_a_wrong_scale_is_noticed(family, monkeypatch):
 @pytest.mark.parametrize("family", OWN)
 def test_wrong_queries_and_keys_are_noticed(family, part, monkeypatch):
     """Heads in another order, as a layout that splits the weights wrongly would have them."""
-    original = Parts.block
+    original = LayerCapture.block
 
-    def swapped(parts: Parts, *arguments: object) -> AttentionBlock:
+    def swapped(parts: LayerCapture, *arguments: object) -> AttentionBlock:
         block = original(parts, *arguments)
         return dataclasses.replace(block, **{part: getattr(block, part).flip(1)})
 
-    monkeypatch.setattr(Parts, "block", swapped)
+    monkeypatch.setattr(LayerCapture, "block", swapped)
     with pytest.raises(InputError, match=r"the (key|weights from query, key and scale) of layer 1 differs"):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 
 @pytest.mark.parametrize("family", OWN)
 def test_biases_of_the_queries_are_noticed(family, monkeypatch):
-    original = Parts.block
+    original = LayerCapture.block
 
-    def without_bias(parts: Parts, *arguments: object) -> AttentionBlock:
+    def without_bias(parts: LayerCapture, *arguments: object) -> AttentionBlock:
         block = original(parts, *arguments)
         return dataclasses.replace(block, query=block.query - block.parameters.query_bias[:, None])
 
-    monkeypatch.setattr(Parts, "block", without_bias)
+    monkeypatch.setattr(LayerCapture, "block", without_bias)
     with pytest.raises(InputError, match=r"the weights from query, key and scale of layer 1 differs"):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 

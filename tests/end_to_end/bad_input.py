@@ -35,7 +35,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save, save_file
 
-from normscope.schema import RunOptions
+from normscope.config.schema import RunOptions
 from tests.end_to_end.shell import ROOT
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
@@ -820,7 +820,12 @@ def earlier_run(draw: random.Random, stock: Stock) -> Case:
     if command == "compare":
         arguments = ["before", str(stock.finished), "--output", "out"]
         return Case(
-            f"compare {name}", arguments, names, prepare, statuses=EITHER, module="normscope.reporting.compare_runs"
+            f"compare {name}",
+            arguments,
+            names,
+            prepare,
+            statuses=EITHER,
+            module="normscope.reporting.comparison.compare",
         )
     arguments = [f"{command}=before", *(["output_dir=out"] if command == "reproduce" else [])]
     return Case(f"{command} {name}", arguments, names, prepare, statuses=frozenset({0, 1, 2}))
@@ -919,7 +924,12 @@ def links(draw: random.Random, stock: Stock) -> Case:
                 draw.choice(["folder/x", "/proc/x", "out.txt"]),
             ]
         return Case(
-            what, [*files, *options], [name, "--", "FILE"], prepare, statuses=EITHER, module="normscope.link_scores"
+            what,
+            [*files, *options],
+            [name, "--", "FILE"],
+            prepare,
+            statuses=EITHER,
+            module="normscope.alignment.link_scores",
         )
     key = "analysis.alignment.gold.path" if use == "gold" else "+analysis.alignment.baselines.x"
     given = draw.choice(
@@ -1282,9 +1292,9 @@ def main() -> int:
     from transformers import AutoTokenizer
 
     from normscope import pipeline  # noqa: F401 - imported once, for all cases
-    from normscope.models.sources import locate
+    from normscope.config.schema import ModelOptions, Pin
+    from normscope.models.files import locate
     from normscope.reporting import run_folder
-    from normscope.schema import ModelOptions, Pin
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Drawing takes longer than the rest of a small run.

@@ -13,9 +13,9 @@ import torch
 from tokenizers import processors
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from normscope.data.links import pharaoh
-from normscope.data.toy import ToyCorpus
-from normscope.reporting.comparison import published
+from normscope.alignment.links import pharaoh
+from normscope.data.toy_corpus import ToyCorpus
+from normscope.reporting.published import published
 from normscope.translation import toy
 from normscope.translation.training import Recipe
 from normscope.translation.vocabulary import joint_vocabulary

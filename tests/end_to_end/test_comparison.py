@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from normscope.reporting import compare_runs
+from normscope.reporting.comparison import compare as compare_runs
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here, run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model

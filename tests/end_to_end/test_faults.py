@@ -60,15 +60,15 @@ class TooSmall:
     """A device whose memory holds so many tokens of a batch: what is more fails in the middle of a layer, as it does there."""
 
     def __init__(self, monkeypatch, tokens: int) -> None:
-        from normscope.analyses.norms import NormsAnalysis
+        from normscope.analyses.norms.analysis import NormsAnalysis
 
         observe = NormsAnalysis.observe
         self.refused: list[tuple[int, ...]] = []
 
         def observe_until_full(analysis, block, batch):
             observe(analysis, block, batch)  # other analyses, and this one, have counted the layer by then
-            if block.layer == 2 and batch.real.numel() > tokens:
-                self.refused.append(tuple(batch.real.shape))
+            if block.layer == 2 and batch.token_mask.numel() > tokens:
+                self.refused.append(tuple(batch.token_mask.shape))
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
         monkeypatch.setattr(NormsAnalysis, "observe", observe_until_full)
@@ -105,7 +105,7 @@ def test_memory_that_the_system_refuses(tmp_path, saved_model):
     """The address space of the process is bounded once its first batch has been seen: allocations fail for real."""
     (tmp_path / "bounded.py").write_text(
         "import resource, runpy, sys\n"
-        "import normscope.observation as observation\n"
+        "import normscope.running.loop as observation\n"
         "show = observation.Screen._show\n"
         "def bounded(screen, batch):\n"
         "    pages = int(open('/proc/self/statm').read().split()[0])\n"
@@ -155,7 +155,7 @@ def test_a_disk_that_is_read_only_is_told_in_one_line(capsys, monkeypatch, tmp_p
 def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
-        "import normscope.observation as observation\n"
+        "import normscope.running.loop as observation\n"
         "show, seen = observation.Screen._show, []\n"
         "def die_at_the_third(screen, batch):\n"
         "    seen.append(1)\n"
@@ -215,8 +215,8 @@ class Server:
 @pytest.mark.slow  # wandb waits for the server for twenty seconds
 def test_a_tracker_that_goes_away_costs_nothing_of_ours(capsys, monkeypatch, tmp_path, saved_model):
     """The server is there when the run begins, and no longer when it ends."""
-    from normscope import pipeline
     from normscope.reporting import tracking
+    from normscope.running import pipeline
 
     server = Server(monkeypatch)
     observe = pipeline.observe

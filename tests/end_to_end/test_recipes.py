@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from normscope.reporting.comparison import PAPERS, compare
-from normscope.schema import plain
+from normscope.config.schema import plain
+from normscope.reporting.published import PAPERS, compare
 from tests.contract.test_configs import composed
 from tests.end_to_end.shell import ROOT, run_here
 
@@ -88,7 +88,7 @@ def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_
         "values": {"mixing/attn_w/mean": 0.0, "mixing/attn_n/mean": 5.0, "norms/nothing": 1.0},
     }
     (papers / "nobody2000/published.yaml").write_text(yaml.safe_dump([group], sort_keys=False))
-    monkeypatch.setattr("normscope.reporting.comparison.PAPERS", papers)
+    monkeypatch.setattr("normscope.reporting.published.PAPERS", papers)
     folder = tmp_path / "run"
     arguments = [f"model.name={saved_model}", "dataset.limit=3", "dataset.name=mine", "recipe.paper=nobody2000"]
     outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled", f"output_dir={folder}")
@@ -119,9 +119,9 @@ def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_
 
 
 def test_segments_are_told_apart(tokenizer):
+    from normscope.config.schema import DatasetKind, DatasetOptions, Segments
     from normscope.data.encoding import Encoder
     from normscope.data.examples import CorpusCounts, Example
-    from normscope.schema import DatasetKind, DatasetOptions, Segments
     from tests.unit.test_data import Reader
 
     for segments, expected in ((Segments.pair, [0, 0, 0, 1, 1]), (Segments.zero, [0] * 5)):

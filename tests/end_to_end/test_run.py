@@ -214,7 +214,7 @@ def test_help_is_a_manual_page_at_once():
     assert process.returncode == 0
     assert out.startswith("NAME\n")
     assert all(heading in out for heading in ("SYNOPSIS", "KEYS", "EXAMPLES", "EXIT STATUS"))
-    assert "import torch" not in (ROOT / "src/normscope/command_line.py").read_text()
+    assert "import torch" not in (ROOT / "src/normscope/cli.py").read_text()
 
 
 def test_help_does_not_wait_for_torch():

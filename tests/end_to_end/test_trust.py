@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 
-from normscope import checkpoints
+from normscope.running import checkpoint as checkpoints
 from tests.end_to_end.disturbed import SMALL, results, torchrun
 from tests.end_to_end.shell import ROOT, run_here, start, wait_until
 
@@ -97,16 +97,16 @@ def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, u
 def stopped(capsys, monkeypatch, tmp_path, saved_model):
     """A run folder with a checkpoint after its third batch, as a kill leaves it."""
     (tmp_path / "corpus.txt").write_text("".join(f"sentence number {n} of the corpus .\n" for n in range(200)))
-    real = checkpoints.Checkpoint.save
+    token_mask = checkpoints.Checkpoint.save
 
     def save(self, analyses, position):
-        real(self, analyses, position)
+        token_mask(self, analyses, position)
         if position.batches == 3:
             raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints.Checkpoint, "save", save)
-        patched.setattr("normscope.pipeline.RunFolder.finish", lambda *_, **__: None)
+        patched.setattr("normscope.running.pipeline.RunFolder.finish", lambda *_, **__: None)
         patched.setattr(sys, "argv", [])
         with pytest.raises(Killed):
             run_here(

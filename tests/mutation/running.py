@@ -105,8 +105,8 @@ class _Session:
                 _exchange(trial.mutant, functions)
             session.config.pluginmanager.register(_StopAtFailure())
             chosen = [items[test] for test in trial.tests]
-            for item, following in zip(chosen, [*chosen[1:], None], strict=True):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            for item, sum_consumer in zip(chosen, [*chosen[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=sum_consumer)
 
         gc.freeze()  # what has been imported stays where it is, so that forks share it
         try:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from normscope.analysis_options import OutliersOptions, ScoreOptions
+from normscope.analyses.options import OutliersOptions, ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
 from tests.oracles.comparison import Expected, Picture, table

@@ -12,17 +12,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from normscope.analyses import ANALYSES
-from normscope.analyses.analysis import Analysis, Subject
+from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings
+from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.laboratory import ModelLaboratory
 from normscope.models.families import layout_of
+from normscope.models.interventions import ModelInterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.observation import show
-from normscope.schema import DatasetKind, DatasetOptions
+from normscope.running.loop import show
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
 from tests.tiny import tiny_model
@@ -87,7 +87,7 @@ class Specimen:
     ) -> Findings:
         """What an analysis publishes."""
         observer = Observer(self.loaded.model, self.loaded.layout, layers, range(self.loaded.layers + 1))
-        subject = Subject(
+        context = AnalysisContext(
             layers=layers,
             categories=categories,
             parameters=observer.parameters,
@@ -99,14 +99,14 @@ class Specimen:
             token=lambda token: str(self.loaded.tokenizer.convert_ids_to_tokens(token)),
             **more,
         )
-        merged = analysed(name, options, subject, observer, self.batches)
-        merged.experiment(ModelLaboratory(self.loaded, self.encoder, layers, 45))
+        merged = analysed(name, options, context, observer, self.batches)
+        merged.experiment(ModelInterventionRunner(self.loaded, self.encoder, layers, 45))
         return merged.findings()
 
 
-def analysed(name: str, options: Any, subject: Subject, observer: Observer, parts: Sequence[Batch]) -> Analysis:
+def analysed(name: str, options: Any, context: AnalysisContext, observer: Observer, parts: Sequence[Batch]) -> Analysis:
     """An analysis that has seen a corpus: batches go to two processes in turn, whose sums are saved, loaded and merged."""
-    one, other = (ANALYSES[name](options, subject) for _ in range(2))
+    one, other = (ANALYSES[name](options, context) for _ in range(2))
     with observer:
         for number, batch in enumerate(parts):
             show(observer, batch, [(one, other)[number % 2]])

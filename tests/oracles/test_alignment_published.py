@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from normscope.analyses.analysis import Subject
-from normscope.analysis_options import AlignmentOptions
+from normscope.alignment.gold import Reference, SentencePair
+from normscope.alignment.links import Links
+from normscope.alignment.reverse_run import ReverseAlignment
+from normscope.analyses.base import AnalysisContext
+from normscope.analyses.options import AlignmentOptions
 from normscope.data.batching import Batch
-from normscope.data.gold import Reference, SentencePair
-from normscope.data.links import Links
-from normscope.data.reverse_run import ReverseAlignment
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from tests.oracles import alignment_oracle
@@ -78,13 +78,18 @@ def batch(*rows: int) -> Batch:
             return torch.tensor([[*own, *[filling] * (length - len(own))] for own in values])
 
         tokens = padded(ids, 1)
-        real = padded([[1] * len(own) for own in ids], 0).bool()
-        return Batch(tokens, None, real, torch.zeros_like(tokens), rows, words=padded(words, -1), rows=rows, **more)
+        token_mask = padded([[1] * len(own) for own in ids], 0).bool()
+        return Batch(
+            tokens, None, token_mask, torch.zeros_like(tokens), rows, words=padded(words, -1), rows=rows, **more
+        )
 
     pairs = [PAIRS[row] for row in rows]
     source = side([pair.source_ids for pair in pairs], [pair.source_words for pair in pairs])
     return side(
-        [pair.decoder_ids for pair in pairs], [pair.target_words for pair in pairs], source=source, crosses=True
+        [pair.decoder_ids for pair in pairs],
+        [pair.target_words for pair in pairs],
+        source=source,
+        is_cross_attention=True,
     )
 
 
@@ -96,8 +101,8 @@ def findings(options: AlignmentOptions, baselines, reverse, layers):
         baselines,
         {key: ReverseAlignment(layer, links) for key, (layer, links) in reverse.items()},
     )
-    subject = Subject(layers, ["all"], observer.parameters, reference=lambda _: reference)
-    return analysed("alignment", options, subject, observer, [batch(1, 3), batch(4, 2)]).findings()
+    context = AnalysisContext(layers, ["all"], observer.parameters, reference=lambda _: reference)
+    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2)]).findings()
 
 
 @pytest.mark.parametrize("layers", [[1, 2], [2]])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.analysis_options import (
+from normscope.analyses.options import (
     FrequencyOptions,
     MixingOptions,
     NormsOptions,
@@ -10,7 +10,7 @@ from normscope.analysis_options import (
     OutliersOptions,
     ScoreOptions,
 )
-from normscope.data.frequency import TokenFrequencies
+from normscope.data.token_frequencies import TokenFrequencies
 from tests.oracles import frequency_oracle, mixing_oracle, norms_oracle, outliers_oracle, score_oracle, specimens
 from tests.oracles.comparison import assert_published
 from tests.oracles.specimens import Specimen

@@ -7,12 +7,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.batching import batches
+from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
-from normscope.data.sources import open_corpus
 from normscope.errors import InputError
-from normscope.schema import DatasetKind, DatasetOptions, Segmentation
 from tests.unit.test_data import Reader
 
 ENDINGS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet", ".txt.gz")

@@ -5,16 +5,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from normscope.analyses.analysis import Subject
-from normscope.analyses.mixing import MixingAnalysis
-from normscope.analysis_options import MixingOptions
+from normscope.analyses.base import AnalysisContext
+from normscope.analyses.mixing.analysis import MixingAnalysis
+from normscope.analyses.options import MixingOptions
+from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import batches
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.schema import DatasetKind, DatasetOptions
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 from tests.unit.test_data import Reader
 
@@ -30,7 +30,7 @@ def model(tokenizer):
 
 def summary(model, tokenizer, examples, batch_tokens):
     encoder = Encoder(Reader(tokenizer), DatasetOptions(kind=DatasetKind.sample, mask_fraction=0.2, seed=0))
-    analysis = MixingAnalysis(MixingOptions(), Subject([1, 2, 3], [*CATEGORIES, ALL], {}))
+    analysis = MixingAnalysis(MixingOptions(), AnalysisContext([1, 2, 3], [*CATEGORIES, ALL], {}))
     with Observer(model, layout_of("bert")) as observer:
         for batch in batches(examples, encoder, batch_tokens, CorpusCounts()):
             observer.run(batch.model_inputs(), lambda block, batch=batch: analysis.observe(block, batch))

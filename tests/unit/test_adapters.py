@@ -7,9 +7,9 @@ import torch
 from peft import LoraConfig, PeftModelForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError
 from normscope.models.loading import load
-from normscope.schema import DeviceOptions, ModelOptions
 from tests.tiny import FAMILY_CONFIGS
 
 # peft asks transformers by a name that is going to change.

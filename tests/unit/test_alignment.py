@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
-from normscope import link_scores
-from normscope.data.aligners import align
-from normscope.data.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
-from normscope.data.toy import ToyCorpus
-from normscope.data.words import NO_WORD, token_words
+from normscope.alignment import link_scores
+from normscope.alignment.aligners import align
+from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
+from normscope.alignment.symmetrisation import Heuristic, symmetrised
+from normscope.alignment.word_maps import Agreement, Setting, aligned_words, row_words, word_maps
+from normscope.alignment.words import NO_WORD, token_words
+from normscope.data.toy_corpus import ToyCorpus
 from normscope.errors import InputError
-from normscope.maths.alignment import Agreement, Setting, aligned_words, row_words, word_maps
-from normscope.maths.symmetrisation import Heuristic, symmetrised
 from normscope.translation.vocabulary import joint_vocabulary
 
 LINKS = st.frozensets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)

@@ -73,12 +73,12 @@ def test_attention_is_that_of_the_whole_matrix(qkv, kind, strip, monkeypatch):
     scores = query @ key.transpose(-1, -2) * SCALE + explicit(mask)
     alpha = scores.softmax(-1)
     output, normaliser = maths.attention(query, key, value, mask, SCALE)
-    real = REAL[:, None].expand(-1, 3, -1)
-    torch.testing.assert_close(output[real], (alpha @ value)[real])
-    torch.testing.assert_close(normaliser[real], scores.logsumexp(-1)[real], rtol=1e-7, atol=1e-7)
+    token_mask = REAL[:, None].expand(-1, 3, -1)
+    torch.testing.assert_close(output[token_mask], (alpha @ value)[token_mask])
+    torch.testing.assert_close(normaliser[token_mask], scores.logsumexp(-1)[token_mask], rtol=1e-7, atol=1e-7)
     received = maths.weight_received(query, key, normaliser, REAL, mask, SCALE)
     expected = torch.einsum("bhqk,bq->bhk", alpha, REAL.double())
-    seen = real if mask is None or mask.keys is None else real & mask.keys[:, None]
+    seen = token_mask if mask is None or mask.keys is None else token_mask & mask.keys[:, None]
     torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
 
 
@@ -155,18 +155,18 @@ def test_grouped_heads_are_repeated_in_place():
 
 def test_visible_keys_are_counted_and_found_by_their_place():
     """By hand: padding in front of one sequence and behind the other."""
-    real = torch.tensor([[False, True, True, True], [True, True, False, False]])
+    token_mask = torch.tensor([[False, True, True, True], [True, True, False, False]])
     queries, ranks = torch.tensor([3, 3, 2]), torch.tensor([0, 2, 1])
     masks = {
-        "everything": (Mask(keys=real), [[3] * 4, [2] * 4], [1, 3, 2]),
-        "causal": (Mask(keys=real, causal=True), [[0, 1, 2, 3], [1, 2, 2, 2]], [1, 3, 2]),
+        "everything": (Mask(keys=token_mask), [[3] * 4, [2] * 4], [1, 3, 2]),
+        "causal": (Mask(keys=token_mask, causal=True), [[0, 1, 2, 3], [1, 2, 2, 2]], [1, 3, 2]),
         "window": (
-            Mask(keys=real, allowed=lambda _b, _h, query, key: (query - key).abs() <= 2, reach=2),
+            Mask(keys=token_mask, allowed=lambda _b, _h, query, key: (query - key).abs() <= 2, reach=2),
             [[2, 3, 3, 3], [2, 2, 2, 1]],
             [1, 3, 2],
         ),
     }
     for name, (mask, counts, keys) in masks.items():
-        assert mask.visible_counts(real, 4).tolist() == counts, name
-        assert mask.visible_keys(0, queries, ranks, real[0]).tolist() == keys, name
-    assert Mask().visible_counts(real, 2).tolist() == [[3, 3], [2, 2]]  # two queries look at other sequences
+        assert mask.visible_counts(token_mask, 4).tolist() == counts, name
+        assert mask.visible_keys(0, queries, ranks, token_mask[0]).tolist() == keys, name
+    assert Mask().visible_counts(token_mask, 2).tolist() == [[3, 3], [2, 2]]  # two queries look at other sequences

@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from normscope import checkpoints, processes
-from normscope.analyses.analysis import Analysis
+from normscope.analyses.base import Analysis
 from normscope.analyses.findings import Findings
-from normscope.checkpoints import Checkpoint, Position, merge, packed, restore, states, unpacked
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
-from normscope.processes import World
 from normscope.reporting.run_folder import RunFolder
-from normscope.statistics.kept_rows import KeptRows
+from normscope.running.checkpoint import Checkpoint, Position, merge, packed, restore, states, unpacked
+from normscope.running.distributed import ProcessGroup
+from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
-from normscope.statistics.sample import UniformSample
 from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.tally import Tally
-from normscope.statistics.tokens import TokenMeans
+from normscope.statistics.token_means import TokenMeans
+from normscope.statistics.uniform_sample import UniformSample
 
 
 class Counting(Analysis):
@@ -31,9 +31,9 @@ class Counting(Analysis):
     def __init__(self) -> None:
         Counting.built += 1
         self.accumulators = {
-            "tally": Tally(2, 3),
+            "tally": Counts(2, 3),
             "tokens": TokenMeans(11, 2),
-            "rows": KeptRows(2, torch.float32),
+            "rows": PerExampleTensors(2, torch.float32),
             "sample": UniformSample(4, 1, 0),
             "sequences": SequenceSample(2, 0),
             "ranks": RankCorrelation(1, 1, Axis(-4, 4, 2), Axis(-4, 4, 2), 50),
@@ -51,8 +51,8 @@ class Counting(Analysis):
         self.accumulators["tokens"].update(torch.tensor([number % 11, 3]), torch.rand(2, 2, generator=made))
         self.accumulators["rows"].update(number % 2, number, torch.rand(2, generator=made))
         self.accumulators["sample"].update((number,), 3, lambda places: rows[places])
-        tokens, real = torch.randint(9, (1, 1, 4), generator=made), torch.ones(1, 4, dtype=torch.bool)
-        self.accumulators["sequences"].update((number,), tokens, real)
+        tokens, token_mask = torch.randint(9, (1, 1, 4), generator=made), torch.ones(1, 4, dtype=torch.bool)
+        self.accumulators["sequences"].update((number,), tokens, token_mask)
         groups = torch.zeros(1, 3, dtype=torch.int64)
         self.accumulators["ranks"].update(0, values, torch.rand(1, 1, 3, generator=made), groups)
 
@@ -157,7 +157,7 @@ def test_the_first_process_gathers_without_building_an_analysis(monkeypatch):
     }
     monkeypatch.setattr(processes, "_received", lambda rank: sent[rank].pop(0))
     built = Counting.built
-    World(0, 3).gather([first], counts[0])
+    ProcessGroup(0, 3).gather([first], counts[0])
     assert Counting.built == built
     assert counts[0].tokens == 15
     assert first.accumulators["tally"].compute()[:, 1].tolist() == [2, 1]

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from normscope.config.schema import DatasetKind, RunOptions
 from normscope.errors import InputError
-from normscope.reporting import provenance
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.run_folder import RunFolder, Status
-from normscope.schema import DatasetKind, RunOptions
+from normscope.running import software as provenance
 
 
 def everything_below(folder: Path) -> set[Path]:
@@ -70,10 +70,10 @@ def test_a_folder_is_claimed_once(tmp_path):
 def test_a_lock_that_its_owner_has_removed_is_worth_nothing(tmp_path, monkeypatch):
     """The owner ends between the moment that another run opens its lock file and the moment that it locks it."""
     owner = Claim(tmp_path / "run")
-    real, opened = os.open, []
+    token_mask, opened = os.open, []
 
     def open_and_let_the_owner_end(*arguments):
-        descriptor = real(*arguments)
+        descriptor = token_mask(*arguments)
         opened.append(descriptor)
         if len(opened) == 1:
             owner.release()

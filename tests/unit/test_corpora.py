@@ -9,17 +9,17 @@ import time
 import numpy as np
 import pytest
 
+from normscope.alignment.links import LinkFile
+from normscope.config.schema import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
 from normscope.data import frequency, hub
 from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
+from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.links import LinkFile
 from normscope.data.pickles import load
 from normscope.data.segmentation import joined
-from normscope.data.sources import open_corpus
 from normscope.errors import InputError
-from normscope.schema import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
 from tests.unit.test_data import Reader
 
 SENTENCES = ["A first, short one.", "naïve — café", "The last."]

@@ -7,16 +7,16 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data import batching
 from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
+from normscope.data.corpora import open_corpus, sample_path
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.files import TextFile
-from normscope.data.sources import open_corpus, sample_path
+from normscope.data.text_files import TextFile
 from normscope.errors import InputError
-from normscope.processes import World
-from normscope.schema import DatasetKind, DatasetOptions
+from normscope.running.distributed import ProcessGroup
 
 EXAMPLES = [Example("A first, short one."), Example("Left side", "right side"), Example("naïve — café")]
 
@@ -28,7 +28,7 @@ class Reader:
     vocabulary = 30522
     max_length = 16
     takes_segments = True
-    translates = crosses = causal = False
+    translates = is_cross_attention = causal = False
     decoder_inputs = None
 
     def __init__(self, tokenizer):
@@ -216,10 +216,10 @@ def test_batches_keep_the_budget_and_lose_nothing(tokenizer):
     assert sum(batch.sequences for batch in seen) == 50
     assert all(batch.input_ids.numel() <= 60 for batch in seen)
     assert (counts.read, counts.used, counts.skipped) == (51, 50, {"empty": 1})
-    assert counts.tokens == sum(int(batch.real.sum()) for batch in seen) == sum(counts.categories.values())
+    assert counts.tokens == sum(int(batch.token_mask.sum()) for batch in seen) == sum(counts.categories.values())
     for batch in seen:
-        assert ((batch.categories == -1) == ~batch.real).all()
-        assert (batch.input_ids[~batch.real] == tokenizer.pad_token_id).all()
+        assert ((batch.categories == -1) == ~batch.token_mask).all()
+        assert (batch.input_ids[~batch.token_mask] == tokenizer.pad_token_id).all()
 
 
 def test_a_sequence_beyond_the_budget_is_a_batch_by_itself(tokenizer):
@@ -242,7 +242,7 @@ def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch,
     found, together = [], CorpusCounts()
     for rank in range(size):
         counts = CorpusCounts()
-        shown = World(rank, size).batches(examples, encoder(tokenizer), 20, counts)
+        shown = ProcessGroup(rank, size).batches(examples, encoder(tokenizer), 20, counts)
         found += [batch.fingerprints for batch, mine in shown if mine]
         together.add(CorpusCounts.unpacked(counts.packed()))  # as it travels
     assert sorted(found) == sorted(expected)

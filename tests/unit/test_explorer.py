@@ -9,16 +9,16 @@ import pandas as pd
 import pytest
 import torch
 
-from normscope import exploration
+from normscope.api import load
+from normscope.config.schema import DatasetKind, DatasetOptions, ReportOptions, Segmentation
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
-from normscope.decomposition import load
 from normscope.errors import InputError
-from normscope.exploration import chosen_sequences, explored, pair_maps
 from normscope.models import block as blocks
 from normscope.models.observer import Observer
-from normscope.reporting.explorer import ExploredSentence, pairs_table, payload
-from normscope.schema import DatasetKind, DatasetOptions, ReportOptions, Segmentation
+from normscope.reporting.explorer import TokenMaps, pairs_table, payload
+from normscope.running import token_maps as exploration
+from normscope.running.token_maps import pair_maps, select_examples, token_maps
 
 
 class Texts(Corpus):
@@ -48,7 +48,7 @@ def encoder(model):
 
 
 def chosen(encoder, *texts, layers=3, **options):
-    return chosen_sequences(Texts(*texts), encoder, ReportOptions(**options), layers)
+    return select_examples(Texts(*texts), encoder, ReportOptions(**options), layers)
 
 
 def shape(texts):
@@ -95,7 +95,7 @@ def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkey
     monkeypatch.setattr(
         exploration, "_BUDGET", len(layers) * pairs * (4 + heads) + len(layers) * (pairs * 4 + 9 * 4) + 1
     )
-    sentences, notes = explored(model, encoder, texts, layers)
+    sentences, notes = token_maps(model, encoder, texts, layers)
     assert [sentence.heads for sentence in sentences] == [heads, 0, 0]
     assert [len(sentence.queries) for sentence in sentences] == [10, 10, 3]
     assert notes == [
@@ -103,7 +103,7 @@ def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkey
         "2 more texts are left out for lack of room (report.examples)",
     ]
     monkeypatch.undo()
-    sentences, notes = explored(model, encoder, texts, layers)
+    sentences, notes = token_maps(model, encoder, texts, layers)
     assert len(sentences) == 5
     assert notes == ["1 text is cut to 10 tokens at most (report.tokens)"]
     assert [sentence.title.endswith(" …") for sentence in sentences] == [False, False, False, False, True]
@@ -126,11 +126,11 @@ def random_sentence(generator, layers, heads, length, single_heads=True):
 
     tokens = tuple(f"token{position}" for position in range(length))
     weights = draw(layers, heads, length, length)
-    return ExploredSentence(
+    return TokenMaps(
         title="random",
         queries=tokens,
         keys=tokens,
-        crosses=False,
+        is_cross_attention=False,
         layers=tuple(range(2, layers + 2)),
         single_heads=single_heads,
         weights=weights if single_heads else weights.mean(axis=1, keepdims=True),

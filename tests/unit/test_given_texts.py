@@ -9,9 +9,9 @@ import torch
 from transformers import BatchEncoding
 
 import normscope
-from normscope.decomposition import decompose, observe
+from normscope.api import decompose, observe
+from normscope.data.given_texts import batch_of
 from normscope.errors import InputError
-from normscope.given_texts import batch_of
 from tests.tiny import FAMILY_CONFIGS
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")
@@ -134,8 +134,8 @@ def test_texts_that_cannot_be_read(model):
 
 
 def test_translation_models_are_given_what_they_read(minilm_folder):
+    from normscope.config.schema import DeviceOptions, ModelOptions, ModelStack
     from normscope.models.loading import load
-    from normscope.schema import DeviceOptions, ModelOptions, ModelStack
     from tests.tiny import STACK_CONFIGS
 
     architecture = STACK_CONFIGS["bart"] | {"vocab_size": 30522}
@@ -157,8 +157,8 @@ def test_translation_models_are_given_what_they_read(minilm_folder):
 
 
 def test_models_without_segments_take_batch_encodings_that_have_them(minilm_folder):
+    from normscope.config.schema import DeviceOptions, ModelOptions
     from normscope.models.loading import load
-    from normscope.schema import DeviceOptions, ModelOptions
 
     architecture = FAMILY_CONFIGS["distilbert"] | {"vocab_size": 30522}
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)

@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from normscope import link_scores
-from normscope.checks import check, check_strings
-from normscope.data import frequency
-from normscope.data.files import TextFile
+from normscope.alignment import link_scores
+from normscope.config.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, flat, plain
+from normscope.config.validation import check, check_strings
+from normscope.data import token_frequencies as frequency
+from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
-from normscope.reporting import compare_runs
-from normscope.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, flat, plain
+from normscope.reporting.comparison import compare as compare_runs
 
 
 def strings() -> list[str]:

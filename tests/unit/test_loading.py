@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
+from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.loading import load
 from normscope.models.tokenizer_knowledge import refuse_ignorant
 from normscope.models.verification import verify
-from normscope.schema import DeviceOptions, DType, ModelOptions, ModelStack
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
 
 EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)

@@ -31,9 +31,9 @@ def test_parts_make_the_same_attention(family, family_model):
 @pytest.mark.usefixtures("parts")
 def test_parts_of_the_weights_are_those_of_the_whole(family, family_model):
     def visit(block):
-        received, real = block.received, block.real.double()
+        received, token_mask = block.received, block.token_mask.double()
         weights = block.weights
-        torch.testing.assert_close(received, torch.einsum("bhqk,bq->bhk", weights, real), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(received, torch.einsum("bhqk,bq->bhk", weights, token_mask), rtol=1e-6, atol=1e-9)
         row, heads, queries, keys = (
             1,
             torch.tensor([0, 1, 1, 0]),
@@ -45,7 +45,7 @@ def test_parts_of_the_weights_are_those_of_the_whole(family, family_model):
         chosen = torch.tensor([8, 1, 3])
         torch.testing.assert_close(block.weights_of(chosen, slice(0, 1)), weights[:1, :, chosen])
         seen = block.visible().expand_as(weights)
-        assert (weights[block.real[:, None, :, None] & ~seen] == 0).all()
+        assert (weights[block.token_mask[:, None, :, None] & ~seen] == 0).all()
         assert (weights[seen] > 0).all()
 
     with Observer(family_model, layout_of(family)) as observer:
@@ -62,13 +62,13 @@ def test_padding_in_front_leaves_no_trace():
     def visit(block):
         assert block.received.isfinite().all()
         assert block.weights.isfinite().all()
-        found[block.layer] = block.received, (block.real.double()[:, None, None] @ block.weights).squeeze(2)
+        found[block.layer] = block.received, (block.token_mask.double()[:, None, None] @ block.weights).squeeze(2)
 
     with Observer(model, layout_of("llama")) as observer:
         observer.run(inputs, visit)
     for received, expected in found.values():
-        real = inputs["attention_mask"].bool()[:, None].expand_as(received)
-        torch.testing.assert_close(received[real], expected[real], rtol=1e-6, atol=1e-9)
+        token_mask = inputs["attention_mask"].bool()[:, None].expand_as(received)
+        torch.testing.assert_close(received[token_mask], expected[token_mask], rtol=1e-6, atol=1e-9)
 
 
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 
-from normscope.analyses.interventions import Removals
+from normscope.analyses.score.ablations import Removals
 from normscope.maths import masks
 from normscope.maths.attention import attention_by_group, attention_weights
 from normscope.maths.keys import KeyMap
@@ -35,9 +35,9 @@ def parts():
     inputs, key_weight = random(BATCH, TOKENS, MODEL), random(HEADS, MODEL, HEAD_DIM)
     bias = random(HEADS, HEAD_DIM)
     key = torch.einsum("bkm,hmd->bhkd", inputs, key_weight) + bias[:, None]
-    real = torch.arange(TOKENS) < torch.tensor([5, 3, 4])[:, None]
-    members = torch.stack([real, real & (torch.arange(TOKENS) % 2 == 0)])
-    return random(BATCH, HEADS, TOKENS, HEAD_DIM), key, key_weight, bias, inputs, real, members
+    token_mask = torch.arange(TOKENS) < torch.tensor([5, 3, 4])[:, None]
+    members = torch.stack([token_mask, token_mask & (torch.arange(TOKENS) % 2 == 0)])
+    return random(BATCH, HEADS, TOKENS, HEAD_DIM), key, key_weight, bias, inputs, token_mask, members
 
 
 def contributions(query, key_weight, inputs):
@@ -45,16 +45,16 @@ def contributions(query, key_weight, inputs):
     return torch.einsum("bhqd,hmd->bhqm", query, key_weight)[:, :, :, None] * inputs[:, None, None]
 
 
-def visibility(real, kind):
-    visible = real[:, :, None] & real[:, None, :]
+def visibility(token_mask, kind):
+    visible = token_mask[:, :, None] & token_mask[:, None, :]
     return {"all": visible, "causal": visible.tril(), "window": visible.triu(-1).tril(1)}[kind]
 
 
 MASKS = {
-    "all": lambda real: Mask(keys=real),
-    "causal": lambda _real: Mask(causal=True),
-    "window": lambda real: Mask(
-        keys=real, queries=real, allowed=lambda _b, _h, query, key: (query - key).abs() <= 1, reach=1
+    "all": lambda token_mask: Mask(keys=token_mask),
+    "causal": lambda _token_mask: Mask(causal=True),
+    "window": lambda token_mask: Mask(
+        keys=token_mask, queries=token_mask, allowed=lambda _b, _h, query, key: (query - key).abs() <= 1, reach=1
     ),
 }
 
@@ -71,9 +71,9 @@ def test_contributions_and_key_bias_are_the_score(parts):
 
 
 def test_sums_factorise(parts):
-    query, _key, key_weight, _bias, inputs, real, members = parts
-    expected = expected_sums(contributions(query, key_weight, inputs), members, visibility(real, "all"))
-    query_sums = torch.einsum("bhqd,bq->bhd", query, real.double())
+    query, _key, key_weight, _bias, inputs, token_mask, members = parts
+    expected = expected_sums(contributions(query, key_weight, inputs), members, visibility(token_mask, "all"))
+    query_sums = torch.einsum("bhqd,bq->bhd", query, token_mask.double())
     input_sums = torch.einsum("gbk,bkm->gbm", members.double(), inputs)
     torch.testing.assert_close(contribution_sums(query_sums, key_weight, input_sums), expected)
 
@@ -82,9 +82,9 @@ def test_sums_factorise(parts):
 @pytest.mark.parametrize("shared", [0, 1e4])  # a vector that all keys share changes no spread, and may not blur it
 def test_causal_spread(parts, strip, shared, monkeypatch):
     monkeypatch.setattr("normscope.maths.scores.STRIP", strip)
-    query, key, key_weight, _bias, inputs, real, _members = parts
-    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(real, "causal"))
-    found = causal_score_spread(query, key + shared, real)
+    query, key, key_weight, _bias, inputs, token_mask, _members = parts
+    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(token_mask, "causal"))
+    found = causal_score_spread(query, key + shared, token_mask)
     torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
     torch.testing.assert_close(found.variance, variance)
 
@@ -93,10 +93,10 @@ def test_causal_spread(parts, strip, shared, monkeypatch):
 @pytest.mark.parametrize("kind", ["all", "causal", "window"])
 def test_sums_over_visible_pairs(parts, kind, strip, monkeypatch):
     monkeypatch.setattr(masks, "STRIP", strip)
-    query, _key, key_weight, _bias, inputs, real, members = parts
-    visible = visibility(real, kind)
+    query, _key, key_weight, _bias, inputs, token_mask, members = parts
+    visible = visibility(token_mask, kind)
     expected = expected_sums(contributions(query, key_weight, inputs), members, visible)
-    meeting = seen_by(query, real, MASKS[kind](real))
+    meeting = seen_by(query, token_mask, MASKS[kind](token_mask))
     torch.testing.assert_close(visible_contribution_sums(meeting, key_weight, inputs, members), expected)
 
 
@@ -114,9 +114,9 @@ def expected_spread(every, visible):
 
 
 def test_spread_where_everything_is_visible(parts):
-    query, key, key_weight, _bias, inputs, real, _members = parts
-    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(real, "all"))
-    found = score_spread(query, key, real)
+    query, key, key_weight, _bias, inputs, token_mask, _members = parts
+    covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(token_mask, "all"))
+    found = score_spread(query, key, token_mask)
     torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
     torch.testing.assert_close(found.variance, variance)
     torch.testing.assert_close(covariance.sum(dim=-1), found.variance)
@@ -126,10 +126,10 @@ def test_spread_where_everything_is_visible(parts):
 @pytest.mark.parametrize("kind", ["all", "causal", "window"])
 def test_spread_over_visible_keys(parts, kind, strip, monkeypatch):
     monkeypatch.setattr(masks, "STRIP", strip)
-    query, key, key_weight, _bias, inputs, real, _members = parts
-    visible = visibility(real, kind)
+    query, key, key_weight, _bias, inputs, token_mask, _members = parts
+    visible = visibility(token_mask, kind)
     covariance, variance = expected_spread(contributions(query, key_weight, inputs), visible)
-    found = visible_score_spread(query, key, real, MASKS[kind](real))
+    found = visible_score_spread(query, key, token_mask, MASKS[kind](token_mask))
     torch.testing.assert_close(covariances(found.directions, key_weight, inputs), covariance)
     torch.testing.assert_close(found.variance, variance)
 
@@ -156,10 +156,10 @@ def test_keys_less_some_dimensions_lower_the_scores_by_their_contributions(parts
 
 @pytest.mark.parametrize("groups", [2, 5])  # fewer, and more than a head is wide
 def test_attention_by_group_is_the_sum_of_weights(parts, groups):
-    query, key, *_, real, _members = parts
-    members = torch.stack([real & (torch.arange(TOKENS) % groups == group) for group in range(groups)])
-    mask = Mask(keys=real)
-    term = masks.additive_mask(real[:, None, None, :], torch.float64)
+    query, key, *_, token_mask, _members = parts
+    members = torch.stack([token_mask & (torch.arange(TOKENS) % groups == group) for group in range(groups)])
+    mask = Mask(keys=token_mask)
+    term = masks.additive_mask(token_mask[:, None, None, :], torch.float64)
     expected = torch.einsum("bhqk,gbk->bhqg", attention_weights(query, key, term, 0.5), members.double())
     torch.testing.assert_close(attention_by_group(query, key, members, mask, 0.5), expected)
 

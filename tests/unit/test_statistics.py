@@ -7,15 +7,15 @@ import pytest
 import scipy.stats
 import torch
 
+from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram
-from normscope.statistics.pooled import PooledMeans
+from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation, midranks
+from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.sequences import SequenceMeans
-from normscope.statistics.tally import Tally
-from normscope.statistics.tokens import TokenMeans
+from normscope.statistics.token_means import TokenMeans
 
 F64 = torch.float64
 
@@ -38,7 +38,7 @@ def test_means_of_sequences_weigh_by_length_and_once_each():
 
 
 def test_pooled_means_divide_each_group_by_its_own_terms():
-    means = PooledMeans(2, 2, 3)
+    means = Mean(2, 2, 3)
     means.update(1, tensor([2.0, 4.0, 6.0], [1.0, 1.0, 1.0]), torch.tensor([1, 4]))
     means.update(1, tensor([1.0, 2.0, 3.0], [1.0, 3.0, 7.0]), torch.tensor([2, 0]))
     summary = means.compute()
@@ -58,24 +58,24 @@ def test_means_of_tokens_are_by_type_and_merge():
 
 
 def test_a_tally_adds_each_layer_by_itself():
-    tally = Tally(2, 3)
+    tally = Counts(2, 3)
     tally.update(0, torch.tensor([1, 0, 2]))
     tally.update(1, torch.tensor([5, 5, 5]))
-    other = Tally(2, 3)
+    other = Counts(2, 3)
     other.update(0, torch.tensor([0, 0, 7]))
     assert tally.merge(other).compute().tolist() == [[1, 0, 9], [5, 5, 5]]
-    assert Tally(2, 3).merge(tally).compute().tolist() == [[1, 0, 2], [5, 5, 5]]
+    assert Counts(2, 3).merge(tally).compute().tolist() == [[1, 0, 2], [5, 5, 5]]
 
 
 def test_rows_are_kept_by_number_whatever_their_shapes():
-    rows = KeptRows(2, F64)
+    rows = PerExampleTensors(2, F64)
     rows.update(1, 7, tensor([1.0, 2.0], [3.0, 4.0]))
     rows.update(0, 2, tensor([5.0]))
     rows.update(0, 7, tensor([6.0, 6.0], [6.0, 6.0]))
     rows.update(1, 2, tensor([8.0]))
-    again = KeptRows(2, F64)
+    again = PerExampleTensors(2, F64)
     again.load(rows.state())
-    for kept in (rows, again, KeptRows(2, F64).merge(rows), rows.merge(KeptRows(2, F64))):
+    for kept in (rows, again, PerExampleTensors(2, F64).merge(rows), rows.merge(PerExampleTensors(2, F64))):
         found = kept.compute()
         assert list(found) == [2, 7]
         assert found[2].tolist() == [[[5]], [[8]]]
@@ -99,16 +99,16 @@ def test_extremes_are_of_the_group_and_the_layer():
 def test_a_sample_of_sequences_is_those_of_the_smallest_priorities(cut):
     names = list(range(20, 30))
     tokens = torch.arange(2 * 10 * 3).view(2, 10, 3)
-    real = torch.arange(3) < torch.tensor([1 + name % 3 for name in names])[:, None]
+    token_mask = torch.arange(3) < torch.tensor([1 + name % 3 for name in names])[:, None]
     sample = SequenceSample(4, seed=3)
     for part in (slice(cut), slice(cut, None)):
-        sample.update(tuple(names[part]), tokens[:, part], real[part])
+        sample.update(tuple(names[part]), tokens[:, part], token_mask[part])
     priorities = {n: np.random.default_rng([3, name]).random() for n, name in enumerate(names)}
     expected = sorted(priorities, key=priorities.__getitem__)[:4]
     again = SequenceSample(4, seed=0)
     again.load(sample.state())
     for found in (sample.compute(), again.compute(), SequenceSample(4, seed=3).merge(sample).compute()):
-        assert [sequence.tolist() for sequence in found] == [tokens[:, n, real[n]].tolist() for n in expected]
+        assert [sequence.tolist() for sequence in found] == [tokens[:, n, token_mask[n]].tolist() for n in expected]
 
 
 AXES = (Axis(-3, 3, 2), Axis(-2, 5, 1))

@@ -11,12 +11,12 @@ from scipy.stats import spearmanr
 from benchmarks.scenarios import analyses_of, analysing, subject_of
 from normscope.analyses import sentences
 from normscope.analyses.findings import Findings
-from normscope.analyses.frequency import FrequencyAnalysis
-from normscope.analyses.norms import NormsAnalysis
-from normscope.analysis_options import FrequencyOptions, NormsOptions
+from normscope.analyses.frequency.analysis import FrequencyAnalysis
+from normscope.analyses.norms.analysis import NormsAnalysis
+from normscope.analyses.options import FrequencyOptions, NormsOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
-from normscope.data.frequency import TokenFrequencies
+from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.layout import stacked_heads
@@ -29,9 +29,11 @@ LENGTHS = (9, 4, 1)
 
 def batch_of(model, lengths=LENGTHS) -> Batch:
     inputs = token_batch(model, lengths)
-    real = inputs["attention_mask"].bool()
-    categories = torch.randint(len(CATEGORIES), real.shape, generator=torch.Generator().manual_seed(2))
-    return Batch(inputs["input_ids"], None, real, categories.masked_fill(~real, -1), tuple(range(len(lengths))))
+    token_mask = inputs["attention_mask"].bool()
+    categories = torch.randint(len(CATEGORIES), token_mask.shape, generator=torch.Generator().manual_seed(2))
+    return Batch(
+        inputs["input_ids"], None, token_mask, categories.masked_fill(~token_mask, -1), tuple(range(len(lengths)))
+    )
 
 
 def findings(model, name: str, *batches: Batch) -> Findings:
@@ -71,16 +73,16 @@ def spread_by_brute_force(block: AttentionBlock) -> tuple[np.ndarray, np.ndarray
         keys.append(block.key_map(stacked_heads(alone, weights.key_weight, bias)))
     parts = torch.einsum("bhqd,mbhkd->bhqkm", block.query, torch.stack(keys))
     torch.testing.assert_close(parts.sum(dim=-1), block.query @ block.key.transpose(-1, -2))
-    visible = (block.visible() & block.key_real[:, None, None]).expand(parts.shape[:-1])
+    visible = (block.visible() & block.key_mask[:, None, None]).expand(parts.shape[:-1])
     covariance, variance = 0.0, 0.0
-    for row, query in block.real.nonzero().tolist():
+    for row, query in block.token_mask.nonzero().tolist():
         seen = visible[row, 0, query]
         chosen = parts[row, :, query][:, seen].numpy()
         score = chosen.sum(axis=-1)
         centred = score - score.mean(axis=1, keepdims=True)
         covariance = covariance + (chosen * centred[..., None]).mean(axis=1)
         variance = variance + centred.var(axis=1)
-    return covariance / int(block.real.sum()), variance / int(block.real.sum())
+    return covariance / int(block.token_mask.sum()), variance / int(block.token_mask.sum())
 
 
 def needed(shares: np.ndarray, share: float) -> int | None:
@@ -165,7 +167,7 @@ def visible_pairs(model, batch: Batch) -> pd.DataFrame:
     for block in blocks_of(model, batch):
         norms = torch.einsum("bhkd,hdm->bhkm", block.value, block.parameters.output_weight).norm(dim=-1)
         for row, head, query, key in np.ndindex(*block.weights.shape):
-            if block.real[row, query] and block.key_real[row, key] and block.weights[row, head, query, key] > 0:
+            if block.token_mask[row, query] and block.key_mask[row, key] and block.weights[row, head, query, key] > 0:
                 weight, norm = block.weights[row, head, query, key].item(), norms[row, head, key].item()
                 category = CATEGORIES[batch.categories[row, key]]
                 rows.append((block.layer, head + 1, category, weight, norm))
@@ -197,10 +199,10 @@ def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
 def test_batches_do_not_change_the_sample(family):
     model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
     batch = batch_of(model)
-    subject = subject_of(model)
+    context = subject_of(model)
     samples = []
     for batches in ([batch], [batch.part(2, 3), batch.part(0, 1), batch.part(1, 2)]):
-        analysis = NormsAnalysis(NormsOptions(scatter_pairs=60, seed=3), subject)
+        analysis = NormsAnalysis(NormsOptions(scatter_pairs=60, seed=3), context)
         for part in batches:
             analysing(model, part, [analysis])()
         samples.append(analysis.findings().tables["sample"])
@@ -209,16 +211,16 @@ def test_batches_do_not_change_the_sample(family):
 
 
 def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch):
-    monkeypatch.setattr("normscope.analyses.frequency._POINTS", 8)
+    monkeypatch.setattr("normscope.analyses.frequency.analysis._POINTS", 8)
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
     batch = batch_of(model, (20, 17))
     rank = np.zeros(99, dtype=np.int64)
     ranked = batch.input_ids[0, :10].unique()
     rank[ranked] = 1 + np.arange(len(ranked))
-    occurrences = int((rank[batch.input_ids[batch.real]] > 0).sum())
+    occurrences = int((rank[batch.input_ids[batch.token_mask]] > 0).sum())
     assert occurrences > 8
-    subject = dataclasses.replace(subject_of(model), frequencies=lambda _options: TokenFrequencies(rank, rank))
-    analysis = FrequencyAnalysis(FrequencyOptions(seed=0), subject)
+    context = dataclasses.replace(subject_of(model), frequencies=lambda _options: TokenFrequencies(rank, rank))
+    analysis = FrequencyAnalysis(FrequencyOptions(seed=0), context)
     analysing(model, batch, [analysis])()
     sample = analysis.findings().tables["sample"]
     assert len(sample) == 8
@@ -258,14 +260,14 @@ def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
     for embedding in (model.embeddings.word_embeddings, model.embeddings.position_embeddings):
         embedding.weight *= 1e-8
     batch = batch_of(model, (30, 24, 7))
-    real = batch.real
+    token_mask = batch.token_mask
     measures = {name: [] for name in ("alpha", "f")}
     for block in blocks_of(model, batch):
-        received = torch.einsum("bhqk,bq->bhk", block.weights, real.double()).mean(dim=1)
-        measures["alpha"].append((received / real.sum(dim=-1, keepdim=True))[real])
+        received = torch.einsum("bhqk,bq->bhk", block.weights, token_mask.double()).mean(dim=1)
+        measures["alpha"].append((received / token_mask.sum(dim=-1, keepdim=True))[token_mask])
         transformed = torch.einsum("bhkd,hdm->bhkm", block.value, block.parameters.output_weight)
-        measures["f"].append(transformed.norm(dim=-1).mean(dim=1)[real])
-    ranks = 1 + batch.input_ids[real]
+        measures["f"].append(transformed.norm(dim=-1).mean(dim=1)[token_mask])
+    ranks = 1 + batch.input_ids[token_mask]
     result = findings(model, "frequency", batch).tables
     for measure, by_layer in measures.items():
         for layer, values in enumerate([torch.stack(by_layer).mean(dim=0), *by_layer]):

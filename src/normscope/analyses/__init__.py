@@ -4,13 +4,13 @@
 subject that is looked at.
 """
 
-from normscope.analyses.alignment import AlignmentAnalysis
-from normscope.analyses.analysis import Analysis
-from normscope.analyses.frequency import FrequencyAnalysis
-from normscope.analyses.mixing import MixingAnalysis
-from normscope.analyses.norms import NormsAnalysis
-from normscope.analyses.outliers import OutliersAnalysis
-from normscope.analyses.score import ScoreAnalysis
+from normscope.alignment.analysis import AlignmentAnalysis
+from normscope.analyses.base import Analysis
+from normscope.analyses.frequency.analysis import FrequencyAnalysis
+from normscope.analyses.mixing.analysis import MixingAnalysis
+from normscope.analyses.norms.analysis import NormsAnalysis
+from normscope.analyses.outliers.analysis import OutliersAnalysis
+from normscope.analyses.score.analysis import ScoreAnalysis
 
 ANALYSES: dict[str, type[Analysis]] = {
     analysis.name: analysis

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from normscope.alignment.words import NO_WORD
 from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.sequences import TokenSequence
-from normscope.data.words import NO_WORD
+from normscope.data.token_sequence import TokenSequence
 
 # Examples among which like lengths are looked for. It bounds memory, and is large enough to pad next to nothing.
 LOOKAHEAD = 2048
@@ -24,7 +24,7 @@ class Batch:
 
     input_ids: Int[Tensor, "batch token"]
     token_type_ids: Int[Tensor, "batch token"] | None
-    real: Bool[Tensor, "batch token"]
+    token_mask: Bool[Tensor, "batch token"]
     """True at tokens, False at padding."""
     categories: Int[Tensor, "batch token"]
     """Index into the names of the encoder's categories; −1 at padding."""
@@ -32,7 +32,7 @@ class Batch:
     """A number that names each sequence by its tokens."""
     source: "Batch | None" = None
     """What an encoder reads, where this is what a decoder reads."""
-    crosses: bool = False
+    is_cross_attention: bool = False
     """Whether attention falls on the source."""
     words: Int[Tensor, "batch token"] | None = None
     """The word that each token is of, NO_WORD for special ones and padding; of a target, the token that is predicted there."""
@@ -44,7 +44,7 @@ class Batch:
     @property
     def keys(self) -> "Batch":
         """The tokens that attention falls on: the source's in cross-attention, else these themselves."""
-        return self.source if self.crosses and self.source is not None else self
+        return self.source if self.is_cross_attention and self.source is not None else self
 
     @property
     def sequences(self) -> int:
@@ -53,7 +53,7 @@ class Batch:
 
     def model_inputs(self) -> dict[str, Tensor]:
         """Keyword arguments of the model's forward."""
-        inputs = {"input_ids": self.input_ids, "attention_mask": self.real.long()}
+        inputs = {"input_ids": self.input_ids, "attention_mask": self.token_mask.long()}
         if self.source is not None:
             return self.source.model_inputs() | {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
@@ -65,7 +65,7 @@ class Batch:
     def part(self, start: int, stop: int) -> "Batch":
         """Some of its sequences, with the padding that they need."""
         part = self._each(lambda tensor: tensor[start:stop])
-        width = int(part.real.sum(dim=-1).max())
+        width = int(part.token_mask.sum(dim=-1).max())
         part = dataclasses.replace(
             part._each(lambda tensor: tensor[:, :width]),
             fingerprints=self.fingerprints[start:stop],
@@ -78,7 +78,7 @@ class Batch:
             self,
             input_ids=change(self.input_ids),
             token_type_ids=None if self.token_type_ids is None else change(self.token_type_ids),
-            real=change(self.real),
+            token_mask=change(self.token_mask),
             categories=change(self.categories),
             source=None if self.source is None else self.source._each(change),
             words=None if self.words is None else change(self.words),
@@ -86,14 +86,14 @@ class Batch:
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
         """Everything that the model reads of each sequence: tokens, segments and source, −1 where there is none."""
-        width = max(self.real.shape[1], 0 if self.source is None else self.source.real.shape[1])
+        width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
         rows = torch.full((3, self.sequences, width), -1, device=self.input_ids.device)
-        rows[0, :, : self.real.shape[1]] = self.input_ids.masked_fill(~self.real, -1)
+        rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)
         if self.token_type_ids is not None:
-            rows[1, :, : self.real.shape[1]] = self.token_type_ids.masked_fill(~self.real, -1)
+            rows[1, :, : self.token_mask.shape[1]] = self.token_type_ids.masked_fill(~self.token_mask, -1)
         if self.source is not None:
             source = self.source
-            rows[2, :, : source.real.shape[1]] = source.input_ids.masked_fill(~source.real, -1)
+            rows[2, :, : source.token_mask.shape[1]] = source.input_ids.masked_fill(~source.token_mask, -1)
         return rows
 
 
@@ -137,9 +137,9 @@ def batches_of_window(
         counts.sequences += batch.sequences
         counts.used += batch.examples
         # In cross-attention the source's tokens are the keys, the target's the queries: both are told of.
-        for side in (batch, batch.keys) if batch.crosses else (batch,):
-            counts.tokens += int(side.real.sum())
-            numbers = np.bincount(side.categories[side.real].numpy(), minlength=len(names))
+        for side in (batch, batch.keys) if batch.is_cross_attention else (batch,):
+            counts.tokens += int(side.token_mask.sum())
+            numbers = np.bincount(side.categories[side.token_mask].numpy(), minlength=len(names))
             counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
         yield batch
 
@@ -167,13 +167,13 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     # What stands at padding is never seen; models without a padding token get one that surely exists.
     input_ids = np.full(shape, 0 if padding is None else padding, dtype=np.int64)
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
-    real = np.zeros(shape, dtype=bool)
+    token_mask = np.zeros(shape, dtype=bool)
     categories = np.full(shape, -1, dtype=np.int64)
     words = None if sequences[0].words is None else np.full(shape, NO_WORD, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
-        real[row, columns] = True
+        token_mask[row, columns] = True
         categories[row, columns] = encoder.categories.of_sequence(sequence.input_ids)
         if words is not None and sequence.words is not None:
             words[row, columns] = sequence.words
@@ -182,11 +182,11 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         token_type_ids=None if segments is None else torch.from_numpy(segments),
-        real=torch.from_numpy(real),
+        token_mask=torch.from_numpy(token_mask),
         categories=torch.from_numpy(categories),
         fingerprints=tuple(fingerprint(_everything(sequence)) for sequence in sequences),
         source=collate(sources, encoder) if sources else None,
-        crosses=encoder.crosses,
+        is_cross_attention=encoder.is_cross_attention,
         words=None if words is None else torch.from_numpy(words),
         rows=tuple(sequence.row for sequence in sequences) if words is not None else (),
         examples=sum(sequence.last for sequence in sequences),

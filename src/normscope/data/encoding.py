@@ -9,13 +9,13 @@ from functools import cached_property
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding
 
+from normscope.alignment.links import Segmenter
+from normscope.config.schema import Compat, DatasetOptions, Segmentation, Segments
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.links import Segmenter
-from normscope.data.sequences import ReadsTokens, TokenSequence
+from normscope.data.token_sequence import ReadsTokens, TokenSequence
 from normscope.data.translations import Translations
 from normscope.errors import InputError
-from normscope.schema import Compat, DatasetOptions, Segmentation, Segments
 
 # More than any token of a text that somebody wrote is long on average.
 _LETTERS_OF_A_TOKEN = 1000
@@ -48,7 +48,7 @@ class Encoder:
             )
         if options.mask_fraction > 0 and model.decoder_inputs is not None:
             raise InputError("dataset.mask_fraction is for encoders; leave it out with model.stack=decoder or cross")
-        self.crosses = model.crosses
+        self.is_cross_attention = model.is_cross_attention
         """Whether attention falls on the source."""
         self._translates = model.translates
         self._translations = None if model.decoder_inputs is None else Translations(model, self.max_length, words)

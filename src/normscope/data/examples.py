@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
-from normscope.data.links import Links
+from normscope.alignment.links import Links
 
 
 @dataclasses.dataclass(frozen=True)

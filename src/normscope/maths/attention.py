@@ -82,7 +82,7 @@ def weight_received(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
     log_normaliser: Float[Tensor, "batch head query"],
-    real: Bool[Tensor, "batch query"],
+    token_mask: Bool[Tensor, "batch query"],
     mask: Mask | None,
     scale: float,
 ) -> Float[Tensor, "batch head key"]:
@@ -95,14 +95,14 @@ def weight_received(
         query: Queries.
         key: Keys, one head per query head.
         log_normaliser: ℓ_i of each query.
-        real: Queries that are no padding.
+        token_mask: Queries that are no padding.
         mask: Which keys a query sees, and what position adds; None where everything is visible.
         scale: Factor on q·k before the softmax.
 
     Returns:
         In the dtype of the log-normaliser; meaningless at keys that no token sees.
     """
-    shift = (-log_normaliser).masked_fill(~real.unsqueeze(1), float("-inf"))
+    shift = (-log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf"))
     query, key = query.to(shift.dtype), key.to(shift.dtype)
     mask = Mask() if mask is None else mask
     if mask.causal and mask.bias is None:

@@ -76,23 +76,23 @@ class Mask:
         """Which of some keys some queries see; None where all are seen."""
         return self.sees(sequences[:, None, None, None], queries[None, None, :, None], keys[None, None, None])
 
-    def visible_counts(self, key_real: Bool[Tensor, "batch key"], queries: int) -> Int[Tensor, "batch query"]:
+    def visible_counts(self, key_mask: Bool[Tensor, "batch key"], queries: int) -> Int[Tensor, "batch query"]:
         """How many keys each query sees, a strip of queries at a time where a rule must be asked.
 
         Args:
             key_real: Keys that are no padding; the others are not counted.
             queries: Number of queries.
         """
-        batch, keys = key_real.shape
+        batch, keys = key_mask.shape
         if self.allowed is None:
-            seen = key_real.long()
+            seen = key_mask.long()
             return seen.cumsum(dim=-1) if self.causal else seen.sum(dim=-1, keepdim=True).expand(-1, queries)
-        sequences, indices = (torch.arange(n, device=key_real.device) for n in (batch, max(queries, keys)))
-        counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_real.device)
+        sequences, indices = (torch.arange(n, device=key_mask.device) for n in (batch, max(queries, keys)))
+        counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_mask.device)
         for rows, columns in self.strips(queries, keys):
             visible = self.visible(indices[rows], indices[columns], sequences)
             assert visible is not None  # `allowed` is asked
-            counts[:, rows] = (visible & key_real[:, None, None, columns])[:, 0].sum(dim=-1)
+            counts[:, rows] = (visible & key_mask[:, None, None, columns])[:, 0].sum(dim=-1)
         return counts
 
     def visible_keys(
@@ -100,7 +100,7 @@ class Mask:
         sequence: int,
         queries: Int[Tensor, " pair"],
         ranks: Int[Tensor, " pair"],
-        key_real: Bool[Tensor, " key"],
+        key_mask: Bool[Tensor, " key"],
     ) -> Int[Tensor, " pair"]:
         """For each pair, the key at a place among those that the query sees, in order.
 
@@ -111,15 +111,15 @@ class Mask:
             key_real: Keys of that sequence that are no padding.
         """
         if self.allowed is None:  # all real keys, or the first of them
-            return key_real.nonzero().flatten()[ranks]
-        keys = torch.arange(len(key_real), device=key_real.device)
+            return key_mask.nonzero().flatten()[ranks]
+        keys = torch.arange(len(key_mask), device=key_mask.device)
         chosen = torch.zeros_like(queries)
         for part in torch.arange(len(queries), device=queries.device).split(STRIP):
             query = queries[part][:, None]
             visible = self.sees(torch.full_like(query, sequence), query, keys)
             assert visible is not None
             # As many keys stand before the wanted one as have too few visible keys up to themselves.
-            seen = (visible & key_real).cumsum(dim=-1, dtype=torch.int32)
+            seen = (visible & key_mask).cumsum(dim=-1, dtype=torch.int32)
             chosen[part] = (seen <= ranks[part][:, None]).sum(dim=-1)
         return chosen
 

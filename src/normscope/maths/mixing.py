@@ -55,7 +55,7 @@ METHODS: Mapping[NormPosition, tuple[Method, ...]] = {
 """The methods that a block has, by the place of its norm. What it does not have is left out, never faked."""
 
 
-CROSSING_METHODS = (Method.ATTNRES_N, Method.ATTNRESLN_N)
+CROSS_ATTENTION_METHODS = (Method.ATTNRES_N, Method.ATTNRESLN_N)
 """Those that are left in cross-attention, where no key is the token itself: what it keeps comes by the residual connection."""
 
 

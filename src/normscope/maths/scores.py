@@ -67,7 +67,7 @@ class ScoreSpread(NamedTuple):
 def score_spread(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    real: Bool[Tensor, "batch key"],
+    token_mask: Bool[Tensor, "batch key"],
 ) -> ScoreSpread:
     """The spread where every query sees every key.
 
@@ -77,9 +77,9 @@ def score_spread(
     Args:
         query: Queries.
         key: Keys.
-        real: Which tokens are no padding.
+        token_mask: Which tokens are no padding.
     """
-    tokens = real[:, None, :, None].to(key.dtype)
+    tokens = token_mask[:, None, :, None].to(key.dtype)
     lengths = tokens.sum(dim=2, keepdim=True)
     centred = (key - (key * tokens).sum(dim=2, keepdim=True) / lengths) * tokens
     queries = query * tokens
@@ -90,7 +90,7 @@ def score_spread(
 def causal_score_spread(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    real: Bool[Tensor, "batch key"],
+    token_mask: Bool[Tensor, "batch key"],
 ) -> ScoreSpread:
     """The same where a query sees the keys up to its own: the variance is over the keys that it sees.
 
@@ -100,9 +100,9 @@ def causal_score_spread(
     Args:
         query: Queries.
         key: Keys.
-        real: Which tokens are no padding; that is at the end.
+        token_mask: Which tokens are no padding; that is at the end.
     """
-    tokens = real[:, None, :, None].to(key.dtype)
+    tokens = token_mask[:, None, :, None].to(key.dtype)
     # Keys that share a large vector would leave small differences of large sums: their mean changes no spread.
     key = (key - (key * tokens).sum(dim=2, keepdim=True) / tokens.sum(dim=2, keepdim=True)) * tokens
     query = query * tokens
@@ -124,7 +124,7 @@ def causal_score_spread(
 def visible_score_spread(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],
-    real: Bool[Tensor, "batch key"],
+    token_mask: Bool[Tensor, "batch key"],
     mask: Mask,
 ) -> ScoreSpread:
     """The same where a mask says what a query sees, a strip of queries at a time.
@@ -132,12 +132,12 @@ def visible_score_spread(
     Args:
         query: Queries.
         key: Keys.
-        real: Which tokens are no padding.
+        token_mask: Which tokens are no padding.
         mask: Which keys a query sees.
     """
     directions = torch.zeros_like(key)
     variance = torch.zeros_like(key[0, :, 0, 0])
-    for rows, columns, visible in _strips(real, mask):
+    for rows, columns, visible in _strips(token_mask, mask):
         seen = visible.to(key.dtype)
         counts = seen.sum(dim=-1, keepdim=True).clamp(min=1)
         scores = query[:, :, rows] @ key[:, :, columns].transpose(-1, -2)
@@ -148,22 +148,22 @@ def visible_score_spread(
 
 
 def seen_by(
-    vectors: Float[Tensor, "batch #head query size"], real: Bool[Tensor, "batch query"], mask: Mask
+    vectors: Float[Tensor, "batch #head query size"], token_mask: Bool[Tensor, "batch query"], mask: Mask
 ) -> Float[Tensor, "batch #head key size"]:
     """Σ of the vectors of the queries that see a key, padding left out; meaningless at keys that are padding.
 
     Args:
         vectors: A vector of each query.
-        real: Which tokens are no padding.
+        token_mask: Which tokens are no padding.
         mask: Which keys a query sees.
     """
-    vectors = vectors * real[:, None, :, None].to(vectors.dtype)
+    vectors = vectors * token_mask[:, None, :, None].to(vectors.dtype)
     if mask.everything_visible:
         return vectors.sum(dim=2, keepdim=True).expand_as(vectors)
     if mask.causal:
         return _sums_to_the_end(vectors)
     found = torch.zeros_like(vectors)
-    for rows, columns, visible in _strips(real, mask):
+    for rows, columns, visible in _strips(token_mask, mask):
         found[:, :, columns] += visible.to(vectors.dtype).transpose(-1, -2) @ vectors[:, :, rows]
     return found
 
@@ -178,12 +178,12 @@ def _sums_to_the_end(vectors: Tensor) -> Tensor:
     return _precise(vectors).flip(2).cumsum(dim=2).flip(2).to(vectors.dtype)
 
 
-def _strips(real: Tensor, mask: Mask) -> Iterator[tuple[slice, slice, Tensor]]:
+def _strips(token_mask: Tensor, mask: Mask) -> Iterator[tuple[slice, slice, Tensor]]:
     """Queries, the keys among which all are that they see, and which they see; padding sees none."""
-    sequences, indices = (torch.arange(n, device=real.device) for n in real.shape)
+    sequences, indices = (torch.arange(n, device=token_mask.device) for n in token_mask.shape)
     for rows, columns in mask.strips(len(indices), len(indices)):
         visible = mask.visible(indices[rows], indices[columns], sequences)
-        tokens = real[:, None, rows, None]
+        tokens = token_mask[:, None, rows, None]
         yield rows, columns, tokens if visible is None else visible & tokens
 
 

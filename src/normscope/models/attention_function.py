@@ -130,15 +130,15 @@ def _mask_function(
             **keywords,
         )
         return matrix
-    real = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
+    token_mask = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
     rule = _rule(mask_function, (batch_size, q_length, kv_length), local_size, torch.device(device))
     if rule is _EVERYTHING:
-        return None if real is None else Mask(keys=real)
+        return None if token_mask is None else Mask(keys=token_mask)
     if rule is _CAUSAL:
         # Padding at the end is after every token, so that none sees it.
-        padded_at_the_end = real is None or bool((real[:, 1:] <= real[:, :-1]).all())
-        return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=real, queries=real)
-    return Mask(keys=real, allowed=rule, reach=local_size, queries=real if q_length == kv_length else None)
+        padded_at_the_end = token_mask is None or bool((token_mask[:, 1:] <= token_mask[:, :-1]).all())
+        return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=token_mask, queries=token_mask)
+    return Mask(keys=token_mask, allowed=rule, reach=local_size, queries=token_mask if q_length == kv_length else None)
 
 
 # Transformers types the rules of its masks by what they mean (numbers), not by what it gives them (tensors).

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.maths import attention as attention_maths
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
-from normscope.maths.mixing import CROSSING_METHODS, Method, NormPosition, mixing_ratios, preserving_vectors
+from normscope.maths.mixing import CROSS_ATTENTION_METHODS, Method, NormPosition, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
@@ -88,11 +88,11 @@ class AttentionBlock:
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     parameters: BlockParameters
-    real: Bool[Tensor, "batch query"]
+    token_mask: Bool[Tensor, "batch query"]
     """True at tokens, False at padding. Rows of padding hold meaningless finite numbers everywhere."""
-    key_real: Bool[Tensor, "batch key"]
+    key_mask: Bool[Tensor, "batch key"]
     """The same for the keys."""
-    crosses: bool
+    is_cross_attention: bool
     """Whether the keys are another sequence than the queries, so that no key is the token itself."""
     key_map: KeyMap
     """What position and norm make of the keys."""
@@ -145,16 +145,16 @@ class AttentionBlock:
     ) -> Bool[Tensor, "some #head chosen key"]:
         """Which keys some queries see (all, by default), in some sequences; padding sees none."""
         indices = [torch.arange(n, device=self.inputs.device) for n in self._lengths]
-        real = self.real[sequences][:, None, queries, None]
+        token_mask = self.token_mask[sequences][:, None, queries, None]
         seen = None if self.mask is None else self.mask.visible(indices[1][queries], indices[2], indices[0][sequences])
-        real = real.expand(-1, -1, -1, self._lengths[2])
-        return real if seen is None else real & seen
+        token_mask = token_mask.expand(-1, -1, -1, self._lengths[2])
+        return token_mask if seen is None else token_mask & seen
 
     @cached_property
     def visible_counts(self) -> Int[Tensor, "batch query"]:
         """How many keys each query sees; 0 at padding."""
-        counts = (self.mask or Mask()).visible_counts(self.key_real, self._lengths[1])
-        return counts.masked_fill(~self.real, 0)
+        counts = (self.mask or Mask()).visible_counts(self.key_mask, self._lengths[1])
+        return counts.masked_fill(~self.token_mask, 0)
 
     def visible_keys(
         self, row: int, queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
@@ -166,8 +166,8 @@ class AttentionBlock:
             queries: A query for each pair.
             ranks: From 0 to below the query's `visible_counts`.
         """
-        device, mask = self.key_real.device, self.mask or Mask()
-        keys = mask.visible_keys(row, queries.to(device), ranks.to(device), self.key_real[row])
+        device, mask = self.key_mask.device, self.mask or Mask()
+        keys = mask.visible_keys(row, queries.to(device), ranks.to(device), self.key_mask[row])
         return keys.to(queries.device)
 
     def weights_of(
@@ -202,12 +202,12 @@ class AttentionBlock:
     def received(self) -> Float[Tensor, "batch head key"]:
         """Σ_i α_ij over the real queries: all the weight that falls on each key; zero at padding."""
         if self.own_weights is not None or "weights" in self.__dict__:
-            return (self.real.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
+            return (self.token_mask.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
         assert self.log_normaliser is not None
         received = attention_maths.weight_received(
-            self.query, self.key, self.log_normaliser, self.real, self.mask, self.scale
+            self.query, self.key, self.log_normaliser, self.token_mask, self.mask, self.scale
         )
-        return received.masked_fill(~self.key_real.unsqueeze(1), 0)
+        return received.masked_fill(~self.key_mask.unsqueeze(1), 0)
 
     @cached_property
     def transformed_norms(self) -> Float[Tensor, "batch head key"]:
@@ -217,7 +217,7 @@ class AttentionBlock:
     @cached_property
     def self_weights(self) -> Float[Tensor, "batch head query"]:
         """α_ii, what each token gives to itself, without building `weights`."""
-        if self.crosses:
+        if self.is_cross_attention:
             return torch.zeros_like(self.query[..., 0])
         if self.own_weights is not None:
             return self.own_weights.diagonal(dim1=-2, dim2=-1)
@@ -229,7 +229,7 @@ class AttentionBlock:
     @cached_property
     def preserving(self) -> Float[Tensor, "batch query model"]:
         """F_ii, what each token takes from itself through attention; zero where no key is the token itself."""
-        if self.crosses:
+        if self.is_cross_attention:
             return torch.zeros_like(self.attention_output)
         return preserving_vectors(self.self_weights, self.value, self.parameters.output_weight)
 
@@ -245,7 +245,11 @@ class AttentionBlock:
         position, norm = self.norm_position, self.normalisation
         deviation = self.deviation if position == "branch" else None
         ratios = mixing_ratios(self.self_weights, self.preserving, self.mixing, self.inputs, position, norm, deviation)
-        return {method: r for method, r in ratios.items() if not self.crosses or method in CROSSING_METHODS}
+        return {
+            method: r
+            for method, r in ratios.items()
+            if not self.is_cross_attention or method in CROSS_ATTENTION_METHODS
+        }
 
     @cached_property
     def deviation(self) -> Float[Tensor, "batch query"]:

@@ -44,7 +44,7 @@ def _llama_like(model_type: str) -> BlockLayout:
         value="self_attn.v_proj",
         output="self_attn.o_proj",
         norm_position="pre",
-        following="post_attention_layernorm",
+        sum_consumer="post_attention_layernorm",
         rotary=True,
         source=_source(model_type),
     )
@@ -56,7 +56,9 @@ def _bart_like(
     """The three stacks of BART and its relatives; translation models differ in the place of the norm."""
     post = norm_position == "post"
 
-    def stack(name: Stack, prefix: str, attention: str, norm: str, following: str, residual: str | None) -> BlockLayout:
+    def stack(
+        name: Stack, prefix: str, attention: str, norm: str, sum_consumer: str, residual: str | None
+    ) -> BlockLayout:
         return BlockLayout(
             model_type=model_type,
             stack=name,
@@ -71,22 +73,28 @@ def _bart_like(
             residual=residual,
             norm=norm if post else None,
             norm_position=norm_position,
-            following=None if post else following,
+            sum_consumer=None if post else sum_consumer,
             embedding_norm=f"{prefix}layernorm_embedding" if embedding_norm else None,
             output_norm="final_layer_norm" if post else None,
             source=_source(model_type),
         )
 
-    own, crossing = ("self_attn", "self_attn_layer_norm"), ("encoder_attn", "encoder_attn_layer_norm")
+    own, supports_cross_attention = ("self_attn", "self_attn_layer_norm"), ("encoder_attn", "encoder_attn_layer_norm")
     return (
         stack("encoder", "", *own, "final_layer_norm", None),
         stack("decoder", "decoder.", *own, "encoder_attn_layer_norm", None),
         # A norm before attention reads what the residual connection carries; without one attention itself does.
-        stack("cross", "decoder.", *crossing, "final_layer_norm", crossing[0] if post else crossing[1]),
+        stack(
+            "cross",
+            "decoder.",
+            *supports_cross_attention,
+            "final_layer_norm",
+            supports_cross_attention[0] if post else supports_cross_attention[1],
+        ),
     )
 
 
-def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, following: str) -> BlockLayout:
+def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, sum_consumer: str) -> BlockLayout:
     return BlockLayout(
         model_type="t5",
         stack=name,
@@ -98,7 +106,7 @@ def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, fo
         output=f"{attention}.o",
         residual=residual,
         norm_position="pre",
-        following=following,
+        sum_consumer=sum_consumer,
         source=_source("t5"),
     )
 
@@ -195,7 +203,7 @@ FAMILIES: dict[str, BlockLayout] = {
             fused="stacked",
             output="attn.Wo",
             norm_position="pre",
-            following="mlp_norm",
+            sum_consumer="mlp_norm",
             rotary=True,
             float32_inside=True,
             embedding_norm="embeddings.norm",
@@ -205,7 +213,7 @@ FAMILIES: dict[str, BlockLayout] = {
             _bert_like("roberta-prelayernorm"),
             norm=None,
             norm_position="pre",
-            following="intermediate.LayerNorm",
+            sum_consumer="intermediate.LayerNorm",
             output_norm=None,
         ),
         _llama_like("eurobert"),
@@ -219,7 +227,7 @@ FAMILIES: dict[str, BlockLayout] = {
             fused="stacked",
             output="attn.c_proj",
             norm_position="pre",
-            following="ln_2",
+            sum_consumer="ln_2",
             position_embedding="wpe",
             source=_source("gpt2"),
         ),
@@ -245,7 +253,7 @@ FAMILIES: dict[str, BlockLayout] = {
             _llama_like("olmo2"),
             norm_position="branch",
             norm="post_attention_layernorm",
-            following=None,
+            sum_consumer=None,
             key_norm="self_attn.k_norm",
             float32_inside=True,
         ),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normscope.maths.mixing import CROSSING_METHODS, METHODS, Method, NormPosition
+from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method, NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
 
@@ -54,7 +54,7 @@ class BlockLayout:
     """The module whose input is what the residual connection carries; None where the layer's own input is."""
     norm: str | None = None
     """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
-    following: str | None = None
+    sum_consumer: str | None = None
     """What the sum of attention and residual goes into, where no norm makes one of it (`pre`)."""
     shared: str | None = None
     """Where `layers` lists groups that several layers pass through: the list of a group's layers."""
@@ -91,7 +91,7 @@ class BlockLayout:
         # Without these nothing proves what the residual connection and the norm do.
         if self.norm_position in ("post", "branch") and self.norm is None:
             raise ValueError(f"{self.model_type}: a block with norm_position={self.norm_position!r} needs its `norm`")
-        if self.norm_position == "pre" and self.following is None:
+        if self.norm_position == "pre" and self.sum_consumer is None:
             raise ValueError(
                 f"{self.model_type}: a block with norm_position='pre' needs what reads its sum, `following`"
             )
@@ -115,7 +115,7 @@ class BlockLayout:
                 output=attrgetter(self.output)(layer),
                 residual=layer if self.residual is None else attrgetter(self.residual)(layer),
                 norm=_part(layer, self.norm),
-                following=_part(layer, self.following),
+                sum_consumer=_part(layer, self.sum_consumer),
                 key_norm=_part(layer, self.key_norm),
                 query_bias=_part(layer, self.query_bias),
                 value_bias=_part(layer, self.value_bias),
@@ -147,7 +147,7 @@ class BlockLayout:
         return int(embedding.num_embeddings) - (0 if embedding.padding_idx is None else embedding.padding_idx + 1)
 
     @property
-    def crosses(self) -> bool:
+    def is_cross_attention(self) -> bool:
         """Whether the keys are another sequence than the queries."""
         return self.stack == "cross"
 
@@ -159,7 +159,9 @@ class BlockLayout:
     @property
     def methods(self) -> tuple[Method, ...]:
         """The methods that the family's blocks have."""
-        return tuple(m for m in METHODS[self.norm_position] if not self.crosses or m in CROSSING_METHODS)
+        return tuple(
+            m for m in METHODS[self.norm_position] if not self.is_cross_attention or m in CROSS_ATTENTION_METHODS
+        )
 
     def extra_terms(self, config: Any) -> int:
         """How many terms beside q·k count for the scale of the score."""
@@ -200,7 +202,7 @@ class BlockModules:
     residual: nn.Module
     """What enters it is what the residual connection carries."""
     norm: nn.Module | None
-    following: nn.Module | None
+    sum_consumer: nn.Module | None
     key_norm: nn.Module | None
     query_bias: Tensor | None
     value_bias: Tensor | None

@@ -67,7 +67,7 @@ class LoadedModel:
 
         Config keys and modules contradict each other here, so it is read off what two tokens see of each other.
         """
-        if self.crosses:
+        if self.is_cross_attention:
             return False
         inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
@@ -79,9 +79,9 @@ class LoadedModel:
         return bool(seen[0][1, 0]) and not bool(seen[0][0, 1])
 
     @property
-    def crosses(self) -> bool:
+    def is_cross_attention(self) -> bool:
         """Whether it is the decoder's attention over the encoder's output that is looked at."""
-        return self.layout.crosses
+        return self.layout.is_cross_attention
 
     @property
     def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:

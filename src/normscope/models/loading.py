@@ -16,18 +16,18 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapted_model, adapter_folder, merged
 from normscope.models.architecture import configured
 from normscope.models.families import layout_of
-from normscope.models.heads import masked_language_head
+from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
-from normscope.models.sources import Source, locate, weights_digest
+from normscope.models.mlm_head import masked_language_head
 from normscope.models.tokenizer_knowledge import refuse_ignorant
 from normscope.models.unsupported import refuse_other_family, refuse_unsupported
 from normscope.models.unused_weights import refuse_other_numbers, refuse_unused
-from normscope.schema import DeviceOptions, ModelOptions
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,

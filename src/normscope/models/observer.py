@@ -19,8 +19,8 @@ from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, active
 from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.capture import LayerCapture
 from normscope.models.layout import BlockLayout, normalisation
-from normscope.models.parts import Parts
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 
 Visitor = Callable[[AttentionBlock], None]
@@ -84,10 +84,10 @@ class Observer:
         # The state of the current forward pass.
         self._whole = False
         self._passed = 0
-        self._parts: Parts | None = None
+        self._parts: LayerCapture | None = None
         self._shown: set[int] = set()
-        self._real: Tensor | None = None
-        self._key_real: Tensor | None = None
+        self._token_mask: Tensor | None = None
+        self._key_mask: Tensor | None = None
         self._visit: Visitor | None = None
         self._visit_hidden: HiddenVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
@@ -112,7 +112,7 @@ class Observer:
 
     def _hooks(self) -> Iterator[RemovableHandle]:
         for rotation in length_dependent_rotations(self._model):
-            yield rotate_each_alone(rotation, lambda: self._real)
+            yield rotate_each_alone(rotation, lambda: self._token_mask)
         # Layers that share their modules share the hooks as well: which layer it is follows from the order of entry.
         for modules in {id(modules.whole): modules for modules in self._layers}.values():
             yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -150,8 +150,8 @@ class Observer:
         Returns:
             What `whole` returns, or None.
         """
-        self._real = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
-        self._key_real = inputs["attention_mask"].bool() if self._layout.crosses else self._real
+        self._token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
+        self._key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else self._token_mask
         self._visit, self._visit_hidden = visit, visit_hidden
         self._replacements = replacements or {}
         self._whole = whole is not None
@@ -167,7 +167,7 @@ class Observer:
             pass
         finally:
             active.reset(token)
-            self._parts = self._real = self._key_real = self._visit = self._visit_hidden = None
+            self._parts = self._token_mask = self._key_mask = self._visit = self._visit_hidden = None
             self._replacements = {}
         missing = self._wanted - self._shown
         if missing:
@@ -209,7 +209,7 @@ class Observer:
         if replaced is not None:
             vectors = vectors.clone()
             vectors[..., replaced.dimensions] = replaced.values.to(vectors)
-        self._parts = Parts(modules, self._extra_terms, inputs=vectors)
+        self._parts = LayerCapture(modules, self._extra_terms, inputs=vectors)
         if replaced is None:
             return None
         return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
@@ -264,9 +264,9 @@ class Observer:
             return
         assert self._visit is not None
         self._parts = None
-        assert self._real is not None
-        assert self._key_real is not None
-        self._visit(parts.block(self.parameters[parts.modules.layer], self._real, self._key_real))
+        assert self._token_mask is not None
+        assert self._key_mask is not None
+        self._visit(parts.block(self.parameters[parts.modules.layer], self._token_mask, self._key_mask))
         self._shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, 0))
 

@@ -26,19 +26,21 @@ def length_dependent_rotations(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if not _types(module) <= _FIXED]
 
 
-def rotate_each_alone(module: nn.Module, real: Callable[[], Bool[Tensor, "batch token"] | None]) -> RemovableHandle:
+def rotate_each_alone(
+    module: nn.Module, token_mask: Callable[[], Bool[Tensor, "batch token"] | None]
+) -> RemovableHandle:
     """Make a module rotate every text of a batch as if it were alone.
 
     Args:
         module: One of `length_dependent_rotations`.
-        real: Gives the tokens of the current batch, True where they are not padding; None leaves the module as it is.
+        token_mask: Gives the tokens of the current batch, True where they are not padding; None leaves the module as it is.
 
     Returns:
         Undoes it.
     """
 
     def replace(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
-        tokens = real()
+        tokens = token_mask()
         if tokens is None:
             return None
         arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -47,11 +49,13 @@ def rotate_each_alone(module: nn.Module, real: Callable[[], Bool[Tensor, "batch 
     return module.register_forward_hook(replace, with_kwargs=True)
 
 
-def _rotations(module: nn.Module, arguments: dict[str, Any], real: Bool[Tensor, "batch token"]) -> tuple[Tensor, ...]:
+def _rotations(
+    module: nn.Module, arguments: dict[str, Any], token_mask: Bool[Tensor, "batch token"]
+) -> tuple[Tensor, ...]:
     """Cosine and sine, (batch, token, rotary): those of each text alone, zero at padding after it."""
-    places = torch.arange(1, real.shape[1] + 1, device=real.device)
-    lengths = (real * places).amax(dim=1).clamp(min=1)
-    positions = arguments["position_ids"].expand(len(real), -1)
+    places = torch.arange(1, token_mask.shape[1] + 1, device=token_mask.device)
+    lengths = (token_mask * places).amax(dim=1).clamp(min=1)
+    positions = arguments["position_ids"].expand(len(token_mask), -1)
     result: tuple[Tensor, ...] = ()
     for length in lengths.unique().tolist():
         rows = lengths == length

@@ -41,7 +41,7 @@ class ScoreTerms(contextlib.ExitStack):
         scores = block.scale * block.query @ block.key.transpose(-1, -2)
         if self._term is not None:
             scores = scores + full_precision(self._term).view(scores.shape)  # DeBERTa-v2 has heads in the batch
-        return scores.masked_fill(~block.key_real[:, None, None, :], float("-inf")).softmax(dim=-1)
+        return scores.masked_fill(~block.key_mask[:, None, None, :], float("-inf")).softmax(dim=-1)
 
     def _watch(self, attention: nn.Module, name: str) -> None:
         parameters = inspect.signature(attention.forward)

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.models.sources import weight_files
+from normscope.models.files import weight_files
 
 # What older versions of transformers saved beside the weights, or what a base model may be built without.
 _HARMLESS = re.compile(

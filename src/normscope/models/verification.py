@@ -121,16 +121,20 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
                 note(block.layer, part, error)
             if block.own_weights is not None:
                 rebuilt, weights = _side_by_side(terms.weights(block)), _side_by_side(block.weights)
-                note(block.layer, "weights from query, key and scale", _relative(rebuilt, weights, weights, block.real))
+                note(
+                    block.layer,
+                    "weights from query, key and scale",
+                    _relative(rebuilt, weights, weights, block.token_mask),
+                )
 
         def compare_hidden(
             layer: int,
             vectors: Tensor,
             hidden: Mapping[int, Tensor] = hidden,
-            real: Tensor = inputs["decoder_" * layout.reads_target + "attention_mask"].bool(),  # noqa: B008 - this batch's, not the next one's
+            token_mask: Tensor = inputs["decoder_" * layout.reads_target + "attention_mask"].bool(),  # noqa: B008 - this batch's, not the next one's
         ) -> None:
             if layer in hidden:
-                note(layer, "hidden vector", _relative(vectors, hidden[layer], hidden[layer], real))
+                note(layer, "hidden vector", _relative(vectors, hidden[layer], hidden[layer], token_mask))
 
         watched = [] if layout.registry else layout.bind(model)
         with ScoreTerms(watched) as terms, Observer(model, layout, hidden=range(len(references) + 1)) as observer:
@@ -143,11 +147,11 @@ def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) ->
     generator = torch.Generator().manual_seed(0)
     padding = model.config.pad_token_id
     ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
-    real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
     if padding is not None:
         # Some models find their positions by looking for padding: none may stand among the tokens.
-        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~real, padding)
-    return {"input_ids": ids.to(model.device), "attention_mask": real.long().to(model.device)}
+        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
+    return {"input_ids": ids.to(model.device), "attention_mask": token_mask.long().to(model.device)}
 
 
 def _references(
@@ -214,8 +218,8 @@ def _untouched(
             handles.append(modules.residual.register_forward_pre_hook(take_residual, with_kwargs=True))
         if modules.norm is not None:
             handles.append(modules.norm.register_forward_hook(take("block_output")))
-        if modules.following is not None:
-            handles.append(modules.following.register_forward_pre_hook(take_following))
+        if modules.sum_consumer is not None:
+            handles.append(modules.sum_consumer.register_forward_pre_hook(take_following))
     for layer, norm in layout.hidden_norms(model).items():
 
         def remember_hidden(_module: nn.Module, _args: Any, output: Tensor, layer: int = layer) -> None:
@@ -241,7 +245,9 @@ def _untouched(
 def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
     weights = block.weights
     transformed = block.transformed()
-    own = torch.zeros_like(weights) if block.crosses else torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
+    own = (
+        torch.zeros_like(weights) if block.is_cross_attention else torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
+    )
     explicit_mixing = torch.einsum("bhqk,bhkm->bqm", weights - own, transformed)
     explicit_preserving = torch.einsum("bhqk,bhkm->bqm", own, transformed)
     explicit_output = explicit_mixing + explicit_preserving
@@ -252,16 +258,16 @@ def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
     key = block.key_map(stacked_heads(block.attention_inputs, parameters.key_weight, parameters.key_bias))
     output = reference.attention_output
     errors = {
-        "key": _relative(_side_by_side(key), _side_by_side(block.key), _side_by_side(block.key), block.key_real),
-        "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.real),
-        "attention output": _relative(block.attention_output, output, output, block.real),
-        "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.real),
-        "preserving vector": _relative(block.preserving, explicit_preserving, output, block.real),
-        "mixing vector": _relative(block.mixing, explicit_mixing, output, block.real),
+        "key": _relative(_side_by_side(key), _side_by_side(block.key), _side_by_side(block.key), block.key_mask),
+        "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.token_mask),
+        "attention output": _relative(block.attention_output, output, output, block.token_mask),
+        "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.token_mask),
+        "preserving vector": _relative(block.preserving, explicit_preserving, output, block.token_mask),
+        "mixing vector": _relative(block.mixing, explicit_mixing, output, block.token_mask),
     }
     if reference.block_output is not None:
         expected = reference.block_output
-        errors["block output"] = _relative(_block_output(block), expected, expected, block.real)
+        errors["block output"] = _relative(_block_output(block), expected, expected, block.token_mask)
     return errors
 
 
@@ -282,8 +288,8 @@ def _side_by_side(heads: Tensor) -> Tensor:
     return heads.transpose(1, 2).flatten(2)
 
 
-def _relative(got: Tensor, expected: Tensor, scale: Tensor, real: Tensor) -> float:
+def _relative(got: Tensor, expected: Tensor, scale: Tensor, token_mask: Tensor) -> float:
     """Largest ‖got − expected‖ / ‖scale‖ over real tokens."""
     difference = torch.linalg.vector_norm((got - expected).cpu().double(), dim=-1)
     size = torch.linalg.vector_norm(scale.cpu().double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
-    return float((difference / size)[real.cpu()].max())
+    return float((difference / size)[token_mask.cpu()].max())

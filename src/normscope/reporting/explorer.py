@@ -17,7 +17,7 @@ MEASURES = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ExploredSentence:
+class TokenMaps:
     """One sequence of tokens and what every token takes from every other. Arrays are float32."""
 
     title: str
@@ -25,7 +25,7 @@ class ExploredSentence:
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     """The same as the queries but in cross-attention."""
-    crosses: bool
+    is_cross_attention: bool
     """Whether the keys are another sequence."""
     layers: tuple[int, ...]
     single_heads: bool
@@ -65,24 +65,24 @@ class ExploredSentence:
         return pd.DataFrame(columns, copy=False)
 
 
-def pairs_table(sentences: Sequence[ExploredSentence]) -> pd.DataFrame:
+def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
     """The pairs of all sentences, numbered from 1."""
     tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
     return pd.concat(tables, ignore_index=True)
 
 
-def payload(sentences: Sequence[ExploredSentence]) -> dict[str, Any]:
+def payload(sentences: Sequence[TokenMaps]) -> dict[str, Any]:
     """The sentences as the page's script reads them."""
     return {"sentences": [_packed(sentence) for sentence in sentences], "measures": MEASURES}
 
 
-def _packed(sentence: ExploredSentence) -> dict[str, Any]:
+def _packed(sentence: TokenMaps) -> dict[str, Any]:
     """Values in sixteen bits each, of the largest in their layer: three digits are shown."""
     packed: dict[str, Any] = {
         "title": sentence.title,
         "queries": sentence.queries,
         "keys": sentence.keys,
-        "crosses": sentence.crosses,
+        "crosses": sentence.is_cross_attention,
         "layers": sentence.layers,
         "heads": sentence.heads,
         "weights": _scaled(sentence.weights),

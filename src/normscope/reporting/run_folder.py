@@ -13,10 +13,10 @@ import pandas as pd
 import yaml
 
 from normscope.analyses.findings import Figure
+from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.figures import draw
-from normscope.schema import RunOptions, plain
 
 RESULTS = "results.json"
 CONFIG = "config.yaml"

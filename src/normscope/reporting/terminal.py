@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pandas as pd
 from tqdm import tqdm
 
-from normscope.reporting.comparison import Comparison
+from normscope.reporting.published import Comparison
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
+from normscope.config.schema import NAME_LENGTH, RunOptions, TrackingMode, TrackingOptions, enabled_analyses, plain
 from normscope.errors import one_line
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
-from normscope.schema import NAME_LENGTH, RunOptions, TrackingMode, TrackingOptions, enabled_analyses, plain
 
 # A server that has not answered by then is taken for unreachable.
 _INIT_SECONDS = 15

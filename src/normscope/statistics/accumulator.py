@@ -10,7 +10,7 @@ from torch import Tensor
 A = TypeVar("A", bound="Accumulator")
 
 
-class Nothing(ValueError):
+class EmptyAccumulatorError(ValueError):
     """Raised by `compute()` when nothing has been added up."""
 
 

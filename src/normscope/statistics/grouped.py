@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.statistics.accumulator import Nothing, TensorAccumulator
+from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumulator
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class GroupedMoments(TensorAccumulator):
         state = self.state()
         count, sequences = state["count"], state["sequences"]
         if not count.any():
-            raise Nothing("no token has been added up")
+            raise EmptyAccumulatorError("no token has been added up")
         absent = (count == 0).unsqueeze(1)
         mean = state["total"] / count.unsqueeze(1)
         return GroupedSummary(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.statistics.accumulator import Accumulator, Nothing
+from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.pair_histogram import Axis, PairHistogram
 
 # Below three pairs, or if one side is constant, there is no correlation to speak of.
@@ -104,7 +104,7 @@ class RankCorrelation(Accumulator):
             Nothing: If no pair has been added.
         """
         if not any(self._kept) and not any(histogram.counts.numel() for histogram in self._histograms):
-            raise Nothing("no pair has been added up")
+            raise EmptyAccumulatorError("no pair has been added up")
         of = self._exact_of if self._exact else self._binned_of
         every = range(self._layers)
         groups = [*range(self._groups), *([None] if union else [])]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from normscope.statistics.accumulator import Accumulator, Nothing
+from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 
 
 class SequenceSample(Accumulator):
@@ -24,20 +24,23 @@ class SequenceSample(Accumulator):
         self._kept: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
 
     def update(
-        self, fingerprints: tuple[int, ...], tokens: Int[Tensor, "kind batch token"], real: Bool[Tensor, "batch token"]
+        self,
+        fingerprints: tuple[int, ...],
+        tokens: Int[Tensor, "kind batch token"],
+        token_mask: Bool[Tensor, "batch token"],
     ) -> None:
         """Offer the sequences of a batch.
 
         Args:
             fingerprints: A number that names each sequence by its tokens.
             tokens: What the model reads, one row per kind (ids, segments).
-            real: Which tokens are no padding.
+            token_mask: Which tokens are no padding.
         """
         limit = self._kept[-1][0] if len(self._kept) == self._size else 1.0
         for row, fingerprint in enumerate(fingerprints):
             priority = float(np.random.default_rng([self._seed, fingerprint]).random())
             if priority <= limit:
-                sequence = tokens[:, row, real[row]].tolist()
+                sequence = tokens[:, row, token_mask[row]].tolist()
                 self._kept.append((priority, tuple(tuple(kind) for kind in sequence)))
         self._cut()
 
@@ -55,7 +58,7 @@ class SequenceSample(Accumulator):
             Nothing: If none has been offered.
         """
         if not self._kept:
-            raise Nothing("no sequence has been offered")
+            raise EmptyAccumulatorError("no sequence has been offered")
         return [torch.tensor(sequence) for _, sequence in self._kept]
 
     def state(self) -> dict[str, Tensor]:

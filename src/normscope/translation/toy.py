@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from normscope.data import toy
-from normscope.data.toy import ToyCorpus
+from normscope.data import toy_corpus as toy
+from normscope.data.toy_corpus import ToyCorpus
 from normscope.translation.training import Recipe, train
 
 PAIRS = 3000

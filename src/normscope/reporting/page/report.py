@@ -9,11 +9,11 @@ import pandas as pd
 import yaml
 
 from normscope.analyses.findings import Findings
+from normscope.config.schema import RunOptions, plain
 from normscope.reporting.citations import citations
-from normscope.reporting.comparison import Comparison
-from normscope.reporting.explorer import ExploredSentence, payload
+from normscope.reporting.explorer import TokenMaps, payload
 from normscope.reporting.page.elements import SHOWN_ROWS, asset, environment, picture, script_data, table
-from normscope.schema import RunOptions, plain
+from normscope.reporting.published import Comparison
 
 _TITLES = {
     "mixing": "Mixing ratios",
@@ -36,7 +36,7 @@ class Report:
     findings: Mapping[str, Findings]
     provenance: Mapping[str, Any]
     comparison: Comparison | None
-    sentences: Sequence[ExploredSentence]
+    sentences: Sequence[TokenMaps]
     not_shown: Sequence[str] = ()
     """What of the texts the explorer does not show."""
 
@@ -78,7 +78,7 @@ def page(report: Report, folder: Path) -> str:
             },
             comparison=comparison,
             explorer=explorer and script_data(explorer),
-            crosses=any(sentence.crosses for sentence in report.sentences),
+            is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),
             provenance=table(pd.DataFrame(_flat(facts), columns=["what", "value"])),
             config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),

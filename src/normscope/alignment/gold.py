@@ -1,0 +1,116 @@
+"""A parallel corpus with its word alignments: people's, and those of other aligners."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from normscope.alignment import reverse_run
+from normscope.alignment.aligners import align
+from normscope.alignment.links import Link, LinkFile, Links, Segmenter, punctuated_words, spaced_words, words_of
+from normscope.alignment.reverse_run import ReverseAlignment
+from normscope.alignment.symmetrisation import Heuristic
+from normscope.analyses.options import AlignmentOptions, LinkFileOptions, WordsAre
+from normscope.data.examples import Corpus, Example
+from normscope.errors import InputError
+
+SEGMENTERS: Mapping[WordsAre, Segmenter] = {WordsAre.spaced: spaced_words, WordsAre.punctuated: punctuated_words}
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePair:
+    """A sentence and its translation, word by word, with what people aligned."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    links: Links
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What alignments are measured against."""
+
+    pairs: Mapping[int, SentencePair]
+    """By row of the corpus, from 1."""
+    baselines: Mapping[str, Mapping[int, frozenset[Link]]]
+    """Alignments by others, by name and row."""
+    reverse: Mapping[tuple[str, str], ReverseAlignment] = dataclasses.field(default_factory=dict)
+    """What a model in the opposite direction has aligned, by method and setting."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberedCorpus(Corpus):
+    """A corpus whose examples know their rows."""
+
+    corpus: Corpus
+
+    @property
+    def total(self) -> int | None:
+        """As many as the corpus has."""
+        return self.corpus.total
+
+    def examples(self) -> Iterator[Example | str]:
+        """Examples, numbered from 1; what is skipped has a number as well."""
+        for row, example in enumerate(self.corpus.examples(), start=1):
+            yield example if isinstance(example, str) else dataclasses.replace(example, row=row)
+
+
+def reference(corpus: Corpus, options: AlignmentOptions) -> Reference:
+    """Read a parallel corpus whole, and its alignments.
+
+    Raises:
+        InputError: If texts and links do not fit together; the message names file, line and link.
+    """
+    segmenter = SEGMENTERS[options.words]
+    examples = list(corpus.examples())
+    words = [_words(example, segmenter) for example in examples]
+    lengths = [(len(source), len(target)) for source, target in words]
+    if options.gold.path is None:
+        links = [_own_links(example) for example in examples]
+    else:
+        links = _link_file(options.gold, "analysis.alignment.gold.path").read(lengths)
+    pairs = {
+        row: SentencePair(*words[row - 1], links[row - 1])
+        for row, example in enumerate(examples, start=1)
+        if isinstance(example, Example)
+    }
+    if not any(pair.links.sure for pair in pairs.values()):
+        raise InputError(f"analysis.alignment.gold.path={options.gold.path}: no pair has a sure link; AER needs some")
+    baselines = {name: _baseline(name, given, lengths) for name, given in (options.baselines or {}).items()}
+    texts = {row: (pair.source, pair.target) for row, pair in pairs.items()}
+    for name in options.aligners:
+        baselines[name] = align(name, texts, options.simalign_model, Heuristic(options.symmetrisation))
+    if options.reverse is None:
+        return Reference(pairs, baselines)
+    rows = {row: (len(pair.source), len(pair.target)) for row, pair in pairs.items()}
+    return Reference(pairs, baselines, reverse_run.read(Path(options.reverse).expanduser(), rows))
+
+
+def _words(example: Example | str, segmenter: Segmenter) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if isinstance(example, str) or example.text_pair is None:
+        return (), ()
+    return tuple(words_of(example.text, segmenter)), tuple(words_of(example.text_pair, segmenter))
+
+
+def _own_links(example: Example | str) -> Links:
+    if isinstance(example, str):
+        return Links(frozenset(), frozenset())
+    if example.links is None:
+        raise InputError("analysis.alignment.gold.path is not set: expected a file of links, `1-2 3p4` a line")
+    return example.links
+
+
+def _link_file(options: LinkFileOptions, key: str) -> LinkFile:
+    if options.path is None:
+        raise InputError(f"{key} is not set: expected a file of links, `1-2 3p4` a line")
+    return LinkFile(Path(options.path).expanduser(), key, options.base, options.direction)  # type: ignore[arg-type]
+
+
+def _baseline(name: str, given: Any, lengths: Sequence[Link]) -> dict[int, frozenset[Link]]:
+    key = f"analysis.alignment.baselines.{name}"
+    settings = given if isinstance(given, Mapping) else {"path": given}
+    unknown = set(settings) - {"path", "base", "direction"}
+    if unknown or not isinstance(settings.get("path"), str):
+        raise InputError(f"{key}={given}: expected a file, or {{path: FILE, base: 0, direction: source-target}}")
+    found = _link_file(LinkFileOptions(**{str(option): value for option, value in settings.items()}), key).read(lengths)
+    return {row: links.possible for row, links in enumerate(found, start=1)}

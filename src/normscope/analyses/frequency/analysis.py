@@ -1,0 +1,192 @@
+"""Token frequency against weight, vector length and mixing ratio (K20 section 4.3; K21 section 4.3 and Figure 4)."""
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from normscope.analyses import sentences
+from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.findings import Figure, Findings, Scatter
+from normscope.analyses.options import FrequencyOptions
+from normscope.data.batching import Batch
+from normscope.errors import InputError
+from normscope.maths.mixing import Method
+from normscope.models.block import AttentionBlock
+from normscope.statistics.accumulator import EmptyAccumulatorError
+from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.rank_correlation import Correlation, RankCorrelation
+from normscope.statistics.token_means import TokenMeans
+from normscope.statistics.uniform_sample import UniformSample
+
+TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {str(method): f"mixing, {method}" for method in Method}
+SPECIALS = ("with", "without")
+
+RANK_AXIS = Axis(0, 18, 4)
+MEASURE_AXIS = Axis(-16, 10, 5)
+# Enough for a cloud that shows its shape.
+_POINTS = 5_000
+
+
+class FrequencyAnalysis(Analysis):
+    """Spearman's ρ of the frequency rank of every token occurrence against the measures of it.
+
+    A measure is a mean over queries (α received), heads (α and ‖f‖) and layers; the table by layer leaves the layers apart.
+    """
+
+    name = "frequency"
+
+    def __init__(self, options: FrequencyOptions, context: AnalysisContext) -> None:
+        frequencies = context.frequencies(options)
+        self._context = context
+        self._frequencies = frequencies
+        self._rank = torch.from_numpy(frequencies.rank)
+        self._special = torch.from_numpy(np.isin(np.arange(len(frequencies.rank)), list(context.special_tokens)))
+        self._measures = ("alpha", "f", *(str(method) for method in context.methods))
+        groups = len(self._measures) * len(SPECIALS)
+        # The mean over layers, then every layer.
+        self._ranks = RankCorrelation(1 + len(context.layers), groups, MEASURE_AXIS, RANK_AXIS, options.exact_pairs)
+        self._types = TokenMeans(len(frequencies.rank), len(self._measures))
+        self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
+        self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
+        # Sums over the layers of the batch that is being visited; gone when its last layer has been seen.
+        self._sums: Tensor | None = None
+
+    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add one block's measures; with the last block, add up the occurrences of the batch."""
+        lengths = batch.token_mask.sum(dim=-1, keepdim=True)
+        ratios = block.mixing_ratios
+        measures = torch.stack(
+            [
+                block.received.mean(dim=1) / lengths,
+                block.transformed_norms.mean(dim=1),
+                *(ratios[method] for method in self._context.methods),
+            ]
+        )[:, batch.token_mask]
+        index = self._context.index(block.layer)
+        self._sums = measures if index == 0 or self._sums is None else self._sums + measures
+        self._correlate(1 + index, measures, batch)
+        if index == len(self._context.layers) - 1:
+            self._finish(self._sums / len(self._context.layers), batch)
+            self._sums = None
+
+    def findings(self) -> Findings:
+        """Correlations over all layers and by layer, and the means of every token type."""
+        rows = [
+            (layer, measure, specials, found)
+            for layer, results in zip((0, *self._context.layers), self._ranks.compute()[1:], strict=True)
+            for (measure, specials), found in zip(self._groups(), results, strict=True)
+        ]
+        table = pd.DataFrame([(*row[:3], *_columns(row[3])) for row in rows], columns=_COLUMNS).astype(
+            {"spearman": "Float64"}
+        )
+        overall = table[table["layer"] == 0].drop(columns="layer").reset_index(drop=True)
+        by_layer = table[table["layer"] > 0].reset_index(drop=True)
+        by_token = self._by_token()
+        if not np.isfinite(by_token[list(self._measures)]).all().all():
+            raise InputError("NaN or infinity in the activations; try device.dtype=float32")
+        known = overall.dropna(subset="spearman")
+        metrics = {
+            f"spearman/{measure}/{specials}_specials": float(value)
+            for measure, specials, value in zip(known["measure"], known["specials"], known["spearman"], strict=True)
+        }
+        return Findings(
+            tables={
+                "correlation": overall,
+                "correlation_by_layer": by_layer,
+                "by_token": by_token,
+                "sample": self._sampled(),
+            },
+            metrics=metrics,
+            sentences=sentences.frequency(metrics),
+            curves={
+                f"spearman/{measure}/{specials}_specials": rows.set_index("layer")["spearman"].astype(float)
+                for measure in self._measures
+                for specials, rows in by_layer[by_layer["measure"] == measure].dropna().groupby("specials")
+            },
+            figures=self._figures(),
+            summary=overall.assign(spearman=overall["spearman"].astype(float))
+            .pivot(index="measure", columns="specials", values="spearman")
+            .loc[list(self._measures)]
+            .rename(columns=lambda name: f"ρ {name} specials"),
+            notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
+        )
+
+    def _groups(self) -> list[tuple[str, str]]:
+        return [(measure, specials) for measure in self._measures for specials in SPECIALS]
+
+    def _correlate(self, row: int, measures: Tensor, batch: Batch) -> None:
+        tokens = batch.input_ids[batch.token_mask].cpu()
+        ranks, special = self._rank[tokens], self._special[tokens]
+        number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
+        # One measure after another along the batch axis: each is a group of its own.
+        first = measures.cpu()[:, None, None]
+        second = ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
+        for place, counted in enumerate((ranks > 0, (ranks > 0) & ~special)):
+            self._ranks.update(row, first, second, torch.where(counted, number + place, -1))
+
+    def _finish(self, means: Tensor, batch: Batch) -> None:
+        self._correlate(0, means, batch)
+        tokens = batch.input_ids[batch.token_mask]
+        self._types.update(tokens, means)
+        rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
+        # The picture is of ordinary tokens that have a rank: a [CLS] in every sequence would be most of what is seen.
+        ordinary = ~self._special[tokens.cpu()] & (rows[:, 0] > 0)
+        start = 0
+        for length, fingerprint in zip(batch.token_mask.sum(dim=-1).tolist(), batch.fingerprints, strict=True):
+            own = rows[start : start + length][ordinary[start : start + length]]
+
+            def take(positions: np.ndarray, own: Tensor = own) -> Tensor:
+                return own[torch.from_numpy(positions)]
+
+            self._sample.update((fingerprint,), len(own), take)
+            start += length
+
+    def _by_token(self) -> pd.DataFrame:
+        means, count = self._types.compute()
+        seen = count.nonzero().flatten().numpy()
+        return pd.DataFrame(
+            {
+                "token": [self._context.token(token) for token in seen.tolist()],
+                "token_id": seen,
+                "rank": pd.Series(self._frequencies.rank[seen]).replace(0, None).astype("Int64"),
+                "reference_count": self._frequencies.count[seen],
+                "count": count[seen].numpy(),
+                **{measure: means[seen, column].numpy() for column, measure in enumerate(self._measures)},
+            }
+        ).sort_values(["count", "token_id"], ascending=[False, True], ignore_index=True)
+
+    def _sampled(self) -> pd.DataFrame:
+        try:
+            rows = self._sample.compute()
+        except EmptyAccumulatorError:
+            rows = torch.zeros(0, 1 + len(self._measures))
+        return pd.DataFrame(rows.numpy(), columns=["rank", *self._measures]).astype({"rank": int})
+
+    def _figures(self) -> dict[str, Figure]:
+        long = self._sampled().melt("rank", var_name="measure", value_name="value")
+        return {
+            "scatter": Scatter(
+                table=long,
+                x="rank",
+                y="value",
+                panel="measure",
+                panel_titles={measure: TITLES[measure] for measure in self._measures},
+                x_label="frequency rank (1 = most frequent)",
+                y_label="mean over layers",
+                log_x=True,
+                sharey=False,
+                medians=True,
+                caption=(
+                    "Each measure of a token occurrence against the frequency rank of its token, with the median in bins of "
+                    "rank: where the line rises, rarer tokens have more of it. Special tokens are left out."
+                ),
+            )
+        }
+
+
+_COLUMNS = ["layer", "measure", "specials", "spearman", "count", "error_bound", "reason"]
+
+
+def _columns(found: Correlation) -> tuple[float | None, int, float, str]:
+    return found.spearman, found.count, found.error_bound, found.reason

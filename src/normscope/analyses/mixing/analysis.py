@@ -1,0 +1,137 @@
+"""The mixing ratio of every block, by five methods (Kobayashi et al. 2021)."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import torch
+
+from normscope.analyses import sentences
+from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.findings import Findings, HeatmapPanels, Lines
+from normscope.analyses.options import MixingOptions
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.errors import InputError
+from normscope.maths.mixing import Method
+from normscope.models.block import AttentionBlock
+from normscope.statistics.grouped import GroupedMoments
+
+TITLES = {
+    Method.ATTN_W: "Attn-W: weights",
+    Method.ATTN_N: "Attn-N: vectors",
+    Method.ATTNRES_W: "AttnRes-W: weights + residual",
+    Method.ATTNRES_N: "AttnRes-N: vectors + residual",
+    Method.ATTNRESLN_N: "AttnResLn-N: the whole block",
+}
+
+
+class MixingAnalysis(Analysis):
+    """Mixing ratios per layer, method and token category."""
+
+    name = "mixing"
+    supports_cross_attention = True
+
+    def __init__(self, _options: MixingOptions, context: AnalysisContext) -> None:
+        self._context = context
+        # `all` is always counted: the run's metrics are of all tokens, whichever categories are reported.
+        categories = [*(category for category in context.categories if category != ALL), ALL]
+        self._counted = dataclasses.replace(context, categories=categories)
+        self._moments = GroupedMoments(len(context.layers), len(context.methods), len(categories))
+        self.accumulators = {"moments": self._moments}
+
+    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the ratios of one block's tokens."""
+        values = torch.stack([block.mixing_ratios[method] for method in self._context.methods])
+        self._moments.update(self._context.index(block.layer), values, self._counted.members(batch))
+
+    def findings(self) -> Findings:
+        """Tables, figures and the K21 summary: mean, maximum and minimum over all tokens of all layers."""
+        table = self._table()
+        broken = table[~np.isfinite(table["mean"]) & (table["count"] > 0)]
+        if len(broken):
+            raise InputError(
+                f"NaN or infinity in the activations of layer {broken['layer'].min()}; try device.dtype=float32"
+            )
+        overall = table[table["category"] == ALL]
+        shown = table[(table["count"] > 0) & table["category"].isin(self._context.categories)].reset_index(drop=True)
+        grouped = overall.groupby("method", sort=False)
+        # Every layer has the same tokens, so the mean over layers is the mean over all tokens.
+        summary = pd.DataFrame(
+            {"mean": grouped["mean"].mean(), "max": grouped["max"].max(), "min": grouped["min"].min()}
+        )
+        metrics = {
+            f"{method}/{statistic}": float(summary.loc[method, statistic])
+            for method, statistic in itertools.product(summary.index, summary.columns)
+        }
+        curves = {
+            f"{method}/mean": rows.set_index("layer")["mean"] for method, rows in overall.groupby("method", sort=False)
+        }
+        return Findings(
+            tables={"by_layer": shown},
+            metrics=metrics,
+            sentences=sentences.mixing(metrics),
+            curves=curves,
+            figures=self._figures(shown, overall),
+            summary_digits=1,
+            summary=(summary * 100).rename(columns=lambda name: f"{name} %"),
+        )
+
+    def _table(self) -> pd.DataFrame:
+        moments = self._moments.compute()
+        rows = itertools.product(
+            enumerate(self._context.layers), enumerate(self._context.methods), enumerate(self._counted.categories)
+        )
+        return pd.DataFrame(
+            {
+                "layer": layer,
+                "method": str(method),
+                "category": category,
+                "mean": moments.mean[i, m, c].item(),
+                "sequence_mean": moments.sequence_mean[i, m, c].item(),
+                "max": moments.maximum[i, m, c].item(),
+                "min": moments.minimum[i, m, c].item(),
+                "count": moments.count[i, c].item(),
+            }
+            for (i, layer), (m, method), (c, category) in rows
+        )
+
+    @staticmethod
+    def _figures(shown: pd.DataFrame, overall: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:
+        def percent(table: pd.DataFrame) -> pd.DataFrame:
+            return table.assign(mean=table["mean"] * 100)
+
+        titles = {str(method): title for method, title in TITLES.items()}
+        return {
+            "heatmap": HeatmapPanels(
+                table=percent(shown),
+                panel="method",
+                row="layer",
+                column="category",
+                value="mean",
+                panel_titles=titles,
+                value_label="mixing ratio (%)",
+                limits=(0.0, 100.0),
+                caption=(
+                    "How much of a token's new vector comes from other tokens, by layer (the deepest on top) and by the "
+                    "category of the token. The panels take in more of the block from left to right; light cells are tokens "
+                    "that mostly keep themselves."
+                ),
+            ),
+            "by_layer": Lines(
+                table=percent(overall),
+                x="layer",
+                y="mean",
+                series="method",
+                series_titles={
+                    method: title for method, title in titles.items() if (overall["method"] == method).any()
+                },
+                y_label="mean mixing ratio (%)",
+                limits=(0.0, 100.0),
+                caption=(
+                    "Mean mixing ratio of all tokens in each layer, one line per method: the distance between the lines is "
+                    "what the vectors, the residual connection and the layer normalisation change."
+                ),
+            ),
+        }

@@ -1,0 +1,137 @@
+"""The figures of the score analysis, described from its tables."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.findings import Figure, HeatmapGrid, Lines, Profiles
+from normscope.analyses.score.ablations import MEAN, TOGETHER, ZERO
+from normscope.analyses.score.tables import means_by_layer
+from normscope.data.categories import ALL
+
+# A picture with more columns than these is not read.
+_DRAWN_DIMENSIONS = 6
+
+
+def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) -> dict[str, Figure]:
+    """Figures 4 and 5 of the paper, its Table 1 as a picture, the ranking, and the causal test at a glance."""
+    contributions = tables["contributions"]
+    everything = contributions[contributions["category"] == ALL]
+    figures: dict[str, Figure] = {}
+    if len(everything):
+        figures["contributions"] = Profiles(
+            table=everything,
+            panel="layer",
+            x="dimension",
+            y="mean",
+            series="head",
+            labelled=outliers,
+            y_label="mean C_j",
+            caption=(
+                "Mean contribution C_j of every dimension to q·k over all query–key pairs, one line per head, one panel per "
+                "layer, before scaling and softmax. Labelled: the outlier dimensions."
+            ),
+        )
+    by_category = contributions[contributions["dimension"].isin(outliers) & (contributions["category"] != ALL)]
+    strongest = by_category["mean"].abs().groupby(by_category["dimension"]).max().nlargest(_DRAWN_DIMENSIONS)
+    drawn = sorted(strongest.index)
+    if len(by_category):
+        wide = by_category.pivot_table(
+            index=["layer", "head", "category"], columns="dimension", values="mean", observed=True, sort=False
+        ).reset_index()
+        figures["by_category"] = HeatmapGrid(
+            table=wide.rename(columns={j: str(j) for j in drawn}),
+            grid_row="category",
+            values={str(j): f"dimension {j}" for j in drawn},
+            row="layer",
+            column="head",
+            diverging=True,
+            caption=(
+                "Mean contribution C_j of the outlier dimensions (at most six) by category of the key. A category "
+                "that is redder than the others in a head is favoured by that dimension, whatever the query."
+            ),
+        )
+    figures["concentration"] = Lines(
+        table=means_by_layer(tables["concentration"])[["half", "ninety"]]
+        .reset_index()
+        .melt("layer", var_name="part", value_name="dimensions")
+        .dropna(),
+        x="layer",
+        y="dimensions",
+        series="part",
+        series_titles={"half": "half of the spread", "ninety": "90 %"},
+        y_label="dimensions (mean over heads)",
+        caption=(
+            "Smallest number of dimensions that explains half, and 90 %, of the spread of a query's scores over its keys. "
+            "Heads whose dimensions never explain that much, since the key bias explains the rest, are left out."
+        ),
+    )
+    if "intervention" in tables and len(tables["intervention"]):
+        figures["intervention"] = _intervention(tables["intervention"])
+    if "ablation" in tables and len(tables["ablation"]):
+        figures["ablation"] = _ablation(tables["ablation"])
+    return figures
+
+
+def _intervention(table: pd.DataFrame) -> Lines:
+    together = table[table["removed"] == TOGETHER]
+    return _compared(
+        together,
+        {"before": ("before", None), "after": ("after", None), "controls": ("controls_mean", "before")},
+        {"before": "as it is", "after": "without the outliers", "controls": "without random dimensions (95 %)"},
+        "Attention to the keys of each category (sum over its keys) as it is, without the outlier dimensions' part of the "
+        "block's scores, and without that of as many random dimensions. Where only the first removal moves the line, the "
+        "outliers carry it.",
+    )
+
+
+def _ablation(table: pd.DataFrame) -> Lines:
+    chosen = table[(table["removed"] == TOGETHER) & (table["from_layer"] == table["from_layer"].min())]
+    zero, mean = (chosen[chosen["value"] == value].reset_index(drop=True) for value in (ZERO, MEAN))
+    return _compared(
+        zero.assign(mean_after=mean["after"]),
+        {
+            "before": ("before", None),
+            ZERO: ("after", None),
+            MEAN: ("mean_after", None),
+            "controls": ("controls_mean", "before"),
+        },
+        {
+            "before": "as it is",
+            ZERO: "outliers set to zero",
+            MEAN: "outliers set to their mean",
+            "controls": "random dimensions set to zero (95 %)",
+        },
+        "Attention to the keys of each category (sum over its keys) when dimensions of the residual stream are replaced "
+        "wherever a block reads it, from the first of the chosen layers to the end of the model.",
+    )
+
+
+def _compared(
+    table: pd.DataFrame, lines: Mapping[str, tuple[str, str | None]], titles: Mapping[str, str], caption: str
+) -> Lines:
+    """Lines by layer, one panel per category; a line is a column, added to another where there is one (with its interval)."""
+    parts = []
+    for name, (column, base) in lines.items():
+        start = 0.0 if base is None else table[base]
+        parts.append(
+            table[["layer", "category"]].assign(
+                line=name,
+                alpha=start + table[column],
+                low=np.nan if base is None else start + table["controls_low"],
+                high=np.nan if base is None else start + table["controls_high"],
+            )
+        )
+    return Lines(
+        table=pd.concat(parts, ignore_index=True),
+        x="layer",
+        y="alpha",
+        band=("low", "high"),
+        series="line",
+        series_titles=titles,
+        panel="category",
+        panel_titles={category: category for category in dict.fromkeys(table["category"])},
+        y_label="attention weight",
+        caption=caption,
+    )

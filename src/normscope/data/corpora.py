@@ -1,0 +1,175 @@
+"""From a dataset config to a corpus."""
+
+import dataclasses
+import importlib.resources
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import assert_never
+
+from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
+from normscope.data.examples import Corpus, Example
+from normscope.data.hub import HubDataset
+from normscope.data.pickled_tokens import PickledTokens
+from normscope.data.segmentation import Segmented, WikiText
+from normscope.data.text_files import TextFile, TextFiles, matching
+from normscope.data.toy_corpus import PAIRS as TOY_PAIRS
+from normscope.data.toy_corpus import ToyCorpus
+from normscope.errors import InputError
+
+
+def open_corpus(options: DatasetOptions) -> Corpus:
+    """The corpus that a config describes.
+
+    Raises:
+        InputError: If it cannot be had; the message names the config key.
+    """
+    match options.kind:
+        case DatasetKind.sample:
+            corpus: Corpus = TextFile(sample_path())
+        case DatasetKind.text:
+            corpus = _text(options)
+        case DatasetKind.hub:
+            corpus = HubDataset(
+                _path(options, "the name of a data set on the Hub"),
+                options.config,
+                options.split,
+                options.revision,
+                options.text_column,
+                options.pair_column,
+            )
+        case DatasetKind.parallel:
+            corpus = _parallel(options)
+        case DatasetKind.toy:
+            corpus = ToyCorpus(TOY_PAIRS, options.seed)
+        case DatasetKind.clark:
+            corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
+        case _:
+            assert_never(options.kind)
+    documents = options.segmentation is Segmentation.pair or options.segmentation is Segmentation.sentence
+    if options.wikitext:
+        corpus = WikiText(corpus, articles=options.segmentation is not Segmentation.none)
+    if documents:
+        corpus = Segmented(corpus, options.segmentation, options.seed)
+    return corpus if options.limit is None else _Limited(corpus, options.limit)
+
+
+def _path(options: DatasetOptions, expected: str) -> str:
+    if options.path is None:
+        raise InputError(f"dataset.path is not set: expected {expected}")
+    return options.path
+
+
+def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
+    paths = matching(
+        _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
+    )
+    columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
+    files = tuple(TextFile(path, *columns, plain=plain) for path in paths)
+    corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
+    if options.pair_path is None:
+        return corpus
+    return SideBySide(
+        corpus, TextFile(Path(options.pair_path).expanduser(), *columns, key="dataset.pair_path", plain=plain)
+    )
+
+
+def _parallel(options: DatasetOptions) -> Corpus:
+    first = Path(_path(options, "a file of source sentences, or of source ||| target lines")).expanduser()
+    if options.pair_path is None:
+        if options.separator is None:
+            raise InputError(
+                "dataset.pair_path is not set: expected the file of translations, or dataset.separator='|||'"
+            )
+        return SplitLines(TextFile(first, plain=True), options.separator)
+    return _text(options, plain=True)
+
+
+def sample_path() -> Path:
+    """The sample corpus that comes with the package: paragraph pairs and single sentences."""
+    return Path(str(importlib.resources.files("normscope.data") / "sample.jsonl"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limited(Corpus):
+    """The first examples of a corpus."""
+
+    corpus: Corpus
+    limit: int
+
+    @property
+    def total(self) -> int | None:
+        total = self.corpus.total
+        return self.limit if total is None else min(total, self.limit)
+
+    def examples(self) -> Iterator[Example | str]:
+        left = self.limit
+        for example in self.corpus.examples():
+            yield example
+            # What is skipped (empty lines, headings) does not count: as many examples are read as were asked for.
+            left -= isinstance(example, Example)
+            if not left:
+                return
+
+
+@dataclasses.dataclass(frozen=True)
+class SideBySide(Corpus):
+    """Two corpora whose examples belong together one by one."""
+
+    first: Corpus
+    second: Corpus
+
+    @property
+    def total(self) -> int | None:
+        """As many as both have."""
+        return self.first.total
+
+    def examples(self) -> Iterator[Example | str]:
+        """Pairs in order; what lacks a side is skipped.
+
+        Raises:
+            InputError: If one corpus is longer than the other.
+        """
+        for number, (text, pair) in enumerate(
+            itertools.zip_longest(self.first.examples(), self.second.examples()), start=1
+        ):
+            if text is None or pair is None:
+                which = "dataset.path" if text is None else "dataset.pair_path"
+                raise InputError(
+                    f"{which}: it ends before its row {number}, where the other goes on; both need as many rows"
+                )
+            if isinstance(text, str) or isinstance(pair, str):
+                yield text if isinstance(text, str) else str(pair)
+            else:
+                yield Example(text.text, pair.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitLines(Corpus):
+    """A corpus whose examples are each a text and its translation on one line."""
+
+    corpus: TextFile
+    separator: str
+
+    @property
+    def total(self) -> int | None:
+        """Lines."""
+        return self.corpus.total
+
+    def examples(self) -> Iterator[Example | str]:
+        """Pairs in order; what lacks a side is skipped.
+
+        Raises:
+            InputError: If a line does not have the separator once.
+        """
+        for number, line in enumerate(self.corpus.examples(), start=1):
+            if isinstance(line, str):
+                yield line
+                continue
+            sides = [side.strip() for side in line.text.split(self.separator)]
+            if len(sides) != 2:
+                raise InputError(
+                    f"dataset.path={self.corpus.path}: line {number} has {len(sides) - 1} times {self.separator!r}, expected "
+                    "once; see dataset.separator, or dataset.pair_path for two files"
+                )
+            yield Example(sides[0], sides[1]) if all(sides) else "empty"

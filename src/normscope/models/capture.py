@@ -1,0 +1,87 @@
+"""What is gathered of a layer while the forward pass goes through it, and the block that it makes."""
+
+import dataclasses
+
+from torch import Tensor
+
+from normscope.maths.attention import repeat_heads
+from normscope.maths.keys import KeyMap
+from normscope.maths.masks import Mask
+from normscope.models.block import AttentionBlock, BlockParameters, full_precision
+from normscope.models.layout import BlockModules, stacked_heads
+
+
+@dataclasses.dataclass
+class LayerCapture:
+    """What has been gathered of the layer that the forward pass is in."""
+
+    modules: BlockModules
+    extra_terms: int
+    """Terms that the score has beside q·k, where the module keeps them to itself."""
+    inputs: Tensor | None = None
+    attention_inputs: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    mask: Mask | None = None
+    scale: float = 1.0
+    log_normaliser: Tensor | None = None
+    position: tuple[Tensor, Tensor] | None = None
+    unnormed_key: Tensor | None = None
+    own_weights: Tensor | None = None
+    attention_output: Tensor | None = None
+
+    def block(self, parameters: BlockParameters, token_mask: Tensor, key_mask: Tensor) -> AttentionBlock:
+        """The block, once every part is there."""
+        inputs, attention_inputs, output = (
+            full_precision(self._there(part)) for part in ("inputs", "attention_inputs", "attention_output")
+        )
+        if self.own_weights is not None:
+            # The module keeps its queries, keys and values to itself.
+            self.query, self.key, self.value = (
+                stacked_heads(attention_inputs, weight, bias)
+                for weight, bias in (
+                    (parameters.query_weight, parameters.query_bias),
+                    (parameters.key_weight, parameters.key_bias),
+                    (parameters.value_weight, parameters.value_bias),
+                )
+            )
+            self.mask = Mask(keys=token_mask)
+            self.scale = self.modules.layout.own_scale(self.key.shape[-1], self.extra_terms)
+        return AttentionBlock(
+            layer=self.modules.layer,
+            inputs=inputs,
+            attention_inputs=attention_inputs,
+            query=full_precision(self._there("query")),
+            key=full_precision(self._there("key")),
+            value=full_precision(self._there("value")),
+            mask=self.mask,
+            scale=self.scale,
+            log_normaliser=self.log_normaliser,
+            attention_output=output,
+            parameters=parameters,
+            token_mask=token_mask,
+            key_mask=key_mask,
+            is_cross_attention=self.modules.layout.is_cross_attention,
+            key_map=self._key_map(parameters),
+            own_weights=None if self.own_weights is None else full_precision(self.own_weights),
+        )
+
+    def _key_map(self, parameters: BlockParameters) -> KeyMap:
+        cosine, sine = (None, None) if self.position is None else map(full_precision, self.position)
+        norm = parameters.key_normalisation
+        if norm is None:
+            return KeyMap(cosine, sine)
+        key = full_precision(self._there("unnormed_key"))
+        factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over a head, or over all heads
+        heads, _, head_dim = parameters.key_weight.shape
+        factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
+        return KeyMap(cosine, sine, repeat_heads(factors, heads))
+
+    def _there(self, part: str) -> Tensor:
+        tensor: Tensor | None = getattr(self, part)
+        if tensor is None:
+            raise RuntimeError(
+                f"layer {self.modules.layer}: nothing gave its {part}; are the layout's paths right, and `registry`?"
+            )
+        return tensor

@@ -1,0 +1,160 @@
+"""Where the files of a model are: an installed package, a local folder, the Hub's cache, or the Hub itself."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import re
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from normscope.config.schema import ModelOptions
+from normscope.errors import InputError
+from normscope.network import hub_reachable
+
+SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
+PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+_SETTINGS = (
+    "config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+)
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_CONNECT_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A folder with the files of one model."""
+
+    folder: Path
+    revision: str | None = None
+    """Commit of the Hub repository."""
+    pinned: bool = False
+    """Whether the preset's pin (package, revision, checksum) speaks of this model."""
+
+
+def locate(name: str, options: ModelOptions, weights: bool) -> Source:
+    """Find the files of a model, nearest place first.
+
+    Args:
+        name: Local folder or Hub name.
+        options: The model's options; their pin applies where it names the same model.
+        weights: Whether weight files are wanted, or only config and tokenizer.
+
+    Raises:
+        InputError: If they are nowhere to be had.
+    """
+    pinned = options.pin.name == name
+    if pinned and options.pin.package is not None and options.revision is None:
+        folder = _package_folder(options.pin.package)
+        if folder is not None:
+            return Source(folder, pinned=True)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"model.name={name}: the folder has no config.json, so it holds no transformers model")
+        if weights:
+            _require_weights(folder, name, options.allow_pickle)
+        return Source(folder, pinned=pinned)
+    if not _HUB_NAME.fullmatch(name):
+        raise InputError(
+            f"model.name={name}: expected an existing folder or a Hub name such as google-bert/bert-base-uncased"
+        )
+    revision = options.revision or (options.pin.revision if pinned else None)
+    folder = _hub_folder(name, revision, weights, options.allow_pickle)
+    return Source(folder, revision=folder.name, pinned=pinned)
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a folder's weight file; of the list of digests and names where there are several."""
+    files = weight_files(folder)
+    digests = [_file_digest(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    if len(files) == 1:
+        return digests[0]
+    listing = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a model folder, safetensors if there are any."""
+    for patterns in (SAFE_WEIGHTS, PICKLED_WEIGHTS):
+        files = sorted(
+            file for pattern in patterns for file in folder.glob(pattern) if not file.name.endswith(".index.json")
+        )
+        if files:
+            return files
+    return []
+
+
+@functools.cache
+def _file_digest(file: Path, _size: int, _changed: int) -> str:
+    """Computed once for all runs of a process, until the file changes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _require_weights(folder: Path, name: str, allow_pickle: bool) -> None:
+    files = weight_files(folder)
+    if not files:
+        raise InputError(f"model.name={name}: no weights there (expected model.safetensors)")
+    if files[0].suffix == ".bin" and not allow_pickle:
+        raise InputError(
+            f"model.name={name}: its weights are pickled ({files[0].name}), which can run code; convert them to safetensors, "
+            "or set model.allow_pickle=true if you trust them"
+        )
+
+
+def _package_folder(package: str) -> Path | None:
+    """The model folder inside an installed package, whose code is never imported."""
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in distribution.files or ():
+        if file.name == "model.safetensors":
+            return Path(str(distribution.locate_file(file))).parent
+    return None
+
+
+def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bool) -> Path:
+    patterns = [*_SETTINGS, *(SAFE_WEIGHTS if weights else ()), *(PICKLED_WEIGHTS if weights and allow_pickle else ())]
+    cached = _cached_folder(name, revision)
+    if cached is not None and (weight_files(cached) or not weights):
+        if weights:
+            _require_weights(cached, name, allow_pickle)
+        return cached
+    hint = "give a local folder instead: model.name=/path/to/folder"
+    if not hub_reachable():
+        raise InputError(f"model.name={name}: it is not in the local cache and the Hub cannot be reached; {hint}")
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise InputError(f"model.name={name}: access is restricted; log in with `hf auth login`, or {hint}") from error
+    except RevisionNotFoundError as error:
+        raise InputError(f"model.revision={revision}: {name} has no such revision on the Hub") from error
+    except RepositoryNotFoundError as error:
+        raise InputError(f"model.name={name}: neither a folder here nor a model on the Hub") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise InputError(f"model.name={name}: the Hub could not deliver it ({type(error).__name__}); {hint}") from error
+    if weights and not weight_files(folder):
+        raise InputError(
+            f"model.name={name}: the Hub holds no safetensors of it; set model.allow_pickle=true to take its pickled weights "
+            "if you trust them, or model.revision to a revision that has safetensors"
+        )
+    return folder
+
+
+def _cached_folder(name: str, revision: str | None) -> Path | None:
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    return folder if (folder / "config.json").exists() else None

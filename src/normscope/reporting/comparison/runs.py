@@ -1,0 +1,174 @@
+"""Finished runs, read back from their folders."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import yaml
+
+from normscope.config.schema import INCIDENTAL, flat
+from normscope.errors import InputError, one_line, printable
+from normscope.reporting.run_folder import RESULTS
+
+FAILURES = "failures.jsonl"
+"""File of a sweep's folder with what became of the jobs that failed."""
+
+# What differs between any two runs and says nothing about them; what follows from a preset's name.
+_UNTOLD = re.compile(
+    rf"^(({'|'.join(INCIDENTAL)})(\.|$)|analysis\..*enabled|model\.(pin|package|revision|sha256|tokenizer|toy))"
+)
+_SEED = re.compile(r"(^|\.)seed$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    folder: Path
+    status: str
+    config: Mapping[str, Any]
+    """The resolved config, with keys as on the command line."""
+    metrics: Mapping[str, float]
+    provenance: Mapping[str, Any]
+    curves: pd.DataFrame
+    """Columns curve, layer, depth (share of the model's layers), value."""
+    error: str = ""
+
+
+def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in some folders, or in the folders below them, and the failures that sweeps have recorded.
+
+    Raises:
+        InputError: If there is no run.
+    """
+    runs, failures = [], []
+    for folder in folders:
+        found = [folder] if (folder / RESULTS).is_file() else sorted(folder.glob(f"*/{RESULTS}"), key=_numbered)
+        runs += [_run(path if path.is_dir() else path.parent) for path in found]
+        failures += recorded_failures(folder)
+    if not runs and not failures:
+        raise InputError(f"{', '.join(map(str, folders))}: no run is there; expected folders with a {RESULTS}")
+    return runs, failures
+
+
+def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
+    """Add a failed job to a sweep's record; appending a line at once is safe from several processes."""
+    sweep.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"job": " ".join(overrides), "error": error}, ensure_ascii=False)
+    with (sweep / FAILURES).open("a") as file:
+        file.write(line + "\n")
+
+
+def recorded_failures(sweep: Path) -> list[str]:
+    """The failed jobs of a sweep, one line each."""
+    path = sweep / FAILURES
+    if not path.is_file():
+        return []
+    records = (json.loads(line) for line in path.read_text().splitlines())
+    return [f"{record['job']}: {record['error']}" for record in records]
+
+
+def completed(sweep: Path) -> int:
+    """How many jobs of a sweep have completed."""
+    found = [json.loads(path.read_text()) for path in sweep.glob(f"*/{RESULTS}")]
+    return sum(results["status"] == "completed" for results in found)
+
+
+def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
+    """What tells runs apart, in few words; without `seeds` or `analyses`, runs that differ in these alone are told alike."""
+    names = sorted({key for run in runs for key in run.config if not _UNTOLD.match(key)}, key=_told_first)
+    differing = [key for key in names if len({str(run.config.get(key)) for run in runs}) > 1]
+    if "model.name" in differing:  # the rest of what a preset says of its model follows from that
+        differing = [key for key in differing if not key.startswith("model.architecture")]
+    if not seeds:
+        differing = [key for key in differing if not _SEED.search(key)]
+    if not analyses:
+        differing = [key for key in differing if not key.startswith("analysis")]
+    told = [" ".join(_told(run, key, seeds) for key in differing) for run in runs]
+    return [name or _short(str(run.provenance.get("model", "run"))) for name, run in zip(told, runs, strict=True)]
+
+
+def _told(run: Run, key: str, seeds: bool) -> str:
+    value = str(run.config.get(key))
+    if not seeds:  # MultiBERTs have their seed in their names
+        value = re.sub(r"seed[_-]\d+", "seed_*", value)
+    return {"model.name": _short(value), "analysis": value}.get(key, f"{key}={value}")
+
+
+def _short(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _told_first(key: str) -> tuple[int, str]:
+    return (0 if key == "model.name" else 1 if key == "analysis" else 2 if key.startswith("dataset") else 3, key)
+
+
+def _run(folder: Path) -> Run:
+    results, config = read_results(folder), _config(folder)
+    return Run(
+        folder=folder,
+        status=results["status"],
+        config=flat(config) | {"analysis": _analyses(config)},
+        metrics=results["metrics"],
+        provenance=results["provenance"],
+        curves=_curves(folder / "tables" / "curves.parquet"),
+        error=str(results.get("error", "")),
+    )
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """What a run wrote last: status, metrics and provenance.
+
+    Raises:
+        InputError: If it is not there, or not what a run writes.
+    """
+    path = folder / RESULTS
+    try:
+        results = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    if not isinstance(results, dict):
+        raise InputError(f"{path}: expected the results of a run, got {printable(repr(results), 60)}")
+    for key, kind in (("status", str), ("metrics", dict), ("provenance", dict)):
+        if not isinstance(results.get(key), kind):
+            raise InputError(f"{path}: expected {key}, got {printable(repr(results.get(key)), 60)}")
+    for name, value in results["metrics"].items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+            raise InputError(f"{path}: expected a number for {name}, got {printable(repr(value), 60)}")
+    return results
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("analysis"), dict):
+        raise InputError(f"{path}: expected the config of a run")
+    return config
+
+
+def _curves(path: Path) -> pd.DataFrame:
+    columns = ["curve", "layer", "depth", "value"]
+    if not path.is_file():
+        return pd.DataFrame(columns=columns)
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _analyses(config: Mapping[str, Any]) -> str:
+    chosen = config["analysis"].items()
+    return ",".join(name for name, options in chosen if isinstance(options, dict) and options.get("enabled"))
+
+
+def _numbered(path: Path) -> tuple[int, str]:
+    name = path.parent.name
+    return (int(name) if name.isdecimal() else 0, name)

@@ -1,0 +1,195 @@
+"""What a run has added up so far, saved so that it can go on after any end.
+
+The file is safetensors: tensors and a header of text, nothing that is executed when it is read; it is written whole or not
+at all, and a checksum shows damage. A run that goes on makes the same batches again, leaves out those that were done, and
+adds to the sums where they stood; on one process the result is that of an undisturbed run, bit for bit (as long as every
+batch fits into memory).
+"""
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from normscope.analyses.base import Analysis
+from normscope.data.batching import Batch
+from normscope.errors import InputError, one_line
+from normscope.reporting.run_folder import RunFolder
+
+FILE = "checkpoint.safetensors"
+
+# Saving may take a twentieth of the time at most, however large the state is.
+_PAUSE_PER_SAVING = 20
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a corpus has been read: batches, and a digest of the tokens in them."""
+
+    batches: int = 0
+    digest: str = ""
+
+    def after(self, batch: Batch) -> "Position":
+        """The position once a batch is done."""
+        content = f"{self.digest} {batch.fingerprints}".encode()
+        return Position(self.batches + 1, hashlib.sha256(content).hexdigest())
+
+
+class Checkpoint:
+    """The checkpoint of a run folder.
+
+    Args:
+        folder: The run folder.
+        identity: What must not have changed: config, model, software that matters; as words and numbers.
+        every_seconds: Seconds between two savings at least; 0 saves after every batch.
+    """
+
+    def __init__(self, folder: RunFolder, identity: Mapping[str, Any], every_seconds: float) -> None:
+        self._folder, self._identity, self._every = folder, dict(identity), every_seconds
+        self._path = folder.path / FILE
+        self._due = time.monotonic() + every_seconds
+
+    def resume(self, analyses: Sequence[Analysis], stream: Iterator[tuple[Batch, bool]]) -> Position:
+        """Load what was added up and read past the batches that it is of.
+
+        Raises:
+            InputError: If the checkpoint cannot be read, is damaged, or is of another config, model or corpus; the message
+                names what.
+        """
+        if not self._path.is_file():
+            return Position()
+        identity, wanted, tensors = self._read()
+        self._compare(identity)
+        position = Position()
+        while position.batches < wanted.batches:
+            passed = next(stream, None)
+            if passed is None:
+                break
+            position = position.after(passed[0])
+        if position != wanted:
+            raise InputError(
+                f"resume: the corpus has changed: its first {wanted.batches} batches hold other tokens than when the run was "
+                "stopped; begin a new run"
+            )
+        restore(analyses, tensors)
+        return position
+
+    def save(self, analyses: Sequence[Analysis], position: Position) -> None:
+        """Save what has been added up.
+
+        Raises:
+            InputError: If the run folder cannot be written to.
+        """
+        begun = time.monotonic()
+        header = json.dumps({"identity": self._identity, "batches": position.batches, "digest": position.digest})
+        tensors = states(analyses)
+        metadata = {"normscope": header, "sha256": checksum(header, tensors)}
+        self._folder.write(FILE, safetensors.torch.save(tensors, metadata=metadata))
+        now = time.monotonic()
+        self._due = now + max(self._every, _PAUSE_PER_SAVING * (now - begun) if self._every else 0.0)
+
+    def save_if_due(self, analyses: Sequence[Analysis], position: Position) -> None:
+        """Save, if the last saving is long enough ago."""
+        if time.monotonic() >= self._due:
+            self.save(analyses, position)
+
+    def remove(self) -> None:
+        """Forget it: the run is done. A checkpoint that cannot be removed does no harm."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[dict[str, Any], Position, dict[str, Tensor]]:
+        """Identity, position and states, once the checksum has shown that they are what was saved."""
+        try:
+            with safetensors.safe_open(self._path, framework="pt") as file:
+                metadata = file.metadata()
+                header, saved = metadata["normscope"], metadata["sha256"]
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            if checksum(header, tensors) != saved:
+                raise ValueError("its checksum differs, so the file was damaged")
+            content = json.loads(header)
+            identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
+            if not isinstance(identity, dict):
+                raise TypeError("its header holds no config")
+        except (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+            raise InputError(
+                f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to begin again"
+            ) from error
+        return identity, position, tensors
+
+    def _compare(self, saved: Mapping[str, Any]) -> None:
+        mine = json.loads(json.dumps(self._identity))
+        different = [key for key in {**saved, **mine} if saved.get(key) != mine.get(key)]
+        if different:
+            key = different[0]
+            raise InputError(
+                f"resume: {key} was {saved.get(key)!r} when the run was stopped and is {mine.get(key)!r} now"
+                + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
+                + "; begin a new run, or set it as it was"
+            )
+
+
+def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over a header and over names, types, shapes and bytes of tensors, in hexadecimal digits."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def states(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
+    """Everything that analyses have added up, by analysis, accumulator and part."""
+    return {
+        f"{analysis.name}/{name}/{part}": tensor.contiguous()
+        for analysis in analyses
+        for name, accumulator in analysis.accumulators.items()
+        for part, tensor in accumulator.state().items()
+    }
+
+
+def restore(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
+    """Put analyses where they stood when `tensors` were their states."""
+    for analysis in analyses:
+        for name, accumulator in analysis.accumulators.items():
+            accumulator.load(_part(tensors, analysis.name, name))
+
+
+def merge(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
+    """Add to analyses what another process has added up.
+
+    Args:
+        analyses: These go on with the sums of both.
+        tensors: The other's `states`.
+    """
+    for analysis in analyses:
+        for name, accumulator in analysis.accumulators.items():
+            # A copy that loads a state stands for the other's accumulator: building its analysis could read a whole corpus.
+            other = copy.deepcopy(accumulator)
+            other.load(_part(tensors, analysis.name, name))
+            accumulator.load(accumulator.merge(other).state())
+
+
+def _part(tensors: Mapping[str, Tensor], analysis: str, accumulator: str) -> dict[str, Tensor]:
+    prefix = f"{analysis}/{accumulator}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def packed(analyses: Sequence[Analysis]) -> Tensor:
+    """The states of analyses as bytes, to be sent."""
+    return torch.frombuffer(bytearray(safetensors.torch.save(states(analyses))), dtype=torch.uint8)
+
+
+def unpacked(content: Tensor) -> dict[str, Tensor]:
+    """What `packed` has packed."""
+    return safetensors.torch.load(content.numpy().tobytes())

@@ -1,0 +1,142 @@
+"""Runs that go on where they were stopped, and runs that are made again: their configs come from their folders."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from normscope.config.schema import INCIDENTAL, RunOptions
+from normscope.errors import InputError
+
+AGREEMENT = 1e-5
+"""Relative difference of two numbers that agree: what other threads or another machine may add up otherwise in float32."""
+
+
+def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
+    """`resume` or `reproduce`, and the folder of the run that goes on or is made again; None where there is none.
+
+    Args:
+        config: What was composed for this command.
+        sweeping: Whether it is one job of a sweep, whose folder `output_dir` names.
+
+    Raises:
+        InputError: If both are set, or a run is to go on in another folder than its own.
+    """
+    given = [key for key in ("resume", "reproduce") if config[key] is not None]
+    if not given:
+        return "", None
+    if len(given) > 1:
+        raise InputError(
+            f"resume={config.resume} and reproduce={config.reproduce} are both set; expected one of them: a run goes on, or "
+            "is made again"
+        )
+    folder = Path(config[given[0]]).expanduser()
+    own = config.output_dir is None or Path(config.output_dir).absolute() == folder.absolute()
+    if given == ["resume"] and not own and not sweeping:
+        raise InputError(
+            f"resume={config.resume} and output_dir={config.output_dir} are both set, but a run goes on in its own folder; "
+            "leave output_dir out"
+        )
+    return given[0], folder
+
+
+def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: str) -> RunOptions:
+    """The options of the run in a folder, with what the user has typed beside `resume` or `reproduce`.
+
+    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must say what the run's own config says.
+
+    Args:
+        folder: The run folder.
+        config: What was composed for this command.
+        overrides: What the user typed.
+        key: `resume` or `reproduce`, for messages.
+
+    Raises:
+        InputError: If the folder holds no run, or an override changes what a run is; the message names the key.
+    """
+    path = folder / "config.yaml"
+    try:
+        saved = OmegaConf.merge(OmegaConf.structured(RunOptions), OmegaConf.load(path))
+        OmegaConf.to_object(saved)
+    except (OSError, YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+        raise InputError(f"{key}={folder}: expected the folder of a run, with its config.yaml") from error
+    assert isinstance(saved, DictConfig)
+    for override in overrides:
+        for name in _keys_of(override, config):
+            if name.split(".")[0] in INCIDENTAL:
+                OmegaConf.update(saved, name, _plain(config, name), merge=True)
+                continue
+            before, now = _plain(saved, name), _plain(config, name)
+            if before != now:
+                raise InputError(
+                    f"{key}={folder}: {_difference(name, before, now)}; leave {override} out, or begin a new run"
+                )
+    options = OmegaConf.to_object(saved)
+    assert isinstance(options, RunOptions)
+    return options
+
+
+def _keys_of(override: str, config: DictConfig) -> list[str]:
+    """The keys of a config that an override may have set."""
+    name = override.partition("=")[0].lstrip("+~")
+    above, _, last = name.rpartition(".")
+    node = OmegaConf.select(config, above) if above else config
+    if OmegaConf.is_dict(node) and last in node.keys():  # noqa: SIM118 - `in` does not see keys without a value
+        return [name]
+    # A group without a key of its own, `experiment`: it names a recipe, and sets what it likes.
+    return [str(part) for part in config if part not in INCIDENTAL or part == "recipe"]
+
+
+def metrics_of(folder: Path) -> dict[str, float]:
+    """The metrics of a completed run.
+
+    Raises:
+        InputError: If it has none.
+    """
+    try:
+        results = json.loads((folder / "results.json").read_text())
+        status, metrics = results["status"], {str(name): float(value) for name, value in results["metrics"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"reproduce={folder}: expected the folder of a completed run, with its results.json"
+        ) from error
+    if status != "completed":
+        raise InputError(f"reproduce={folder}: that run is {status}; only a completed one can be made again")
+    return metrics
+
+
+def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bool, str]:
+    """Whether two runs' metrics agree, and a sentence on how far."""
+    if set(before) != set(now):
+        name = sorted(set(before) ^ set(now))[0]
+        return False, f"reproduction: the runs do not have the same metrics: {name} is in one of them alone"
+    differences = {name: abs(now[name] - value) / max(abs(value), 1e-12) for name, value in before.items()}
+    equal = sum(difference == 0 for difference in differences.values())
+    if equal == len(differences):
+        return True, f"reproduction: all {equal} numbers are the same"
+    worst = max(differences, key=lambda name: differences[name])
+    agrees = differences[worst] <= AGREEMENT and math.isfinite(differences[worst])
+    return agrees, (
+        f"reproduction: {equal} of {len(differences)} numbers are the same; the largest difference is "
+        f"{differences[worst]:.1e} of its value, {worst}: {before[worst]:.9g} then, {now[worst]:.9g} now"
+    )
+
+
+def _plain(config: DictConfig, key: str) -> Any:
+    value = OmegaConf.select(config, key)
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
+    return getattr(value, "value", value)
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                return _difference(f"{key}.{name}", before.get(name), now.get(name))
+    return f"{key} was {before!r} in that run and is {now!r} now"

@@ -1,0 +1,65 @@
+"""Means of whatever is added up, per layer and group."""
+
+import dataclasses
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumulator
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeanSummary:
+    """What `PooledMeans` amount to."""
+
+    mean: Float[Tensor, "layer group ..."]
+    """NaN where nothing was added."""
+    count: Int[Tensor, "layer group"]
+
+
+class Mean(TensorAccumulator):
+    """Accumulates sums that were made elsewhere, and of how many terms they are; in float64, and as integers.
+
+    Args:
+        layers: Number of layers.
+        groups: Groups that each have a number of terms of their own.
+        values: Axes of a sum.
+    """
+
+    _tensors = ("total", "count")
+
+    def __init__(self, layers: int, groups: int, *values: int) -> None:
+        self._total = torch.zeros(layers, groups, *values, dtype=torch.float64)
+        self._count = torch.zeros(layers, groups, dtype=torch.int64)
+
+    def update(self, layer: int, sums: Float[Tensor, "group ..."], counts: Int[Tensor, " group"]) -> None:
+        """Add the sums of a batch in one layer.
+
+        Args:
+            layer: Index of the layer, from 0.
+            sums: Σ over the terms.
+            counts: How many terms.
+        """
+        device = self._follow(sums)
+        self._total[layer] += sums.to(device).double()
+        self._count[layer] += counts.to(device)
+
+    def merge(self, other: "Mean") -> "Mean":
+        """A new accumulator that has seen what both have seen."""
+        merged = Mean(*self._total.shape)
+        mine, theirs = self.state(), other.state()
+        merged.load({name: mine[name] + theirs[name] for name in mine})
+        return merged
+
+    def compute(self) -> MeanSummary:
+        """The means.
+
+        Raises:
+            Nothing: If nothing has been added.
+        """
+        state = self.state()
+        if not state["count"].any():
+            raise EmptyAccumulatorError("nothing has been added up")
+        count = state["count"].view(*state["count"].shape, *(1 for _ in state["total"].shape[2:]))
+        return MeanSummary(state["total"] / count, state["count"])

@@ -1,0 +1,60 @@
+"""Tensors that are kept for rows of a corpus, layer by layer."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
+
+
+class PerExampleTensors(Accumulator):
+    """Keeps a tensor per layer for every row that it is given: for what is itself the result, not for whole corpora of it.
+
+    Args:
+        layers: Number of layers.
+        dtype: Of the tensors that are kept.
+    """
+
+    def __init__(self, layers: int, dtype: torch.dtype) -> None:
+        self._layers, self._dtype = layers, dtype
+        self._kept: dict[int, Tensor] = {}
+
+    def update(self, layer: int, row: int, values: Tensor) -> None:
+        """Keep the values of one row in one layer (index from 0); all layers of a row have the same shape."""
+        if row not in self._kept:
+            self._kept[row] = torch.zeros(self._layers, *values.shape, dtype=self._dtype)
+        self._kept[row][layer] = values.to("cpu", self._dtype)
+
+    def merge(self, other: "PerExampleTensors") -> "PerExampleTensors":
+        """A new accumulator with the rows of both. A row that both have is told alike by both, and kept once."""
+        merged = PerExampleTensors(self._layers, self._dtype)
+        merged._kept = {row: values.clone() for row, values in (other._kept | self._kept).items()}
+        return merged
+
+    def compute(self) -> dict[int, Tensor]:
+        """The tensors by row, in the order of the rows; the first axis of each is the layer.
+
+        Raises:
+            Nothing: If no row has been kept.
+        """
+        if not self._kept:
+            raise EmptyAccumulatorError("no row has been kept")
+        return {row: self._kept[row].clone() for row in sorted(self._kept)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Rows, their shapes, and their values end to end."""
+        rows = sorted(self._kept)
+        return {
+            "rows": torch.tensor(rows, dtype=torch.int64),
+            "shapes": torch.tensor([tuple(self._kept[row].shape) for row in rows], dtype=torch.int64),
+            "values": torch.cat([torch.zeros(0, dtype=self._dtype), *(self._kept[row].flatten() for row in rows)]),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that an accumulator of the same shape gave."""
+        rows = state["rows"].tolist()
+        shapes = [tuple(shape) for shape in state["shapes"].tolist()]
+        sizes = state["shapes"].prod(dim=-1).tolist() if rows else []
+        values = state["values"].clone().split(sizes)
+        self._kept = {row: flat.view(shape) for row, shape, flat in zip(rows, shapes, values, strict=True)}

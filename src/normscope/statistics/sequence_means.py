@@ -1,0 +1,70 @@
+"""Means over sequences of values that each sequence has one of."""
+
+import dataclasses
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumulator
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SequenceSummary:
+    """What `SequenceMeans` amount to."""
+
+    mean: Float[Tensor, "layer row group"]
+    """Over all tokens: every sequence counts by its length."""
+    sequence_mean: Float[Tensor, "layer row group"]
+    """Over all sequences: each counts once."""
+    sequences: int
+
+
+class SequenceMeans(TensorAccumulator):
+    """Accumulates one value per sequence, layer, row and group; sums in float64, counts as integers."""
+
+    _tensors = ("total", "weighted", "sequences", "tokens")
+
+    def __init__(self, layers: int, rows: int, groups: int) -> None:
+        shape = (layers, rows, groups)
+        self._total = torch.zeros(shape, dtype=torch.float64)
+        self._weighted = torch.zeros(shape, dtype=torch.float64)
+        self._sequences = torch.zeros(layers, dtype=torch.int64)
+        self._tokens = torch.zeros(layers, dtype=torch.int64)
+
+    def update(self, layer: int, values: Float[Tensor, "row batch group"], lengths: Int[Tensor, " batch"]) -> None:
+        """Add the values of a batch's sequences in one layer.
+
+        Args:
+            layer: Index of the layer, from 0.
+            values: Each sequence's own mean over its tokens.
+            lengths: Tokens of each sequence.
+        """
+        device = self._follow(values)
+        values, lengths = values.to(device).double(), lengths.to(device)
+        self._total[layer] += values.sum(dim=1)
+        self._weighted[layer] += torch.einsum("rbg,b->rg", values, lengths.double())
+        self._sequences[layer] += len(lengths)
+        self._tokens[layer] += lengths.sum()
+
+    def merge(self, other: "SequenceMeans") -> "SequenceMeans":
+        """A new accumulator that has seen what both have seen."""
+        merged = SequenceMeans(*self._total.shape)
+        mine, theirs = self.state(), other.state()
+        merged.load({name: mine[name] + theirs[name] for name in mine})
+        return merged
+
+    def compute(self) -> SequenceSummary:
+        """The means.
+
+        Raises:
+            Nothing: If no sequence has been added.
+        """
+        state = self.state()
+        if not state["sequences"].all():
+            raise EmptyAccumulatorError("no sequence has been added up")
+        return SequenceSummary(
+            mean=state["weighted"] / state["tokens"][:, None, None],
+            sequence_mean=state["total"] / state["sequences"][:, None, None],
+            sequences=int(state["sequences"][0]),
+        )

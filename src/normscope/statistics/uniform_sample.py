@@ -1,0 +1,112 @@
+"""A uniform sample of a stream, the same whatever order or batches the stream comes in."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
+
+# Draws are made in pieces of one size, so that the first n of them never depend on how many follow.
+_PIECE = 64
+
+
+class UniformSample(Accumulator):
+    """Keeps a uniform sample without replacement of all rows that were offered.
+
+    Every row has a random priority, and the sample is the rows with the smallest ones. Rows come in populations (the pairs of
+    one sequence in one layer, say) that are named by a number; a population's priorities follow from its name and the seed,
+    so neither order, nor batches, nor a split over processes changes the sample. A population of n rows costs not n draws but
+    as many as can still enter: its smallest priorities are drawn in increasing order, as the order statistics of n uniform
+    numbers, until one is too large.
+
+    Args:
+        size: Rows to keep.
+        columns: Numbers in a row.
+        seed: Seed of the priorities.
+    """
+
+    def __init__(self, size: int, columns: int, seed: int) -> None:
+        self._size, self._seed = size, seed
+        self._priorities = torch.zeros(0, dtype=torch.float64)
+        self._rows = torch.zeros(0, columns, dtype=torch.float64)
+        # Rows that have entered since the sample was last cut to its size, which is not worth doing for each.
+        self._entered: list[tuple[Tensor, Tensor]] = []
+
+    def update(
+        self, name: tuple[int, ...], population: int, take: Callable[[np.ndarray], Float[Tensor, "row column"]]
+    ) -> None:
+        """Offer the rows of one population.
+
+        Args:
+            name: Non-negative numbers that tell the population from others.
+            population: How many rows it has.
+            take: Gives the rows at some positions; called with those that enter.
+        """
+        if population == 0:
+            return
+        limit = float(self._priorities.max()) if len(self._priorities) >= self._size else 1.0
+        priorities, positions = self._draws(name, population, limit)
+        if len(positions):
+            self._entered.append((torch.from_numpy(priorities), take(positions).cpu().double()))
+            if sum(len(rows) for _, rows in self._entered) > self._size // 4:
+                self._cut()
+
+    def merge(self, other: "UniformSample") -> "UniformSample":
+        """A new sample of what both have been offered."""
+        merged = UniformSample(self._size, self._rows.shape[1], self._seed)
+        for side in (self, other):
+            merged._entered += [(side._priorities, side._rows), *side._entered]
+        merged._cut()
+        return merged
+
+    def compute(self) -> Float[Tensor, "row column"]:
+        """The rows of the sample, in random order.
+
+        Raises:
+            Nothing: If nothing has been offered.
+        """
+        self._cut()
+        if not len(self._rows):
+            raise EmptyAccumulatorError("no row has been offered")
+        return self._rows.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that is kept."""
+        self._cut()
+        return {"priorities": self._priorities.clone(), "rows": self._rows.clone()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that a sample of the same shape gave."""
+        self._priorities, self._rows = state["priorities"].clone(), state["rows"].clone()
+        self._entered = []
+
+    def _cut(self) -> None:
+        if not self._entered:
+            return
+        parts = zip((self._priorities, self._rows), *self._entered, strict=True)
+        priorities, rows = (torch.cat(part) for part in parts)
+        self._entered = []
+        order = priorities.argsort(stable=True)[: self._size]
+        self._priorities, self._rows = priorities[order], rows[order]
+
+    def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest priorities of a population, as far as they are below a limit, and the positions they fall on."""
+        # Two generators: how many gaps are drawn depends on the limit, and the positions must not.
+        generator, places = (np.random.default_rng([self._seed, *name, which]) for which in (0, 1))
+        wanted = min(population, self._size)
+        gaps = np.zeros(0)
+        positions: dict[int, None] = {}  # in order of drawing, each once
+        total = 0.0
+        while len(gaps) < wanted and total <= -np.log1p(-min(limit, 1 - 1e-16)):
+            # −log(1 − U_(i)) grows by exponential steps of mean 1 / (rows that are left).
+            left = population - np.arange(len(gaps), len(gaps) + _PIECE)
+            gaps = np.concatenate([gaps, generator.exponential(size=_PIECE) / left.clip(min=1)])
+            total = float(gaps.sum())
+        priorities = -np.expm1(-gaps.cumsum()[:wanted])
+        priorities = priorities[priorities < limit] if limit < 1 else priorities
+        while len(positions) < len(priorities):
+            positions.update(dict.fromkeys(places.integers(population, size=_PIECE).tolist()))
+        return priorities, np.fromiter(positions, dtype=np.int64)[: len(priorities)]
