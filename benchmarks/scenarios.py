@@ -5,7 +5,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,17 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from benchmarks.straightforward import mixing_ratios
-from normscope.analyses import ANALYSES
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, state_of
+from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
-from normscope.analyses.options import AnalysisOptions, FrequencyOptions, NormsOptions, ScoreOptions
+from normscope.analyses.registry import analyses
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.families import layout_of
+from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.running.checkpoint import packed
-from normscope.running.loop import show
+from normscope.running.memory import run_batch
 from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
@@ -145,20 +145,22 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         model: A model of a known family.
         names: Names of the analyses; EXACT beside them keeps every pair for the correlation instead.
     """
-    options = AnalysisOptions(
-        norms=NormsOptions(exact_pairs=10**12 if EXACT in names else 0, seed=0),
-        frequency=FrequencyOptions(seed=0),
-        score=ScoreOptions(seed=0),
-    )
-    context = subject_of(model)
-    return [ANALYSES[name](getattr(options, name), context) for name in names if name != EXACT]
+    changed: dict[str, dict[str, Any]] = {
+        "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
+        "frequency": {"seed": 0},
+        "score": {"seed": 0},
+    }
+    context = context_of(model)
+    infos = [analyses()[name] for name in names if name != EXACT]
+    return [info.load()(info.options(**changed.get(info.name, {})), context) for info in infos]
 
 
-def subject_of(model: PreTrainedModel) -> AnalysisContext:
+def context_of(model: PreTrainedModel) -> AnalysisContext:
     """All layers and categories of a model of a known family, and made-up token frequencies."""
     layout = layout_of(model.config.model_type)
     observed = Observer(model, layout)
     layers = list(observed.parameters)
+    ranks = np.arange(1, model.config.vocab_size + 1)
     return AnalysisContext(
         layers=layers,
         categories=[*CATEGORIES, ALL],
@@ -166,26 +168,28 @@ def subject_of(model: PreTrainedModel) -> AnalysisContext:
         hidden_norms=observed.hidden_norms,
         methods=layout.methods,
         depth=len(layers),
-        frequencies=lambda _options: TokenFrequencies(*(np.arange(1, model.config.vocab_size + 1),) * 2),
+        resources={FREQUENCIES: TokenFrequencies(ranks, ranks)},
     )
 
 
-def analysing(model: PreTrainedModel, batch: Batch, analyses: Collection[Analysis]) -> Callable[[], None]:
-    """A function that shows one batch to analyses.
+def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]) -> Callable[[], None]:
+    """A function that runs one batch through a model and analyses.
 
     Args:
         model: The model that they are of.
         batch: The batch, where the model is.
-        analyses: The analyses.
+        measured: The analyses.
     """
     layout = layout_of(model.config.model_type)
     layers = list(range(1, model.config.num_hidden_layers + 1))
-    hidden = [0, *layers] if any(analysis.hidden for analysis in analyses) else ()
+    info = ModelInfo.of("", model.config, layout)
+    needed = any(analysis.requirements(analysis.options, info).hidden for analysis in measured)
+    hidden = [0, *layers] if needed else ()
     observer = Observer(model, layout, layers, hidden)
 
     def forward() -> None:
         with observer:
-            show(observer, batch, analyses)
+            run_batch(observer, batch, measured)
 
     return forward
 
@@ -194,9 +198,9 @@ def state_sizes() -> Iterator[str]:
     """How large what has been added up is, which is all that processes send each other."""
     model = AutoModel.from_config(SHAPES["BERT-base"]).eval().requires_grad_(False)
     for names in ("mixing", "norms", "frequency", "outliers", "score"):
-        analyses = analyses_of(model, [names])
-        analysing(model, random_batch((8, 128), model.config.vocab_size), analyses)()
-        yield f"state of {names}, BERT-base: {packed(analyses).numel() / 2**20:.2f} MiB"
+        measured = analyses_of(model, [names])
+        analysing(model, random_batch((8, 128), model.config.vocab_size), measured)()
+        yield f"state of {names}, BERT-base: {sum(part.nbytes for part in state_of(measured).values()) / 2**20:.2f} MiB"
 
 
 def correlation_costs(repeats: int) -> Iterator[str]:

@@ -16,17 +16,16 @@ from transformers import BatchEncoding
 from normscope.analyses.findings import WordMaps
 from normscope.config.schema import DeviceOptions, DType, ModelOptions, Pin
 from normscope.data.batching import Batch
-from normscope.data.given_texts import Text, batch_of, described
 from normscope.errors import InputError, one_line
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
+from normscope.models.given_texts import Text, batch_of, described
 from normscope.models.iteration import observe_blocks
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load as load_options
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
 from normscope.reporting.figures import draw, png
-from normscope.running.token_maps import pair_maps
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -219,12 +218,12 @@ def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:
     layers: list[dict[str, Tensor]] = []
     for block in observe(model, batch):
         ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()
-        layers.append(pair_maps(block) | {"ratios": ratios})
+        layers.append({str(method): maps[0] for method, maps in block.pair_maps().items()} | {"ratios": ratios})
     maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
     tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
     return Decomposition(
         tokens=tuple(tokens),
-        weights=maps["weights"],
+        weights=maps["attn_w"],
         vectors=maps["attn_n"],
         residual=maps.get("attnres_n"),
         normalised=maps.get("attnresln_n"),

@@ -152,7 +152,7 @@ def comparable(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def assert_same(first: Accumulator, second: Accumulator) -> None:
     """States agree: integers exactly, sums to the last bits."""
-    left, right = comparable(first.state()), comparable(second.state())
+    left, right = comparable(first.state_dict()), comparable(second.state_dict())
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], rtol=1e-12, atol=1e-12, msg=name)
@@ -171,11 +171,11 @@ def test_merge_is_associative(case):
 
 def test_merge_leaves_both_sides_alone(case):
     a, b = fed(case, values(0)), fed(case, values(1))
-    before = a.state(), b.state()
+    before = a.state_dict(), b.state_dict()
     merged = a.merge(b)
     case.feed(merged, values(2))
     for accumulator, state in zip((a, b), before, strict=True):
-        for name, tensor in accumulator.state().items():
+        for name, tensor in accumulator.state_dict().items():
             assert torch.equal(tensor, state[name])
 
 
@@ -191,9 +191,9 @@ def test_batches_equal_the_whole(seed, cut):
 
 def test_state_survives_save_and_load(case, tmp_path):
     accumulator = fed(case, values(0))
-    torch.save(accumulator.state(), tmp_path / "state.pt")
+    torch.save(accumulator.state_dict(), tmp_path / "state.pt")
     restored = case.empty()
-    restored.load(torch.load(tmp_path / "state.pt", weights_only=True))
+    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     case.feed(accumulator, values(1))
     case.feed(restored, values(1))
     assert_same(accumulator, restored)
@@ -201,7 +201,7 @@ def test_state_survives_save_and_load(case, tmp_path):
 
 def test_state_is_a_copy(case):
     accumulator = fed(case, values(0))
-    state = accumulator.state()
+    state = accumulator.state_dict()
     kept = {name: tensor.clone() for name, tensor in state.items()}
     case.feed(accumulator, values(1))
     assert all(torch.equal(state[name], kept[name]) for name in state)
@@ -335,7 +335,7 @@ def test_kept_pairs_never_exceed_the_budget():
     for seed in range(4):
         numbers = torch.rand(2, 20, generator=torch.Generator().manual_seed(seed))
         correlation.update(0, numbers[:1, None, None], numbers[1:, None], torch.zeros(1, 20, dtype=torch.long))
-        kept = correlation.state().get("first_0", torch.zeros(0))
+        kept = correlation.state_dict().get("first_0", torch.zeros(0))
         assert len(kept) in (20 * (seed + 1), 0)
         assert len(kept) <= 50
     assert correlation.compute()[0][0].count == 80
@@ -356,5 +356,5 @@ def test_pairs_of_the_two_hundredth_group_stay_in_it():
     numbers = torch.arange(1.0, 6.0)
     group = torch.full((1, 5), 199)
     correlation.update(0, numbers.view(1, 1, 1, 5), numbers.view(1, 1, 5), group)
-    again.load(correlation.state())
+    again.load_state_dict(correlation.state_dict())
     assert again.compute()[0][199].count == 5

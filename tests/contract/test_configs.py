@@ -11,10 +11,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from normscope import command_line  # registers the schema and the resolvers
+from normscope import cli  # registers the schema and the resolvers
 from normscope.alignment.symmetrisation import Heuristic
-from normscope.analyses import ANALYSES
-from normscope.analyses.options import AnalysisOptions
+from normscope.analyses.registry import analyses
 from normscope.config.schema import RunOptions, enabled_analyses
 from normscope.config.validation import check, chosen_categories, chosen_layers
 from normscope.errors import InputError
@@ -27,7 +26,7 @@ PRESETS = sorted(path for path in CONF.glob("*/*.yaml"))
 
 
 def composed(*overrides: str) -> RunOptions:
-    assert command_line
+    assert cli
     with initialize_config_dir(str(CONF), version_base="1.3"):
         options = OmegaConf.to_object(compose("config", overrides=list(overrides)))
     assert isinstance(options, RunOptions)
@@ -52,12 +51,12 @@ def test_defaults():
 
 
 def test_every_analysis_has_options_and_a_preset():
-    names = {field.name for field in dataclasses.fields(AnalysisOptions)}
-    assert names == set(ANALYSES) == {path.stem for path in (CONF / "analysis").glob("*.yaml")}
+    names = {field.name for field in dataclasses.fields(RunOptions().analysis)}
+    assert names == set(analyses()) == {path.stem for path in (CONF / "analysis").glob("*.yaml")}
 
 
 def test_analyses_are_chosen_as_a_list_or_alone():
-    every = list(ANALYSES)
+    every = list(analyses())
     assert enabled_analyses(composed(f"analysis=[{','.join(every)}]").analysis) == every
     assert enabled_analyses(composed("analysis=mixing").analysis) == ["mixing"]
     with pytest.raises(InputError, match="expected at least one of"):

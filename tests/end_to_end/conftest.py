@@ -1,6 +1,6 @@
 import pytest
 
-from normscope import preparation, publication
+from normscope.running import publish, session
 from tests.end_to_end.disturbed import SMALL
 from tests.end_to_end.shell import draw_nothing, start
 
@@ -16,8 +16,8 @@ def quick_figures(request, monkeypatch):
 def quick_report(request, monkeypatch):
     """No explorer and an empty page, but for tests that look at them: those are marked `reports`."""
     if "reports" not in request.keywords:
-        monkeypatch.setattr(preparation, "_chosen", lambda *_: [])
-        monkeypatch.setattr(publication, "page", lambda *_: "")
+        monkeypatch.setattr(session, "_texts", lambda *_: [])
+        monkeypatch.setattr(publish, "page", lambda *_: "")
 
 
 @pytest.fixture(scope="session")

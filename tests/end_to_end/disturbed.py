@@ -42,10 +42,14 @@ def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[
     )
 
 
-def torchrun(processes: int, *arguments: str, program: str = "run.py") -> "subprocess.CompletedProcess[str]":
+def torchrun(
+    processes: int, *arguments: str, program: str = "run.py", **environment: str
+) -> "subprocess.CompletedProcess[str]":
     """`torchrun` on this machine."""
     rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={processes}"]
-    return python("-m", "torch.distributed.run", *rendezvous, program, *arguments, OMP_NUM_THREADS="1")
+    return python(
+        "-m", "torch.distributed.run", *rendezvous, program, *arguments, **{"OMP_NUM_THREADS": "1"} | environment
+    )
 
 
 @contextlib.contextmanager

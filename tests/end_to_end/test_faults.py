@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
+from normscope.analyses.frequency.analysis import FrequencyAnalysis
+from normscope.analyses.norms.analysis import NormsAnalysis
 from tests.end_to_end.disturbed import SMALL, mounted, python, results, torchrun
 from tests.end_to_end.shell import run_here
 
@@ -59,29 +61,40 @@ def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, save
 class TooSmall:
     """A device whose memory holds so many tokens of a batch: what is more fails in the middle of a layer, as it does there."""
 
-    def __init__(self, monkeypatch, tokens: int) -> None:
-        from normscope.analyses.norms.analysis import NormsAnalysis
-
-        observe = NormsAnalysis.observe
+    def __init__(self, monkeypatch, tokens: int, *, at_the_end: bool = False) -> None:
         self.refused: list[tuple[int, ...]] = []
 
-        def observe_until_full(analysis, block, batch):
-            observe(analysis, block, batch)  # other analyses, and this one, have counted the layer by then
-            if block.layer == 2 and batch.token_mask.numel() > tokens:
+        def check(batch):
+            if batch.token_mask.numel() > tokens:
                 self.refused.append(tuple(batch.token_mask.shape))
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(NormsAnalysis, "observe", observe_until_full)
+        update, end = NormsAnalysis.update_attention, FrequencyAnalysis.end_batch
+
+        def update_until_full(analysis, block, batch):
+            update(analysis, block, batch)  # other analyses, and this one, have counted the layer by then
+            if block.layer == 2:
+                check(batch)
+
+        def end_until_full(analysis, batch):
+            end(analysis, batch)
+            check(batch)
+
+        if at_the_end:
+            monkeypatch.setattr(FrequencyAnalysis, "end_batch", end_until_full)
+        else:
+            monkeypatch.setattr(NormsAnalysis, "update_attention", update_until_full)
 
 
-def test_batches_that_do_not_fit_are_shown_in_parts(capsys, monkeypatch, tmp_path, saved_model):
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, at_the_end):
     undisturbed = tmp_path / "undisturbed"
     run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={undisturbed}")
-    device = TooSmall(monkeypatch, 150)
+    device = TooSmall(monkeypatch, 150, at_the_end=at_the_end)
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
     assert 0 < len(device.refused) < 6
-    assert outcome.err.count("does not fit into the memory of cpu: batches are shown in parts") == 1
+    assert outcome.err.count("does not fit into the memory of cpu: batches are split") == 1
     ours, whole = results(tmp_path / "run"), results(undisturbed)
     for name, value in whole["metrics"].items():
         assert ours["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
@@ -105,24 +118,24 @@ def test_memory_that_the_system_refuses(tmp_path, saved_model):
     """The address space of the process is bounded once its first batch has been seen: allocations fail for real."""
     (tmp_path / "bounded.py").write_text(
         "import resource, runpy, sys\n"
-        "import normscope.running.loop as observation\n"
-        "show = observation.Screen._show\n"
-        "def bounded(screen, batch):\n"
+        "from normscope.running.memory import BatchRunner\n"
+        "run = BatchRunner._run\n"
+        "def bounded(runner, batch):\n"
         "    pages = int(open('/proc/self/statm').read().split()[0])\n"
         "    limit = pages * resource.getpagesize() + 12 * 2**20\n"
         "    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"
         "    try:\n"
-        "        return show(screen, batch)\n"
+        "        return run(runner, batch)\n"
         "    finally:\n"
         "        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
-        "observation.Screen._show = bounded\n"
+        "BatchRunner._run = bounded\n"
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=disabled", "report.enabled=false", "device.batch_tokens=400000"]
     command = [str(tmp_path / "bounded.py"), "analysis=norms", *arguments, f"output_dir={tmp_path / 'run'}"]
     outcome = python(*command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="1")
     assert outcome.returncode == 0, outcome.stderr
-    assert "batches are shown in parts from now on" in outcome.stderr
+    assert "batches are split from now on" in outcome.stderr
 
 
 def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
@@ -155,14 +168,14 @@ def test_a_disk_that_is_read_only_is_told_in_one_line(capsys, monkeypatch, tmp_p
 def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
-        "import normscope.running.loop as observation\n"
-        "show, seen = observation.Screen._show, []\n"
-        "def die_at_the_third(screen, batch):\n"
+        "from normscope.running.memory import BatchRunner\n"
+        "run, seen = BatchRunner._run, []\n"
+        "def die_at_the_third(runner, batch):\n"
         "    seen.append(1)\n"
         "    if os.environ['RANK'] == '1' and len(seen) == 3:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return show(screen, batch)\n"
-        "observation.Screen._show = die_at_the_third\n"
+        "    return run(runner, batch)\n"
+        "BatchRunner._run = die_at_the_third\n"
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [*SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}"]
@@ -219,13 +232,13 @@ def test_a_tracker_that_goes_away_costs_nothing_of_ours(capsys, monkeypatch, tmp
     from normscope.running import pipeline
 
     server = Server(monkeypatch)
-    observe = pipeline.observe
+    accumulate = pipeline.accumulate
 
-    def observe_and_lose(*arguments):
-        observe(*arguments)
+    def accumulate_and_lose(*arguments):
+        accumulate(*arguments)
         server.stop()
 
-    monkeypatch.setattr(pipeline, "observe", observe_and_lose)
+    monkeypatch.setattr(pipeline, "accumulate", accumulate_and_lose)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3)
     arguments = [f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}", "tracking=online", "dataset.limit=4"]
     outcome = run_here(capsys, monkeypatch, *arguments, "report.enabled=false")
@@ -241,14 +254,14 @@ def test_a_tracker_whose_service_dies_is_said_once(tmp_path, saved_model):
     """Weights & Biases' own process is killed in the middle of the run."""
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal, subprocess\n"
-        "from normscope import pipeline\n"
-        "observe = pipeline.observe\n"
-        "def observe_and_kill(*arguments):\n"
-        "    observe(*arguments)\n"
+        "from normscope.running import pipeline\n"
+        "accumulate = pipeline.accumulate\n"
+        "def accumulate_and_kill(*arguments):\n"
+        "    accumulate(*arguments)\n"
         "    found = subprocess.check_output(['pgrep', '-P', str(os.getpid()), 'wandb'], text=True).split()\n"
         "    assert found\n"
         "    for process in found: os.kill(int(process), signal.SIGKILL)\n"
-        "pipeline.observe = observe_and_kill\n"
+        "pipeline.accumulate = accumulate_and_kill\n"
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]

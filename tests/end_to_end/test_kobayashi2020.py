@@ -193,9 +193,9 @@ def _check_sample(folder, pairs):
     sample = table(folder, "norms_sample")
     assert len(sample) == min(10_000, len(pairs))
     keys = ["layer", "category"]
-    token_mask = pairs.assign(alpha=pairs["alpha"].round(5), f=pairs["f"].round(4)).drop_duplicates()
+    distinct = pairs.assign(alpha=pairs["alpha"].round(5), f=pairs["f"].round(4)).drop_duplicates()
     drawn = sample[[*keys, "alpha", "f"]].assign(alpha=sample["alpha"].round(5), f=sample["f"].round(4))
-    matched = drawn.merge(token_mask, on=[*keys, "alpha", "f"], how="inner")
+    matched = drawn.merge(distinct, on=[*keys, "alpha", "f"], how="inner")
     assert len(matched) > 0.9 * len(sample)  # the rest rounds to the neighbouring digit
 
 

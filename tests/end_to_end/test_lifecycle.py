@@ -6,10 +6,11 @@ import shutil
 import pytest
 import yaml
 
-from normscope import pipeline, preparation
 from normscope.errors import InputError
+from normscope.models.loading import OpenedModel
 from normscope.reporting.claim import LOCK
 from normscope.reporting.run_folder import RunFolder
+from normscope.running import pipeline
 from tests.end_to_end.disturbed import results, torchrun
 from tests.end_to_end.shell import ROOT, run_here
 
@@ -29,7 +30,7 @@ def test_bad_input_in_an_empty_directory_leaves_it_as_it_was(capsys, monkeypatch
 
 
 def test_the_folder_is_claimed_before_the_model_is_loaded(capsys, monkeypatch, tmp_path, saved_model):
-    load, claimed = preparation.load, []
+    load, claimed = OpenedModel.load, []
 
     def load_and_look(*arguments):
         claimed.append((tmp_path / "run" / LOCK).exists())
@@ -37,7 +38,7 @@ def test_the_folder_is_claimed_before_the_model_is_loaded(capsys, monkeypatch, t
             RunFolder(tmp_path / "run")
         return load(*arguments)
 
-    monkeypatch.setattr(preparation, "load", load_and_look)
+    monkeypatch.setattr(OpenedModel, "load", load_and_look)
     arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]
     assert run_here(capsys, monkeypatch, *arguments).status == 0
     assert claimed == [True]
@@ -112,13 +113,13 @@ def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, inte
 
 @pytest.mark.parametrize("tracking", ["disabled", "offline"])
 def test_a_folder_that_is_deleted_during_the_run_is_one_line(capsys, monkeypatch, tmp_path, saved_model, tracking):
-    observe = pipeline.observe
+    accumulate = pipeline.accumulate
 
-    def observe_and_delete(*arguments):
-        observe(*arguments)
+    def accumulate_and_delete(*arguments):
+        accumulate(*arguments)
         shutil.rmtree(tmp_path / "run")
 
-    monkeypatch.setattr(pipeline, "observe", observe_and_delete)
+    monkeypatch.setattr(pipeline, "accumulate", accumulate_and_delete)
     arguments = [f"model.name={saved_model}", *QUICK, f"tracking={tracking}", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *arguments)
     assert outcome.status == 2
@@ -131,13 +132,13 @@ def test_a_folder_that_is_deleted_during_the_run_is_one_line(capsys, monkeypatch
 def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dying):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
-        "from normscope import pipeline\n"
-        "observe = pipeline.observe\n"
+        "from normscope.running import pipeline\n"
+        "accumulate = pipeline.accumulate\n"
         "def die(*arguments):\n"
         f"    if os.environ['RANK'] == '{dying}':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    observe(*arguments)\n"
-        "pipeline.observe = die\n"
+        "    accumulate(*arguments)\n"
+        "pipeline.accumulate = die\n"
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]

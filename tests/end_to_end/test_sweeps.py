@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from normscope.reporting import runs, wandb_report
+from normscope.reporting.comparison import runs, wandb_report
 from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, run_here
 

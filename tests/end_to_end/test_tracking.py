@@ -11,8 +11,8 @@ import pytest
 import wandb
 
 from normscope.config.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, TrackingMode, TrackingOptions
-from normscope.config.tracking_environment import with_environment
 from normscope.reporting import tracking
+from normscope.reporting.tracking_environment import with_environment
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import run_of

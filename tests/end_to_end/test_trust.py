@@ -97,10 +97,10 @@ def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, u
 def stopped(capsys, monkeypatch, tmp_path, saved_model):
     """A run folder with a checkpoint after its third batch, as a kill leaves it."""
     (tmp_path / "corpus.txt").write_text("".join(f"sentence number {n} of the corpus .\n" for n in range(200)))
-    token_mask = checkpoints.Checkpoint.save
+    original = checkpoints.Checkpoint.save
 
     def save(self, analyses, position):
-        token_mask(self, analyses, position)
+        original(self, analyses, position)
         if position.batches == 3:
             raise Killed
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.options import NormsOptions
+from normscope.analyses.norms.options import NormsOptions
 from normscope.data.encoding import fingerprint
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, cloud, spearman, table

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.analyses.options import OutliersOptions
+from normscope.analyses.outliers.options import OutliersOptions
 from tests.oracles.comparison import Expected, Picture, table
 from tests.oracles.specimens import Specimen
 

@@ -1,6 +1,5 @@
 """Two tiny models with a small corpus each, and what an analysis publishes of them."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -11,18 +10,18 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from normscope.analyses import ANALYSES
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, load_state, merge_state, state_of
 from normscope.analyses.findings import Findings
+from normscope.analyses.registry import analyses
 from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.models.families import layout_of
-from normscope.models.interventions import ModelInterventionRunner
+from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.running.loop import show
+from normscope.running.memory import run_batch
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
 from tests.tiny import tiny_model
@@ -83,7 +82,7 @@ class Specimen:
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
     def findings(
-        self, name: str, options: Any, layers: Sequence[int], categories: Sequence[str], **more: Any
+        self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any
     ) -> Findings:
         """What an analysis publishes."""
         observer = Observer(self.loaded.model, self.loaded.layout, layers, range(self.loaded.layers + 1))
@@ -99,20 +98,19 @@ class Specimen:
             token=lambda token: str(self.loaded.tokenizer.convert_ids_to_tokens(token)),
             **more,
         )
-        merged = analysed(name, options, context, observer, self.batches)
-        merged.experiment(ModelInterventionRunner(self.loaded, self.encoder, layers, 45))
-        return merged.findings()
+        merged = analysed(name, chosen, context, observer, self.batches)
+        merged.intervene(InterventionRunner(self.loaded, self.encoder, layers, 45))
+        return merged.result()
 
 
 def analysed(name: str, options: Any, context: AnalysisContext, observer: Observer, parts: Sequence[Batch]) -> Analysis:
     """An analysis that has seen a corpus: batches go to two processes in turn, whose sums are saved, loaded and merged."""
-    one, other = (ANALYSES[name](options, context) for _ in range(2))
+    one, other = (analyses()[name].load()(options, context) for _ in range(2))
     with observer:
         for number, batch in enumerate(parts):
-            show(observer, batch, [(one, other)[number % 2]])
-    assert one.accumulators.keys() == other.accumulators.keys()
-    for key, accumulator in one.accumulators.items():
-        accumulator.load(copy.deepcopy(accumulator.merge(other.accumulators[key]).state()))
+            run_batch(observer, batch, [(one, other)[number % 2]])
+    merge_state([one], state_of([other]))
+    load_state([one], state_of([one]))
     return one
 
 

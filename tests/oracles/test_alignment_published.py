@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
+from normscope.alignment.options import AlignmentOptions
 from normscope.alignment.reverse_run import ReverseAlignment
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.options import AlignmentOptions
 from normscope.data.batching import Batch
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
@@ -101,8 +102,8 @@ def findings(options: AlignmentOptions, baselines, reverse, layers):
         baselines,
         {key: ReverseAlignment(layer, links) for key, (layer, links) in reverse.items()},
     )
-    context = AnalysisContext(layers, ["all"], observer.parameters, reference=lambda _: reference)
-    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2)]).findings()
+    context = AnalysisContext(layers, ["all"], observer.parameters, resources={REFERENCE: reference})
+    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2)]).result()
 
 
 @pytest.mark.parametrize("layers", [[1, 2], [2]])

@@ -2,14 +2,12 @@
 
 import pytest
 
-from normscope.analyses.options import (
-    FrequencyOptions,
-    MixingOptions,
-    NormsOptions,
-    OutlierCriterion,
-    OutliersOptions,
-    ScoreOptions,
-)
+from normscope.analyses.frequency.analysis import FREQUENCIES
+from normscope.analyses.frequency.options import FrequencyOptions
+from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
+from normscope.analyses.score.options import ScoreOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from tests.oracles import frequency_oracle, mixing_oracle, norms_oracle, outliers_oracle, score_oracle, specimens
 from tests.oracles.comparison import assert_published
@@ -67,7 +65,7 @@ def test_frequency(bert, left_out):
         FrequencyOptions(seed=0),
         layers,
         reported(bert, None),
-        frequencies=lambda _: TokenFrequencies(rank, count),
+        resources={FREQUENCIES: TokenFrequencies(rank, count)},
     )
     assert_published(found, frequency_oracle.expected(bert, layers, rank, count))
 
@@ -85,7 +83,7 @@ OUTLIERS = {
 def test_outliers(specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(specimen, categories)
-    found = specimen.findings("outliers", chosen, [2], categories, outliers=chosen)
+    found = specimen.findings("outliers", chosen, [2], categories, options=[chosen])
     assert_published(found, outliers_oracle.expected(specimen, categories, chosen))
 
 
@@ -111,6 +109,6 @@ SCORES = {
 def test_score(specimen, choice):
     outliers, options, (layers, categories) = SCORES[choice]
     categories = reported(specimen, categories)
-    found = specimen.findings("score", options, layers, categories, outliers=outliers)
+    found = specimen.findings("score", options, layers, categories, options=[outliers])
     expected = score_oracle.expected(specimen, layers, categories, options, outliers)
     assert_published(found, expected, tolerance=1e-6)  # logits are in float32

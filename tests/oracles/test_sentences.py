@@ -1,11 +1,12 @@
 """The sentences of the report, written out by hand; where a number decides what is said, both outcomes."""
 
+import importlib
 import inspect
 import sys
 
 import pytest
 
-from normscope.analyses import ANALYSES, sentences
+from normscope.analyses.registry import analyses
 
 MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
 WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
@@ -145,14 +146,15 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_sentences(name):
     for metrics, expected in CASES[name]:
-        assert getattr(sentences, name)(metrics) == expected
+        assert module_of(name).sentences_of(metrics) == expected
 
 
-def test_every_line_that_makes_a_sentence_is_tested():
+@pytest.mark.parametrize("name", analyses())
+def test_every_line_that_makes_a_sentence_is_tested(name):
     """A sentence that no case has would leave lines that no case runs."""
-    functions = dict(inspect.getmembers(sentences, inspect.isfunction))
-    assert CASES.keys() == ANALYSES.keys() == {name for name in functions if not name.startswith("_")}
-    codes = {code for function in functions.values() for code in _nested(inspect.unwrap(function).__code__)}
+    sentences = module_of(name)
+    functions = [member for _, member in inspect.getmembers(sentences, inspect.isfunction)]
+    codes = {code for function in functions for code in _nested(inspect.unwrap(function).__code__)}
     codes = {code for code in codes if code.co_filename == sentences.__file__}
     assert codes
     run = set()
@@ -166,14 +168,19 @@ def test_every_line_that_makes_a_sentence_is_tested():
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        for name, cases in CASES.items():
-            for metrics, _ in cases:
-                getattr(sentences, name)(metrics)
+        for metrics, _ in CASES[name]:
+            sentences.sentences_of(metrics)
     finally:
         sys.settrace(before)
     lines = {(code, line) for code in codes for _, _, line in code.co_lines() if line and line > code.co_firstlineno}
     missed = sorted(line for code, line in lines - run)
-    assert not missed, f"lines of sentences.py that no case runs: {missed}"
+    assert not missed, f"lines of {sentences.__file__} that no case runs: {missed}"
+
+
+def module_of(name):
+    """The module with the sentences of an analysis, which stands beside its implementation."""
+    package = analyses()[name].implementation.partition(":")[0].rpartition(".")[0]
+    return importlib.import_module(f"{package}.sentences")
 
 
 def _nested(code):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 
-from normscope import preparation, publication
 from normscope.reporting import run_folder
+from normscope.running import publish, session
 from tests.end_to_end.shell import ROOT
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
@@ -85,8 +85,8 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["run.py", *arguments])
         patched.setattr(run_folder, "draw", lambda _figure, paths: [Path(path).write_bytes(b"") for path in paths])
-        patched.setattr(preparation, "_chosen", lambda *_: [])
-        patched.setattr(publication, "page", lambda *_: "")
+        patched.setattr(session, "_texts", lambda *_: [])
+        patched.setattr(publish, "page", lambda *_: "")
         with pytest.raises(SystemExit) as exit_:
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
     path = folder / "run/results.json"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.mixing.analysis import MixingAnalysis
-from normscope.analyses.options import MixingOptions
+from normscope.analyses.mixing.options import MixingOptions
 from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import batches
 from normscope.data.categories import ALL, CATEGORIES
@@ -33,8 +33,8 @@ def summary(model, tokenizer, examples, batch_tokens):
     analysis = MixingAnalysis(MixingOptions(), AnalysisContext([1, 2, 3], [*CATEGORIES, ALL], {}))
     with Observer(model, layout_of("bert")) as observer:
         for batch in batches(examples, encoder, batch_tokens, CorpusCounts()):
-            observer.run(batch.model_inputs(), lambda block, batch=batch: analysis.observe(block, batch))
-    return analysis.findings().tables["by_layer"]
+            observer.run(batch.model_inputs(), lambda block, batch=batch: analysis.update_attention(block, batch))
+    return analysis.result().tables["by_layer"]
 
 
 @given(corpora=corpora, seed=st.randoms(use_true_random=False), batch_tokens=st.integers(1, 100))

@@ -19,8 +19,8 @@ from normscope.alignment.aligners import align
 from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Agreement, Setting, aligned_words, row_words, word_maps
-from normscope.alignment.words import NO_WORD, token_words
 from normscope.data.toy_corpus import ToyCorpus
+from normscope.data.words import NO_WORD, token_words
 from normscope.errors import InputError
 from normscope.translation.vocabulary import joint_vocabulary
 

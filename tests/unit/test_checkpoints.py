@@ -3,15 +3,18 @@
 import random
 
 import pytest
+import safetensors.torch
 import torch
 
-from normscope import checkpoints, processes
-from normscope.analyses.base import Analysis
+from normscope.analyses.base import Analysis, load_state, merge_state, state_of
 from normscope.analyses.findings import Findings
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.reporting.run_folder import RunFolder
-from normscope.running.checkpoint import Checkpoint, Position, merge, packed, restore, states, unpacked
+from normscope.running import checkpoint as checkpoints
+from normscope.running import distributed
+from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.distributed import ProcessGroup
 from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis
@@ -25,7 +28,7 @@ from normscope.statistics.uniform_sample import UniformSample
 class Counting(Analysis):
     """An analysis that remembers something of every kind, and that is expensive to build."""
 
-    name = "counting"
+    info = AnalysisInfo("counting", "Counts", AnalysisConfig, "")
     built = 0
 
     def __init__(self) -> None:
@@ -39,9 +42,7 @@ class Counting(Analysis):
             "ranks": RankCorrelation(1, 1, Axis(-4, 4, 2), Axis(-4, 4, 2), 50),
         }
 
-    def observe(self, block, batch) -> None: ...
-
-    def findings(self) -> Findings:
+    def result(self) -> Findings:
         raise NotImplementedError
 
     def see(self, number: int) -> None:
@@ -80,7 +81,7 @@ def test_a_checkpoint_gives_back_what_was_saved(saved):
     checkpoint, analysis, _ = saved
     other = Counting()
     assert checkpoint.resume([other], iter(())) == Position()
-    assert same(states([other]), states([analysis]))
+    assert same(state_of([other]), state_of([analysis]))
 
 
 def test_one_flipped_bit_anywhere_is_refused(saved):
@@ -94,10 +95,10 @@ def test_one_flipped_bit_anywhere_is_refused(saved):
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         other = Counting()
-        before = states([other])
+        before = state_of([other])
         with pytest.raises(InputError, match="the checkpoint cannot be read"):
             checkpoint.resume([other], iter(()))
-        assert same(states([other]), before), f"bit {place} was loaded"
+        assert same(state_of([other]), before), f"bit {place} was loaded"
 
 
 @pytest.mark.parametrize("length", [0, 4, 8, 100, -1])
@@ -110,10 +111,8 @@ def test_a_checkpoint_that_was_cut_is_refused(saved, length):
 
 @pytest.mark.parametrize("header", ["[]", "{}", "null", '{"identity": [], "batches": 0, "digest": ""}', "[" * 100_000])
 def test_a_forged_header_is_refused(saved, header):
-    import safetensors.torch
-
     checkpoint, analysis, path = saved
-    tensors = states([analysis])
+    tensors = state_of([analysis])
     metadata = {"normscope": header, "sha256": checkpoints.checksum(header, tensors)}
     path.write_bytes(safetensors.torch.save(tensors, metadata=metadata))
     with pytest.raises(InputError, match="the checkpoint cannot be read"):
@@ -125,12 +124,12 @@ def test_states_are_merged_without_building_an_analysis():
     for number in range(6):
         whole.see(number)
         (first if number < 3 else second).see(number)
-    apart, built = states([second]), Counting.built
-    merge([first], apart)
+    apart, built = state_of([second]), Counting.built
+    merge_state([first], apart)
     assert Counting.built == built
-    assert same(states([second]), apart), "the other's state must stay as it was"
+    assert same(state_of([second]), apart), "the other's state must stay as it was"
     for name, accumulator in whole.accumulators.items():
-        ours, theirs = first.accumulators[name].state(), accumulator.state()
+        ours, theirs = first.accumulators[name].state_dict(), accumulator.state_dict()
         if name != "ranks":  # pairs are kept in the order in which they came
             assert same(ours, theirs), name
     ours, theirs = (analysis.accumulators["ranks"].compute() for analysis in (first, whole))
@@ -140,9 +139,9 @@ def test_states_are_merged_without_building_an_analysis():
 def test_a_new_accumulator_stays_new_while_it_is_merged():
     analysis, other = Counting(), Counting()
     other.see(1)
-    merge([analysis], states([other]))
-    merge([analysis], states([Counting()]))
-    assert same(states([analysis]), states([other]))
+    merge_state([analysis], state_of([other]))
+    merge_state([analysis], state_of([Counting()]))
+    assert same(state_of([analysis]), state_of([other]))
 
 
 def test_the_first_process_gathers_without_building_an_analysis(monkeypatch):
@@ -152,19 +151,23 @@ def test_the_first_process_gathers_without_building_an_analysis(monkeypatch):
     for number, analysis in enumerate(analyses):
         analysis.see(number)
     sent = {
-        rank: [torch.frombuffer(bytearray(counts[rank].packed().encode()), dtype=torch.uint8), packed([analysis])]
+        rank: [sent_bytes(counts[rank].packed().encode()), sent_bytes(safetensors.torch.save(state_of([analysis])))]
         for rank, analysis in enumerate(others, start=1)
     }
-    monkeypatch.setattr(processes, "_received", lambda rank: sent[rank].pop(0))
+    monkeypatch.setattr(distributed, "_received", lambda rank: sent[rank].pop(0))
     built = Counting.built
-    ProcessGroup(0, 3).gather([first], counts[0])
+    ProcessGroup(0, 3).reduce([first], counts[0])
     assert Counting.built == built
     assert counts[0].tokens == 15
     assert first.accumulators["tally"].compute()[:, 1].tolist() == [2, 1]
 
 
-def test_packed_states_are_unpacked():
+def sent_bytes(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def test_a_state_that_was_sent_is_the_state():
     analysis, other = Counting(), Counting()
     analysis.see(4)
-    restore([other], unpacked(packed([analysis])))
-    assert same(states([other]), states([analysis]))
+    load_state([other], safetensors.torch.load(safetensors.torch.save(state_of([analysis]))))
+    assert same(state_of([other]), state_of([analysis]))

@@ -11,7 +11,7 @@ from normscope.config.schema import DatasetKind, RunOptions
 from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.run_folder import RunFolder, Status
-from normscope.running import software as provenance
+from normscope.running import provenance as provenance
 
 
 def everything_below(folder: Path) -> set[Path]:

@@ -11,7 +11,7 @@ import pytest
 
 from normscope.alignment.links import LinkFile
 from normscope.config.schema import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
-from normscope.data import frequency, hub
+from normscope.data import hub, token_frequencies
 from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
 from normscope.data.corpora import open_corpus
@@ -455,4 +455,4 @@ def test_numbers_of_thousands_of_digits_are_bad_input(tmp_path):
         LinkFile(links, "key").read([(1, 1)])
     ranks.write_text(f"1 {digits} 3\n")
     with pytest.raises(InputError, match="line 1 is not `rank count token_id`"):
-        frequency.read(ranks, 10)
+        token_frequencies.read(ranks, 10)

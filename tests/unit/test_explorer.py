@@ -18,7 +18,7 @@ from normscope.models import block as blocks
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import TokenMaps, pairs_table, payload
 from normscope.running import token_maps as exploration
-from normscope.running.token_maps import pair_maps, select_examples, token_maps
+from normscope.running.token_maps import select_examples, token_maps
 
 
 class Texts(Corpus):
@@ -187,10 +187,10 @@ def test_maps_in_strips_are_those_of_explicit_vectors(model, encoder, monkeypatc
         summed = block.inputs + block.attention_output
         deviation = (summed.var(dim=-1, unbiased=False) + norm.epsilon).sqrt()
         whole = whole * norm.weight / deviation[:, :, None, None]
-        maps = pair_maps(block)
-        assert list(maps) == ["weights", "attn_n", "attnres_n", "attnresln_n"]
+        maps = {str(method): values[0] for method, values in block.pair_maps().items()}
+        assert list(maps) == ["attn_w", "attn_n", "attnres_n", "attnresln_n"]
         expected = (vectors, with_residual, whole)
-        torch.testing.assert_close(maps["weights"], block.weights.mean(dim=1)[0])
+        torch.testing.assert_close(maps["attn_w"], block.weights.mean(dim=1)[0])
         for name, explicit in zip(("attn_n", "attnres_n", "attnresln_n"), expected, strict=True):
             torch.testing.assert_close(maps[name], explicit.norm(dim=-1)[0])
         compared.append(block.layer)

@@ -10,8 +10,8 @@ from transformers import BatchEncoding
 
 import normscope
 from normscope.api import decompose, observe
-from normscope.data.given_texts import batch_of
 from normscope.errors import InputError
+from normscope.models.given_texts import batch_of
 from tests.tiny import FAMILY_CONFIGS
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")

@@ -2,6 +2,7 @@
 
 import torch
 
+from normscope.maths.composition import Composition
 from normscope.maths.mixing import Method, mixing_ratios, preserving_vectors, ratio
 from normscope.maths.normalisation import Normalisation, scaled_norm
 
@@ -11,12 +12,15 @@ F64 = torch.float64
 def test_ratios_of_one_token_by_hand():
     # Σ_{j≠i} F = (3, 4), F_ii = (0, 1), x = (0, 11): norms 5, 1, and 12 with the residual.
     ratios = mixing_ratios(
-        self_weights=torch.tensor([[[0.25], [0.75]]], dtype=F64),
-        preserving=torch.tensor([[[0.0, 1.0]]], dtype=F64),
-        mixing=torch.tensor([[[3.0, 4.0]]], dtype=F64),
-        inputs=torch.tensor([[[0.0, 11.0]]], dtype=F64),
-        norm_position="post",
-        normalisation=Normalisation(torch.tensor([2.0, 1.0], dtype=F64), None, 0.0),
+        torch.tensor([[[0.25], [0.75]]], dtype=F64),
+        Composition(
+            inputs=torch.tensor([[[0.0, 11.0]]], dtype=F64),
+            attention_output=torch.tensor([[[10.0, 12.0]]], dtype=F64),
+            preserving=torch.tensor([[[0.0, 1.0]]], dtype=F64),
+            output_bias=torch.tensor([7.0, 7.0], dtype=F64),
+            norm_position="post",
+            normalisation=Normalisation(torch.tensor([2.0, 1.0], dtype=F64), None, 0.0),
+        ),
     )
     # Centred: mixing (−½, ½), the rest (−6, 6); scaled by γ: √1.25 and √180.
     last = 1.25**0.5 / (1.25**0.5 + 180**0.5)

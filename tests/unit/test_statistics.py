@@ -74,7 +74,7 @@ def test_rows_are_kept_by_number_whatever_their_shapes():
     rows.update(0, 7, tensor([6.0, 6.0], [6.0, 6.0]))
     rows.update(1, 2, tensor([8.0]))
     again = PerExampleTensors(2, F64)
-    again.load(rows.state())
+    again.load_state_dict(rows.state_dict())
     for kept in (rows, again, PerExampleTensors(2, F64).merge(rows), rows.merge(PerExampleTensors(2, F64))):
         found = kept.compute()
         assert list(found) == [2, 7]
@@ -106,7 +106,7 @@ def test_a_sample_of_sequences_is_those_of_the_smallest_priorities(cut):
     priorities = {n: np.random.default_rng([3, name]).random() for n, name in enumerate(names)}
     expected = sorted(priorities, key=priorities.__getitem__)[:4]
     again = SequenceSample(4, seed=0)
-    again.load(sample.state())
+    again.load_state_dict(sample.state_dict())
     for found in (sample.compute(), again.compute(), SequenceSample(4, seed=3).merge(sample).compute()):
         assert [sequence.tolist() for sequence in found] == [tokens[:, n, token_mask[n]].tolist() for n in expected]
 
@@ -188,7 +188,7 @@ def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
     correlation = parts[0].merge(parts[1]) if "merged" in way else parts[0]
     if way == "loaded":
         correlation = RankCorrelation(2, 2, fine, whole, budget)
-        correlation.load(parts[0].state())
+        correlation.load_state_dict(parts[0].state_dict())
     found = correlation.compute()
     assert len(found) == 3
     for group in range(2):

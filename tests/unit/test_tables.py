@@ -8,12 +8,13 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks.scenarios import analyses_of, analysing, subject_of
-from normscope.analyses import sentences
+from benchmarks.scenarios import analyses_of, analysing, context_of
 from normscope.analyses.findings import Findings
-from normscope.analyses.frequency.analysis import FrequencyAnalysis
+from normscope.analyses.frequency.analysis import FREQUENCIES, FrequencyAnalysis
+from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.analysis import NormsAnalysis
-from normscope.analyses.options import FrequencyOptions, NormsOptions
+from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.score.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
@@ -40,7 +41,7 @@ def findings(model, name: str, *batches: Batch) -> Findings:
     (analysis,) = analyses_of(model, [name])
     for batch in batches:
         analysing(model, batch, [analysis])()
-    return analysis.findings()
+    return analysis.result()
 
 
 def blocks_of(model, batch: Batch) -> list[AttentionBlock]:
@@ -150,13 +151,13 @@ def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
 def test_what_the_sentence_says_of_the_key_bias():
     metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
-    assert sentences.score(metrics) == [
+    assert sentences_of(metrics) == [
         "In an average head, 3 dimensions explain half of what sets a query's scores apart, 9 explain 90 %.",
         "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads the dimensions "
         "never explain 90 % of it, in 12.5% not even half, and the mean numbers of dimensions leave those heads out.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
-    assert sentences.score(metrics)[0] == (
+    assert sentences_of(metrics)[0] == (
         "In an average head, 3 dimensions explain half of what sets a query's scores apart."
     )
 
@@ -199,13 +200,13 @@ def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
 def test_batches_do_not_change_the_sample(family):
     model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
     batch = batch_of(model)
-    context = subject_of(model)
+    context = context_of(model)
     samples = []
     for batches in ([batch], [batch.part(2, 3), batch.part(0, 1), batch.part(1, 2)]):
         analysis = NormsAnalysis(NormsOptions(scatter_pairs=60, seed=3), context)
         for part in batches:
             analysing(model, part, [analysis])()
-        samples.append(analysis.findings().tables["sample"])
+        samples.append(analysis.result().tables["sample"])
     assert len(samples[0]) == 60
     pd.testing.assert_frame_equal(*samples)
 
@@ -219,10 +220,10 @@ def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch)
     rank[ranked] = 1 + np.arange(len(ranked))
     occurrences = int((rank[batch.input_ids[batch.token_mask]] > 0).sum())
     assert occurrences > 8
-    context = dataclasses.replace(subject_of(model), frequencies=lambda _options: TokenFrequencies(rank, rank))
+    context = dataclasses.replace(context_of(model), resources={FREQUENCIES: TokenFrequencies(rank, rank)})
     analysis = FrequencyAnalysis(FrequencyOptions(seed=0), context)
     analysing(model, batch, [analysis])()
-    sample = analysis.findings().tables["sample"]
+    sample = analysis.result().tables["sample"]
     assert len(sample) == 8
     assert (sample["rank"] > 0).all()
 
@@ -236,9 +237,9 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         modules.attention.c_attn.weight[:, :24] *= scale
     batch = batch_of(model, (30, 24, 1))
     pairs = visible_pairs(model, batch)
-    analysis = NormsAnalysis(NormsOptions(exact_pairs=exact_pairs, seed=0), subject_of(model))
+    analysis = NormsAnalysis(NormsOptions(exact_pairs=exact_pairs, seed=0), context_of(model))
     analysing(model, batch, [analysis])()
-    result = analysis.findings()
+    result = analysis.result()
     correlation = result.tables["correlation"]
     assert set(correlation["category"]) == {*CATEGORIES, "all"}
     assert set(correlation["layer"]) == {0, 1, 2, 3}

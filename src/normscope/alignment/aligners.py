@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.alignment.links import Link, parsed
+from normscope.alignment.links import parsed
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
+from normscope.data.examples import Link
 from normscope.errors import InputError, one_line
 
 Words = tuple[str, ...]

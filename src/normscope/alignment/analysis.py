@@ -6,16 +6,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.alignment.gold import SentencePair
+from normscope.alignment.gold import SEGMENTERS, Reference, ReferenceResource, SentencePair
+from normscope.alignment.options import ALIGNMENT, AlignmentOptions
 from normscope.alignment.tables import METHODS, SETTINGS, AlignmentReport
 from normscope.alignment.word_maps import aligned_words, row_words, word_maps
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
-from normscope.analyses.options import AlignmentOptions
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.models.block import AttentionBlock
+from normscope.models.model_info import ModelInfo
 from normscope.statistics.counts import Counts
 from normscope.statistics.mean import Mean
 from normscope.statistics.per_example import PerExampleTensors
@@ -23,16 +24,18 @@ from normscope.statistics.per_example import PerExampleTensors
 # Pairs whose maps are shown unless others are asked for.
 _SHOWN = 3
 
+REFERENCE = "alignment_reference"
+"""Name of the resource."""
+
 
 class AlignmentAnalysis(Analysis):
     """Error rates of the alignments that weights and vector norms make, by layer, head and setting."""
 
-    name = "alignment"
-    supports_cross_attention = True
-    requires_cross_attention = True
+    info = ALIGNMENT
 
     def __init__(self, options: AlignmentOptions, context: AnalysisContext) -> None:
-        self._context, self._reference = context, context.reference(options)
+        super().__init__(options, context)
+        self._reference: Reference = context.resources[REFERENCE]
         rows = list(self._reference.pairs)
         self._shown = options.sentences or rows[:_SHOWN]
         unknown = [row for row in self._shown if row not in self._reference.pairs]
@@ -56,9 +59,14 @@ class AlignmentAnalysis(Analysis):
             "lost": self._lost,
         }
 
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+    @classmethod
+    def requirements(cls, options: AlignmentOptions, _model: ModelInfo) -> Requirements:
+        """Words of both sides, and the reference."""
+        return Requirements(words=SEGMENTERS[options.words], resources={REFERENCE: ReferenceResource(options)})
+
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Align the words of a batch's pairs as one layer does it, and count what agrees with the reference."""
-        layer = self._context.index(block.layer)
+        layer = self.context.index(block.layer)
         pairs = [self._reference.pairs[row] for row in batch.rows]
         target, source = _word_tensors(batch)
         if layer == 0:
@@ -79,11 +87,11 @@ class AlignmentAnalysis(Analysis):
                     layer, row, _padded(columns.transpose(-1, -2), len(pair.target), 0.0).transpose(-1, -2)
                 )
 
-    def findings(self) -> Findings:
+    def result(self) -> Findings:
         """Error rates, links, and the maps of a few sentences."""
         links = self._links.compute()
         return AlignmentReport(
-            layers=self._context.layers,
+            layers=self.context.layers,
             reference=self._reference,
             counts=self._counts.compute(),
             norms=self._norms.compute().mean[:, 0],

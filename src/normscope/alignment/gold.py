@@ -1,17 +1,20 @@
 """A parallel corpus with its word alignments: people's, and those of other aligners."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from normscope.alignment import reverse_run
 from normscope.alignment.aligners import align
-from normscope.alignment.links import Link, LinkFile, Links, Segmenter, punctuated_words, spaced_words, words_of
+from normscope.alignment.links import LinkFile, punctuated_words, spaced_words, words_of
+from normscope.alignment.options import AlignmentOptions, LinkFileOptions, WordsAre
 from normscope.alignment.reverse_run import ReverseAlignment
 from normscope.alignment.symmetrisation import Heuristic
-from normscope.analyses.options import AlignmentOptions, LinkFileOptions, WordsAre
-from normscope.data.examples import Corpus, Example
+from normscope.data.examples import Example, Link, Links
+from normscope.data.resources import Resource, ResourceContext
+from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
 
 SEGMENTERS: Mapping[WordsAre, Segmenter] = {WordsAre.spaced: spaced_words, WordsAre.punctuated: punctuated_words}
@@ -38,31 +41,51 @@ class Reference:
     """What a model in the opposite direction has aligned, by method and setting."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NumberedCorpus(Corpus):
-    """A corpus whose examples know their rows."""
+class ReferenceResource(Resource[Reference]):
+    """Reads a parallel corpus as a whole, and its alignments.
 
-    corpus: Corpus
+    Args:
+        options: Where gold links and other aligners' links come from.
+    """
 
-    @property
-    def total(self) -> int | None:
-        """As many as the corpus has."""
-        return self.corpus.total
+    reads_corpus = True
+    ignores_limit = True  # a file of links has a line for every row
 
-    def examples(self) -> Iterator[Example | str]:
-        """Examples, numbered from 1; what is skipped has a number as well."""
-        for row, example in enumerate(self.corpus.examples(), start=1):
-            yield example if isinstance(example, str) else dataclasses.replace(example, row=row)
+    def __init__(self, options: AlignmentOptions) -> None:
+        self._options = options
+
+    def start(self, _context: ResourceContext) -> None:
+        """Prepare for the first pairs."""
+        self._examples: list[Example | str] = []
+
+    def read(self, examples: Sequence[Example | str]) -> None:
+        """Take in some pairs."""
+        self._examples += examples
+
+    def finish(self) -> Reference:
+        """The reference.
+
+        Raises:
+            InputError: If texts and links do not match; the message names file, line and link.
+        """
+        return reference(self._examples, self._options)
+
+    def digest(self, value: Reference) -> str:
+        """A hash of words and links."""
+        content = [
+            (row, pair.source, pair.target, sorted(pair.links.sure), sorted(pair.links.possible))
+            for row, pair in value.pairs.items()
+        ]
+        return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def reference(corpus: Corpus, options: AlignmentOptions) -> Reference:
-    """Read a parallel corpus whole, and its alignments.
+def reference(examples: Sequence[Example | str], options: AlignmentOptions) -> Reference:
+    """The pairs of a parallel corpus and their alignments.
 
     Raises:
         InputError: If texts and links do not fit together; the message names file, line and link.
     """
     segmenter = SEGMENTERS[options.words]
-    examples = list(corpus.examples())
     words = [_words(example, segmenter) for example in examples]
     lengths = [(len(source), len(target)) for source, target in words]
     if options.gold.path is None:

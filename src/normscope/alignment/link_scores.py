@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from normscope.alignment.links import DIRECTIONS, LinkFile, Links, pharaoh
+from normscope.alignment.links import DIRECTIONS, LinkFile, pharaoh
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import agreement
-from normscope.arguments import ArgumentParser
+from normscope.config.arguments import ArgumentParser
+from normscope.data.examples import Links
 from normscope.data.lines import Malformed, lines
 from normscope.errors import InputError, message, one_line
 

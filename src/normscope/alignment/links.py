@@ -2,30 +2,20 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from normscope.data.examples import Link, Links
 from normscope.data.lines import Malformed, lines
+from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
-
-Link = tuple[int, int]
-"""Source word, target word; both counted from 0."""
 
 Direction = Literal["source-target", "target-source"]
 DIRECTIONS: tuple[Direction, ...] = ("source-target", "target-source")
 
 # Nine digits are more than any sentence has words, and few enough for Python to read.
 _LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
-
-
-@dataclasses.dataclass(frozen=True)
-class Links:
-    """The links of one sentence pair."""
-
-    sure: frozenset[Link]
-    possible: frozenset[Link]
-    """The sure ones among them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +108,6 @@ def parsed(line: str) -> frozenset[Link]:
     pairs = (entry.split("-") for entry in line.split())
     return frozenset((int(source), int(target)) for source, target in pairs)
 
-
-Segmenter = Callable[[str], list[tuple[int, int]]]
-"""From a text to the places of its words: first character, and the one after the last."""
 
 _SPACED = re.compile(r"\S+")
 _PUNCTUATED = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from normscope.alignment.links import Link, parsed
+from normscope.alignment.links import parsed
+from normscope.data.examples import Link
 from normscope.errors import InputError, one_line
 
 KEY = "analysis.alignment.reverse"

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from normscope.alignment.figures import describe_figures
 from normscope.alignment.gold import Reference
-from normscope.alignment.links import Link, pharaoh
+from normscope.alignment.links import pharaoh
+from normscope.alignment.sentences import sentences_of
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Agreement, Setting, agreement
-from normscope.analyses import sentences
 from normscope.analyses.findings import Findings
+from normscope.data.examples import Link
 from normscope.maths.mixing import Method
 
 METHODS = (Method.ATTN_W, Method.ATTN_N)
@@ -61,7 +62,7 @@ class AlignmentReport:
         return Findings(
             tables=tables,
             metrics=metrics,
-            sentences=sentences.alignment(metrics),
+            sentences=sentences_of(metrics),
             curves={
                 f"{method}/{setting}/aer": rows.set_index("layer")["aer"]
                 for (method, setting), rows in layers.groupby(["method", "setting"], sort=False)

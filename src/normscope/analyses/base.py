@@ -1,45 +1,57 @@
-"""The interface that every analysis keeps."""
+"""The interface that every analysis implements."""
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.alignment.gold import Reference
 from normscope.analyses.findings import Findings
-from normscope.analyses.intervention_runner import InterventionRunner
-from normscope.analyses.options import AlignmentOptions, FrequencyOptions, OutliersOptions
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
-from normscope.data.token_frequencies import TokenFrequencies
+from normscope.data.resources import Resource
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
+from normscope.models.interventions import InterventionRunner
+from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import Accumulator
 
+C = TypeVar("C", bound=AnalysisConfig)
 
-def _unknown(options: object) -> Any:
-    raise ValueError(f"this subject does not know {options}")
+
+@dataclasses.dataclass(frozen=True)
+class Requirements:
+    """What an analysis needs beyond the attention blocks of the chosen layers."""
+
+    hidden: bool = False
+    """Whether it needs hidden vectors: the embedding output and the output of every layer."""
+    all_layers: bool = False
+    """Whether it needs every layer, whichever `layers` the user has chosen."""
+    words: Callable[[str], list[tuple[int, int]]] | None = None
+    """Splits a text into words (start, end), if batches must say which word each token belongs to."""
+    resources: Mapping[str, Resource[Any]] = dataclasses.field(default_factory=dict)
+    """What must be prepared before the first batch, by name; see `AnalysisContext.resources`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisContext:
-    """What is looked at: known before the first batch, the same for every analysis of a run."""
+    """What an analysis knows of the run before the first batch."""
 
     layers: Sequence[int]
-    """Numbers of the layers that are shown, from 1."""
+    """Layers whose blocks it will see, from 1."""
     categories: Sequence[str]
-    """Token categories to report, `all` among them where it is wanted."""
+    """Token categories to report, with `all` if it is among them."""
 
     parameters: Mapping[int, BlockParameters]
     """Weights of the blocks, by layer."""
 
     names: Sequence[str] = CATEGORIES
-    """All token categories, those that are not reported among them."""
+    """All token categories, whether or not they are reported."""
     special_tokens: frozenset[int] = frozenset()
     """Ids of the tokenizer's special tokens."""
     token: Callable[[int], str] = str
@@ -47,21 +59,23 @@ class AnalysisContext:
     hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
     """The norms whose outputs are hidden vectors, by layer from 0."""
     methods: Sequence[Method] = tuple(Method)
-    """The methods that the model's blocks have."""
-    content_only: bool = False
-    """Whether scores have terms beside q·k that are not looked at."""
+    """The methods that are defined for the model's blocks."""
+    has_position_terms: bool = False
+    """Whether attention scores have terms of position beside q·k, which the model keeps to itself."""
     depth: int = 0
-    """Layers of the model."""
-    outliers: OutliersOptions = dataclasses.field(default_factory=OutliersOptions)
-    """Which dimensions are outliers."""
-    frequencies: Callable[[FrequencyOptions], TokenFrequencies] = _unknown
-    """How frequent tokens are, where the options say; may read a whole corpus."""
-    reference: Callable[[AlignmentOptions], Reference] = _unknown
-    """The pairs of sentences and their word alignments, where the options say; reads a whole corpus."""
+    """Number of layers of the model."""
+    options: Sequence[AnalysisConfig] = ()
+    """The options of all analyses, enabled or not."""
+    resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The resources that the analysis has required, by name."""
+
+    def options_of(self, kind: type[C]) -> C:
+        """The options of another analysis, whose definitions this one shares; its defaults if there are none."""
+        return next((options for options in self.options if isinstance(options, kind)), kind())
 
     @property
     def heads(self) -> int:
-        """Heads of a layer."""
+        """Number of heads of a layer."""
         return len(next(iter(self.parameters.values())).value_bias)
 
     @property
@@ -70,11 +84,11 @@ class AnalysisContext:
         return int(next(iter(self.parameters.values())).key_weight.shape[1])
 
     def index(self, layer: int) -> int:
-        """Where a layer stands among those that are shown."""
+        """Position of a layer among `layers`."""
         return self.layers.index(layer)
 
     def members(self, batch: Batch) -> Bool[Tensor, "group batch token"]:
-        """Which tokens of a batch are in which reported category."""
+        """Which tokens of a batch belong to each reported category."""
         groups = [
             batch.token_mask if category == ALL else batch.categories == self.names.index(category)
             for category in self.categories
@@ -83,46 +97,104 @@ class AnalysisContext:
 
 
 class Analysis(abc.ABC):
-    """Watches the blocks of every batch and says in the end what they amount to.
+    """Sees every batch of a corpus, layer by layer, and turns what it has accumulated into findings.
 
-    An analysis does three things: it chooses maths, fills accumulators, and writes findings. Everything that it remembers
-    between batches is in `accumulators`, so that a run can be saved, merged and continued without knowing which analyses
-    are in it.
+    An analysis does three things: it chooses the maths, updates accumulators, and writes findings. All that it keeps between
+    batches is in `accumulators`, so a run can be saved, resumed and merged without knowing which analyses are part of it.
+
+    For each batch the methods are called in this order: `start_batch`; then, layer by layer, `update_hidden` with what enters
+    the layer and `update_attention` with its block; `update_hidden` with the output of the last layer; `end_batch`. A batch
+    that does not fit into memory is split, and every part counts as a batch.
     """
 
-    name: ClassVar[str]
-    accumulators: dict[str, Accumulator]
-    supports_cross_attention: ClassVar[bool] = False
-    """Whether it can look at cross-attention, whose keys are another sequence than its queries."""
-    requires_cross_attention: ClassVar[bool] = False
-    """Whether it can look at nothing else."""
-    hidden: ClassVar[bool] = False
-    """Whether the hidden vectors are looked at as well."""
+    info: ClassVar[AnalysisInfo]
+    """What the analysis declares about itself."""
+    accumulators: Mapping[str, Accumulator]
+    """All that it keeps between batches, by name. Set by `__init__`."""
 
-    @abc.abstractmethod
     def __init__(self, options: Any, context: AnalysisContext) -> None:
-        """Make ready for the first batch.
+        """Prepare for the first batch.
+
+        Args:
+            options: Of the class that `info.options` names.
+            context: What is known of the run.
 
         Raises:
-            InputError: If an option does not fit the subject.
+            InputError: If an option does not fit the model.
         """
+        self.options, self.context = options, context
+        self.accumulators = {}
 
-    @abc.abstractmethod
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
-        """Look at one block of one batch. The block must not be kept."""
+    @classmethod
+    def requirements(cls, _options: Any, _model: ModelInfo) -> Requirements:
+        """What the analysis needs, given its options and the model. Called before weights are loaded."""
+        return Requirements()
 
-    def observe_hidden(  # noqa: B027 - most analyses have no use for it
+    def start_batch(self, batch: Batch) -> None:  # noqa: B027 - optional, as are the next ones
+        """Reset what lives only from here to `end_batch`. It is not saved."""
+
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:  # noqa: B027
+        """Add one attention block. The block must not be kept: it holds the activations of its layer."""
+
+    def update_hidden(  # noqa: B027
         self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch
     ) -> None:
-        """Look at the hidden vectors of one layer (from 0, the embedding output) of one batch, where `hidden` asks for them."""
+        """Add the hidden vectors of one layer (0: the embedding output), if `requirements` asks for them."""
 
-    def experiment(self, runner: InterventionRunner) -> None:  # noqa: B027 - nor for this
-        """Run the model again in another way, once the whole corpus has been seen."""
+    def end_batch(self, batch: Batch) -> None:  # noqa: B027
+        """Add what depends on several layers of the batch."""
+
+    def intervene(self, runner: InterventionRunner) -> None:  # noqa: B027
+        """Run the model again with something changed, once the whole corpus has been seen."""
 
     @abc.abstractmethod
-    def findings(self) -> Findings:
-        """What has been found.
+    def result(self) -> Findings:
+        """Tables, metrics, figures and sentences.
 
         Raises:
-            InputError: If the numbers cannot be right (NaN in a layer, say); the message names where.
+            InputError: If the numbers cannot be right (NaN in a layer, say); the message names the layer.
         """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All accumulated state, as tensors on the CPU, by accumulator and part."""
+        return {
+            f"{name}/{part}": tensor
+            for name, accumulator in self.accumulators.items()
+            for part, tensor in accumulator.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from the state of an analysis with the same options and context."""
+        for name, accumulator in self.accumulators.items():
+            accumulator.load_state_dict(_below(name, state))
+
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the state of the same analysis on another part of the corpus."""
+        for name, accumulator in self.accumulators.items():
+            accumulator.merge_state_dict(_below(name, state))
+
+
+def _below(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+
+
+def state_of(analyses: Iterable[Analysis]) -> dict[str, Tensor]:
+    """The accumulated state of several analyses, by analysis, accumulator and part."""
+    return {
+        f"{analysis.info.name}/{key}": tensor.contiguous()
+        for analysis in analyses
+        for key, tensor in analysis.state_dict().items()
+    }
+
+
+def load_state(analyses: Iterable[Analysis], state: Mapping[str, Tensor]) -> None:
+    """Continue from what `state_of` returned."""
+    for analysis in analyses:
+        analysis.load_state_dict(_below(analysis.info.name, state))
+
+
+def merge_state(analyses: Iterable[Analysis], state: Mapping[str, Tensor]) -> None:
+    """Add what `state_of` returned for the same analyses in another process."""
+    for analysis in analyses:
+        analysis.merge_state_dict(_below(analysis.info.name, state))

@@ -134,13 +134,13 @@ class Findings:
     """Tidy: one row per observation."""
     metrics: Mapping[str, float]
     """Flat names and finite values."""
-    curves: Mapping[str, pd.Series]
+    curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
     """Values by layer, for trackers that draw them against `layer`."""
-    figures: Mapping[str, Figure]
-    summary: pd.DataFrame
+    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+    summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """The few numbers for the terminal, ready to print."""
     summary_digits: int = 2
     sentences: Sequence[str] = ()
-    """What was found, in plain words with their numbers."""
+    """The findings in plain words, with their numbers."""
     notes: Sequence[str] = ()
-    """Sentences that the user must read beside the numbers."""
+    """What users must read beside the numbers."""

@@ -1,1 +1,1 @@
-"""Config."""
+"""The config: its types, and the rules that types cannot express."""

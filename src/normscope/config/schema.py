@@ -4,12 +4,13 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
-from normscope.analyses.options import AnalysisOptions
+from normscope.analyses.info import AnalysisConfig
+from normscope.analyses.registry import analyses, plug_ins
 
 INCIDENTAL = ("resume", "reproduce", "output_dir", "tracking", "report", "checkpoint", "recipe")
 """Keys that no number depends on: where results go, how they are shown, what they are compared with. They alone may differ
@@ -235,6 +236,17 @@ class RecipeOptions:
     """Folder below `experiments/` whose published numbers the metrics are compared with."""
 
 
+if TYPE_CHECKING:
+    AnalysisOptions = Any
+else:
+    # One field per analysis, plug-ins included, so that their options are typed keys as well.
+    AnalysisOptions = dataclasses.make_dataclass(
+        "AnalysisOptions",
+        [(info.name, info.options, field(default_factory=info.options)) for info in analyses().values()],
+        namespace={"__doc__": "The options of every analysis, enabled or not.", "__module__": __name__},
+    )
+
+
 @dataclass
 class RunOptions:
     """The whole config."""
@@ -261,13 +273,21 @@ class RunOptions:
 
 
 def register() -> None:
-    """Make the schema known to Hydra under the name that `conf/config.yaml` begins with."""
-    ConfigStore.instance().store(name="schema", node=RunOptions)
+    """Register the schema with Hydra under the name that `conf/config.yaml` starts from, and the presets of plug-ins."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=RunOptions)
+    for info in plug_ins():
+        store.store(group="analysis", name=info.name, node={info.name: {"enabled": True}})
 
 
 def enabled_analyses(options: AnalysisOptions) -> list[str]:
-    """Names of the chosen analyses, in the order in which they are declared."""
+    """Names of the enabled analyses, in the order of the registry."""
     return [node.name for node in dataclasses.fields(options) if getattr(options, node.name).enabled]
+
+
+def all_options(options: AnalysisOptions) -> list[AnalysisConfig]:
+    """The options of every analysis, in the order of the registry."""
+    return [getattr(options, node.name) for node in dataclasses.fields(options)]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

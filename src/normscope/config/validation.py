@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from normscope.alignment.symmetrisation import Heuristic
-from normscope.analyses.options import OutliersOptions, ScoreOptions
+from normscope.config.rules import at_least
 from normscope.config.schema import (
     NAME_LENGTH,
     DatasetKind,
     DatasetOptions,
-    ModelStack,
     ReportOptions,
     RunOptions,
     Segmentation,
     TrackingOptions,
+    all_options,
     enabled_analyses,
     flat,
     plain,
@@ -96,38 +95,25 @@ def check(options: RunOptions) -> None:
     _check_dataset(options.dataset)
     if options.model.sha256 is not None and (options.model.random_init or options.model.architecture):
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
-    _positive("device.batch_tokens", options.device.batch_tokens)
+    at_least(1, "device.batch_tokens", options.device.batch_tokens)
     if options.dataset.limit is not None:
-        _positive("dataset.limit", options.dataset.limit)
+        at_least(1, "dataset.limit", options.dataset.limit)
     if options.dataset.max_length is not None and options.dataset.max_length < 3:
         raise InputError(f"dataset.max_length={options.dataset.max_length}: expected at least 3 tokens")
     if not 0 <= options.dataset.mask_fraction < 1:
         raise InputError(f"dataset.mask_fraction={options.dataset.mask_fraction}: expected a share in [0, 1)")
-    for key, value in (
-        ("analysis.norms.exact_pairs", options.analysis.norms.exact_pairs),
-        ("analysis.frequency.exact_pairs", options.analysis.frequency.exact_pairs),
-    ):
-        if value < 0:
-            raise InputError(f"{key}={value}: expected a number of pairs, or 0 to estimate")
-    _positive("analysis.norms.scatter_pairs", options.analysis.norms.scatter_pairs)
-    if options.analysis.norms.sampled_queries is not None:
-        _positive("analysis.norms.sampled_queries", options.analysis.norms.sampled_queries)
-    _check_outliers(options.analysis.outliers)
-    _check_score(options.analysis.score)
-    _check_alignment(options)
+    for analysis in all_options(options.analysis):
+        analysis.validate(options)
     _check_report(options.report)
     check_tracking(options.tracking)
     if not options.checkpoint.every_seconds >= 0:
         raise InputError(f"checkpoint.every_seconds={options.checkpoint.every_seconds}: expected seconds, 0 or more")
-    for key, value in (
-        ("seed", options.seed),
-        ("dataset.seed", options.dataset.seed),
-        ("model.seed", options.model.seed),
-        ("analysis.norms.seed", options.analysis.norms.seed),
-        ("analysis.frequency.seed", options.analysis.frequency.seed),
-        ("analysis.score.seed", options.analysis.score.seed),
-    ):
-        if not 0 <= value < 2**63:
+    _check_seeds(flat(plain(options)))
+
+
+def _check_seeds(config: Mapping[str, Any]) -> None:
+    for key, value in config.items():
+        if key.rpartition(".")[2] == "seed" and not 0 <= value < 2**63:
             raise InputError(f"{key}={value}: expected a whole number from 0 to 2^63 − 1")
 
 
@@ -194,47 +180,6 @@ def _check_dataset(options: DatasetOptions) -> None:
         raise InputError(f"dataset.stride={options.stride} is for dataset.segmentation=window")
 
 
-def _check_outliers(options: OutliersOptions) -> None:
-    if not options.threshold > 0:
-        raise InputError(f"analysis.outliers.threshold={options.threshold}: expected a number above 0")
-    if not 0 <= options.share <= 1:
-        raise InputError(f"analysis.outliers.share={options.share}: expected a share of the layers in [0, 1]")
-
-
-def _check_score(options: ScoreOptions) -> None:
-    if options.sequences is not None:
-        _positive("analysis.score.sequences", options.sequences)
-    _positive("analysis.score.intervention_sequences", options.intervention_sequences)
-    _positive("analysis.score.ablation_sequences", options.ablation_sequences)
-    for key, value in (("controls", options.controls), ("ablation_controls", options.ablation_controls)):
-        if value < 0:
-            raise InputError(f"analysis.score.{key}={value}: expected a number of random sets, 0 for none")
-
-
-def _check_alignment(options: RunOptions) -> None:
-    alignment = options.analysis.alignment
-    if not alignment.enabled:
-        return
-    if options.model.stack not in (None, ModelStack.cross):
-        raise InputError(
-            f"model.stack={options.model.stack}: analysis=alignment looks at cross-attention; leave it out"
-        )
-    if alignment.gold.path is None and options.dataset.kind is not DatasetKind.toy:
-        raise InputError(
-            "analysis.alignment.gold.path is not set: expected a file of word alignments, `1-2 3p4` a line, beside "
-            "dataset=parallel"
-        )
-    if alignment.symmetrisation not in list(Heuristic):
-        raise InputError(
-            f"analysis.alignment.symmetrisation={alignment.symmetrisation}: expected one of {', '.join(Heuristic)}"
-        )
-    if not isinstance(alignment.baselines, dict | None):
-        raise InputError(f"analysis.alignment.baselines={alignment.baselines}: expected {{NAME: FILE, ...}}")
-    for name in alignment.baselines or {}:
-        if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
-            raise InputError(f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -")
-
-
 def _check_report(options: ReportOptions) -> None:
     if not 0 <= options.examples <= MOST_EXAMPLES:
         raise InputError(
@@ -263,8 +208,3 @@ def check_tracking(options: TrackingOptions) -> None:
     for tag in options.tags:
         if not 1 <= len(tag.strip()) <= len(tag) <= _TAG_LENGTH:
             raise InputError(f"tracking.tags: expected tags of 1 to {_TAG_LENGTH} characters, got {tag!r}")
-
-
-def _positive(key: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{key}={value}: expected a whole number of at least 1")

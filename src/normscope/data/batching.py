@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from normscope.alignment.words import NO_WORD
 from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
+from normscope.data.words import NO_WORD
 
 # Examples among which like lengths are looked for. It bounds memory, and is large enough to pad next to nothing.
 LOOKAHEAD = 2048

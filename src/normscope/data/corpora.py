@@ -91,6 +91,23 @@ def sample_path() -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
+class NumberedCorpus(Corpus):
+    """A corpus whose examples know their rows."""
+
+    corpus: Corpus
+
+    @property
+    def total(self) -> int | None:
+        """As many as the corpus has."""
+        return self.corpus.total
+
+    def examples(self) -> Iterator[Example | str]:
+        """Examples, numbered from 1; what is skipped has a number as well."""
+        for row, example in enumerate(self.corpus.examples(), start=1):
+            yield example if isinstance(example, str) else dataclasses.replace(example, row=row)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Limited(Corpus):
     """The first examples of a corpus."""
 

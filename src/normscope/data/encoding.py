@@ -9,11 +9,10 @@ from functools import cached_property
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding
 
-from normscope.alignment.links import Segmenter
 from normscope.config.schema import Compat, DatasetOptions, Segmentation, Segments
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import ReadsTokens, TokenSequence
+from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
 from normscope.errors import InputError
 

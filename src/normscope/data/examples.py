@@ -6,7 +6,17 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
-from normscope.alignment.links import Links
+Link = tuple[int, int]
+"""Source word, target word; both counted from 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """The word alignment of one sentence pair."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+    """The sure ones among them."""
 
 
 @dataclasses.dataclass(frozen=True)

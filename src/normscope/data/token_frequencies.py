@@ -1,14 +1,12 @@
 """How frequent every token is: counted over a corpus, or read from a file."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.data.batching import LOOKAHEAD
 from normscope.data.categories import CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
@@ -31,18 +29,30 @@ class TokenFrequencies:
     """Occurrences where the ranks come from."""
 
 
-def counted(examples: Iterable[Example | str], encoder: Encoder, vocabulary: int) -> TokenFrequencies:
-    """Frequencies in a corpus, special tokens included, without masking. The corpus is read once, a window at a time."""
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    stream = iter(examples)
-    while window := list(itertools.islice(stream, LOOKAHEAD)):
-        usable = [example for example in window if isinstance(example, Example)]
-        for sequence in encoder.unmasked().encode(usable, CorpusCounts()):
-            counts += np.bincount(sequence.input_ids, minlength=vocabulary)
-    ordered = np.sort(counts)[::-1]
-    # One more than the number of tokens that are more frequent.
-    rank = 1 + np.searchsorted(-ordered, -counts, side="left")
-    return TokenFrequencies(rank, counts)
+class TokenCounter:
+    """Counts tokens, special ones included, without masking any.
+
+    Args:
+        encoder: Makes tokens of examples.
+        vocabulary: Number of token ids.
+    """
+
+    def __init__(self, encoder: Encoder, vocabulary: int) -> None:
+        self._encoder = encoder.unmasked()
+        self._counts = np.zeros(vocabulary, dtype=np.int64)
+
+    def update(self, examples: Sequence[Example | str]) -> None:
+        """Count the tokens of some examples; a string says why one was skipped."""
+        usable = [example for example in examples if isinstance(example, Example)]
+        for sequence in self._encoder.encode(usable, CorpusCounts()):
+            self._counts += np.bincount(sequence.input_ids, minlength=len(self._counts))
+
+    def compute(self) -> TokenFrequencies:
+        """The frequencies."""
+        ordered = np.sort(self._counts)[::-1]
+        # One more than the number of tokens that are more frequent.
+        rank = 1 + np.searchsorted(-ordered, -self._counts, side="left")
+        return TokenFrequencies(rank, self._counts.copy())
 
 
 def read(path: Path, vocabulary: int) -> TokenFrequencies:

@@ -7,6 +7,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+Segmenter = Callable[[str], list[tuple[int, int]]]
+"""Splits a text into words: start and end of each."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenSequence:

@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from normscope.alignment.links import Links
-from normscope.data.examples import Corpus, Example
+from normscope.data.examples import Corpus, Example, Links
 
 PAIRS = 200
 """Pairs of the corpus that is analysed."""

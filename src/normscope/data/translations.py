@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from normscope.alignment.links import Segmenter
-from normscope.alignment.words import token_words
 from normscope.data.examples import Example
-from normscope.data.token_sequence import ReadsTokens, TokenSequence
+from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
+from normscope.data.words import token_words
 from normscope.errors import InputError
 
 

@@ -1,39 +1,23 @@
-"""The mixing ratio of a block: how much of a token's new vector comes from its context, by five methods.
+"""The mixing ratio of a block: how much of a token's output comes from its context, by five methods.
 
-Row vectors, as in the paper. For token i of one block, summed over its heads,
-
-    F_ij = Σ_h α^h_ij f^h(x_j)                     what token j hands to token i
-    R_ij = F_ij + δ_ij x_i                         with the residual connection
-    T_ij = γ ⊙ (R_ij − mean(R_ij)) / σ_i           with the layer normalisation
-
-and with V one of F, R, T
+With V one of F, R, T (see `composition.py`), what token i takes from the others against what it takes from itself is
 
     r_i = ‖Σ_{j≠i} V_ij‖ / (‖Σ_{j≠i} V_ij‖ + ‖V_ii‖).
 
-Only two vectors per token are needed: the preserving F_ii and the mixing Σ_{j≠i} F_ij = (attention output − b_O) − F_ii.
-No tensor with axes query × key × model is ever built.
-
-The block of other Transformers has its norm elsewhere:
-
-    post      y = LN(x + attention(x))    all five methods
-    pre       y = x + attention(LN(x))    no attnresln_n: no norm comes after the sum
-    parallel  the feed-forward network is added to the same sum; as pre
-    branch    y = x + LN(attention(x))    T_ij = γ ⊙ F_ij / σ_i + δ_ij x_i is attnresln_n; no attnres_n
+Two methods know only the weights: attn_w is 1 − α_ii, averaged over heads, and attnres_w gives the residual connection as much
+weight as attention, which halves it.
 
 Source: Kobayashi et al. 2021, sections 3 and 4 (arXiv:2109.07152).
 """
 
 import enum
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.normalisation import Normalisation, scaled_norm
-
-NormPosition = Literal["post", "pre", "parallel", "branch"]
+from normscope.maths.composition import STAGES, Composition, NormPosition, Stage
 
 
 class Method(enum.StrEnum):
@@ -46,14 +30,22 @@ class Method(enum.StrEnum):
     ATTNRESLN_N = "attnresln_n"
 
 
-METHODS: Mapping[NormPosition, tuple[Method, ...]] = {
-    "post": tuple(Method),
-    "pre": (Method.ATTN_W, Method.ATTN_N, Method.ATTNRES_W, Method.ATTNRES_N),
-    "parallel": (Method.ATTN_W, Method.ATTN_N, Method.ATTNRES_W, Method.ATTNRES_N),
-    "branch": (Method.ATTN_W, Method.ATTN_N, Method.ATTNRES_W, Method.ATTNRESLN_N),
+OF_STAGE: Mapping[Stage, Method] = {
+    Stage.ATTENTION: Method.ATTN_N,
+    Stage.RESIDUAL: Method.ATTNRES_N,
+    Stage.NORMALISED: Method.ATTNRESLN_N,
 }
-"""The methods that a block has, by the place of its norm. What it does not have is left out, never faked."""
+"""The method that measures the vectors of each stage."""
 
+METHODS: Mapping[NormPosition, tuple[Method, ...]] = {
+    position: tuple(
+        method
+        for method in Method
+        if method in (Method.ATTN_W, Method.ATTNRES_W) or method in {OF_STAGE[stage] for stage in stages}
+    )
+    for position, stages in STAGES.items()
+}
+"""The methods that are defined for a block, by the position of its norm."""
 
 CROSS_ATTENTION_METHODS = (Method.ATTNRES_N, Method.ATTNRESLN_N)
 """Those that are left in cross-attention, where no key is the token itself: what it keeps comes by the residual connection."""
@@ -90,47 +82,17 @@ def ratio(mixing: Float[Tensor, "*batch"], preserving: Float[Tensor, "*batch"]) 
 
 
 def mixing_ratios(
-    self_weights: Float[Tensor, "batch head token"],
-    preserving: Float[Tensor, "batch token model"],
-    mixing: Float[Tensor, "batch token model"],
-    inputs: Float[Tensor, "batch token model"],
-    norm_position: NormPosition,
-    normalisation: Normalisation | None,
-    deviation: Float[Tensor, "batch token"] | None = None,
+    self_weights: Float[Tensor, "batch head token"], composition: Composition
 ) -> dict[Method, Float[Tensor, "batch token"]]:
-    """The mixing ratio r_i of every token by each method that the block has.
-
-    Where the norm comes after the residual connection, σ_i divides both norms of `attnresln_n` alike and falls out of the
-    ratio.
+    """The mixing ratio r_i of every token, by each method that is defined for the block.
 
     Args:
         self_weights: α_ii per head.
-        preserving: F_ii (see `preserving_vectors`).
-        mixing: Σ_{j≠i} F_ij.
-        inputs: x_i, what the residual connection adds.
-        norm_position: Where the norm stands.
-        normalisation: The norm of the block, where it is `post` or `branch`.
-        deviation: σ_i of the attention output, where it is `branch`.
+        composition: The parts of the block's output.
 
     Returns:
         Ratios in [0, 1], one tensor per method of METHODS. Rows of padding hold meaningless finite numbers.
     """
     attn_w = 1.0 - self_weights.mean(dim=1)
-    mixing_norm = torch.linalg.vector_norm(mixing, dim=-1)
-    ratios = {
-        Method.ATTN_W: attn_w,
-        Method.ATTN_N: ratio(mixing_norm, torch.linalg.vector_norm(preserving, dim=-1)),
-        Method.ATTNRES_W: attn_w / 2,
-    }
-    if norm_position == "branch":
-        assert normalisation is not None
-        assert deviation is not None
-        own = normalisation.scaled(preserving) / deviation.unsqueeze(-1) + inputs  # T_ii
-        others = scaled_norm(mixing, normalisation) / deviation
-        return ratios | {Method.ATTNRESLN_N: ratio(others, torch.linalg.vector_norm(own, dim=-1))}
-    residual = preserving + inputs  # R_ii; R_ij = F_ij elsewhere
-    ratios[Method.ATTNRES_N] = ratio(mixing_norm, torch.linalg.vector_norm(residual, dim=-1))
-    if norm_position == "post":
-        assert normalisation is not None
-        ratios[Method.ATTNRESLN_N] = ratio(scaled_norm(mixing, normalisation), scaled_norm(residual, normalisation))
-    return ratios
+    by_stage = {OF_STAGE[stage]: ratio(*norms) for stage, norms in composition.relative_norms().items()}
+    return {Method.ATTN_W: attn_w, Method.ATTNRES_W: attn_w / 2} | by_stage

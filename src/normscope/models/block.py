@@ -1,7 +1,7 @@
 """What one attention block is made of, and what it did on one batch."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -9,9 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths import attention as attention_maths
+from normscope.maths.composition import Composition, NormPosition
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
-from normscope.maths.mixing import CROSS_ATTENTION_METHODS, Method, NormPosition, mixing_ratios, preserving_vectors
+from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
@@ -234,29 +235,52 @@ class AttentionBlock:
         return preserving_vectors(self.self_weights, self.value, self.parameters.output_weight)
 
     @cached_property
+    def composition(self) -> Composition:
+        """The parts of the block's output."""
+        return Composition(
+            inputs=self.inputs,
+            attention_output=self.attention_output,
+            preserving=self.preserving,
+            output_bias=self.output_bias,
+            norm_position=self.norm_position,
+            normalisation=self.normalisation,
+        )
+
+    @property
     def mixing(self) -> Float[Tensor, "batch query model"]:
-        """Σ_{j≠i} F_ij, what each token takes from the others: the attention output less b_O and F_ii."""
-        context = self.attention_output - self.preserving
-        return context if self.output_bias is None else context.sub_(self.output_bias)
+        """Σ_{j≠i} F_ij, what each token takes from the others through attention."""
+        return self.composition.mixing
 
     @cached_property
     def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch query"]]:
-        """r_i of every token, by method that the block has."""
-        position, norm = self.norm_position, self.normalisation
-        deviation = self.deviation if position == "branch" else None
-        ratios = mixing_ratios(self.self_weights, self.preserving, self.mixing, self.inputs, position, norm, deviation)
+        """r_i of every token, by each method that is defined for the block."""
+        ratios = mixing_ratios(self.self_weights, self.composition)
         return {
             method: r
             for method, r in ratios.items()
             if not self.is_cross_attention or method in CROSS_ATTENTION_METHODS
         }
 
-    @cached_property
-    def deviation(self) -> Float[Tensor, "batch query"]:
-        """σ_i of the norm after the residual connection, or of the attention output."""
-        assert self.normalisation is not None
-        normed = self.attention_output if self.norm_position == "branch" else self.inputs + self.attention_output
-        return self.normalisation.deviation(normed)
+    def pair_maps(self) -> dict[Method, Float[Tensor, "batch query key"]]:
+        """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.
+
+        Built in strips of queries, so the weights of single heads never exist for all pairs at once.
+        """
+        means: list[Tensor] = []
+
+        def strips() -> Iterator[Tensor]:
+            for start in range(0, self.query.shape[2], self.queries_at_once):
+                weights = self.weights_of(slice(start, start + self.queries_at_once)).cpu().double()
+                means.append(weights.mean(dim=1))
+                yield weights
+
+        norms = self.composition.double().pair_norms(
+            strips(),
+            self.value.cpu().double(),
+            self.parameters.output_weight.cpu().double(),
+            is_cross_attention=self.is_cross_attention,
+        )
+        return {Method.ATTN_W: torch.cat(means, dim=1)} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
 
     def weight_of_groups(
         self, members: Bool[Tensor, "group batch key"], without: Sequence[int] = ()

@@ -63,6 +63,7 @@ def _bart_like(
             model_type=model_type,
             stack=name,
             heads="encoder_attention_heads" if name == "encoder" else "decoder_attention_heads",
+            layer_count="encoder_layers" if name == "encoder" else "decoder_layers",
             start="last" if model_type == "mbart" else "token",
             layers=f"{prefix}layers",
             attention=attention,
@@ -79,7 +80,7 @@ def _bart_like(
             source=_source(model_type),
         )
 
-    own, supports_cross_attention = ("self_attn", "self_attn_layer_norm"), ("encoder_attn", "encoder_attn_layer_norm")
+    own, cross = ("self_attn", "self_attn_layer_norm"), ("encoder_attn", "encoder_attn_layer_norm")
     return (
         stack("encoder", "", *own, "final_layer_norm", None),
         stack("decoder", "decoder.", *own, "encoder_attn_layer_norm", None),
@@ -87,9 +88,9 @@ def _bart_like(
         stack(
             "cross",
             "decoder.",
-            *supports_cross_attention,
+            *cross,
             "final_layer_norm",
-            supports_cross_attention[0] if post else supports_cross_attention[1],
+            cross[0] if post else cross[1],
         ),
     )
 
@@ -98,6 +99,7 @@ def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, su
     return BlockLayout(
         model_type="t5",
         stack=name,
+        layer_count="num_layers" if name == "encoder" else "num_decoder_layers",
         layers=f"{prefix}block",
         attention=attention,
         query=f"{attention}.q",

@@ -1,53 +1,83 @@
-"""The model of a run, to be run again by analyses that change something in it."""
+"""Runs the model of a run again with something in it replaced, for analyses that ask what would happen."""
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.analyses.intervention_runner import Ablation, InterventionRunner
 from normscope.data.batching import Batch, batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer, Replacement
-from normscope.reporting.terminal import steps_bar
 
 T = TypeVar("T")
 
 MASKED_SHARE = 0.15
 """Share of the ordinary tokens that BERT's training masks."""
 
-# A head gives a number for every token of the vocabulary: with 250,000 of them, 1,024 tokens make a gigabyte.
+# A head returns a number for every token of the vocabulary: with 250,000 of them, 1,024 tokens make a gigabyte.
 _HEAD_TOKENS = 1024
 
 
-class ModelInterventionRunner(InterventionRunner):
-    """Runs a loaded model.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ablation:
+    """Dimensions of the residual stream to replace where a layer reads it."""
+
+    dimensions: Sequence[int]
+    values: Mapping[int, Float[Tensor, " dimension"]]
+    """Their new values, by the layer (from 1) that reads them. Other layers read what the model computed."""
+
+
+class InterventionRunner:
+    """Runs a loaded model on sequences of the corpus, or on any other batches.
 
     Args:
         model: See `loading.load`.
         encoder: Makes batches, and masks tokens.
-        layers: Layers whose blocks are shown.
-        batch_tokens: Tokens of a batch at most.
+        layers: Layers whose blocks are observed.
+        batch_tokens: Largest number of tokens in a batch, padding included.
+        progress: Wraps the steps of a long computation in a progress bar, given their number and a title.
     """
 
-    def __init__(self, model: LoadedModel, encoder: Encoder, layers: Sequence[int], batch_tokens: int) -> None:
-        self._model, self._encoder, self._layers = model, encoder, layers
+    def __init__(
+        self,
+        model: LoadedModel,
+        encoder: Encoder,
+        layers: Sequence[int],
+        batch_tokens: int,
+        progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
+    ) -> None:
+        self._model, self._encoder, self._layers, self._progress = model, encoder, layers, progress
         self._batch_tokens = min(batch_tokens, _HEAD_TOKENS)
 
-    def batches(self, sequences: Sequence[Tensor]) -> list[Batch]:
+    def batches(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> list[Batch]:
         """Batches of sequences that a `SequenceSample` has kept, on the model's device."""
         chosen = [unpacked(kinds) for kinds in sequences]
         return [batch.to(self._model.device) for batch in batches_of(chosen, self._encoder, self._batch_tokens)]
 
-    def observe(self, batch: Batch, visit: Callable[[AttentionBlock], None], ablation: Ablation | None = None) -> None:
-        """Show the blocks of the chosen layers in one forward pass."""
-        with self._observer as observer:
-            observer.run(batch.model_inputs(), visit, replacements=self._replacements(ablation))
+    def observe(
+        self,
+        batches: Batch | Iterable[Batch],
+        visit: Callable[[AttentionBlock], None],
+        ablation: Ablation | None = None,
+    ) -> None:
+        """Run batches through the model and visit the blocks of the chosen layers.
+
+        Args:
+            batches: One batch or several, on any device.
+            visit: Called with each block, batch by batch, layer by layer.
+            ablation: What to replace.
+        """
+        for batch in [batches] if isinstance(batches, Batch) else batches:
+            with self._observer as observer:
+                inputs = batch.to(self._model.device).model_inputs()
+                observer.run(inputs, visit, replacements=self._replacements(ablation))
 
     @property
     def predicts_masked_tokens(self) -> bool:
@@ -55,14 +85,15 @@ class ModelInterventionRunner(InterventionRunner):
         return self._model.tokenizer.mask_token_id is not None and self._model.masked_language_head is not None
 
     def masked_token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
-        """Cross-entropy of masked tokens, in nats, added up, and how many they are."""
+        """Cross-entropy (nats, summed) of 15 % of the ordinary tokens when they are masked, and how many they are.
+
+        The choice depends on the sequences alone: the same tokens are masked whatever is ablated.
+        """
         ids = batch.input_ids.cpu().numpy()
         masked = np.stack(
             [
-                np.concatenate(
-                    [self._encoder.masked(row[token_mask], MASKED_SHARE), row[~token_mask]]
-                )  # padding is on the right
-                for row, token_mask in zip(ids, batch.token_mask.cpu().numpy(), strict=True)
+                np.concatenate([self._encoder.masked(row[token_mask], MASKED_SHARE), row[~token_mask]])
+                for row, token_mask in zip(ids, batch.token_mask.cpu().numpy(), strict=True)  # padding is on the right
             ]
         )
         hidden = torch.from_numpy(masked != ids).to(batch.input_ids.device)
@@ -78,9 +109,9 @@ class ModelInterventionRunner(InterventionRunner):
         loss = torch.nn.functional.cross_entropy(logits, batch.input_ids[hidden], reduction="sum")
         return float(loss), int(hidden.sum())
 
-    def progress(self, steps: Iterable[T], total: int, what: str) -> Iterable[T]:
+    def progress(self, steps: Iterable[T], total: int, title: str) -> Iterable[T]:
         """The steps, with a progress bar."""
-        return steps_bar(steps, total, what)
+        return self._progress(steps, total, title)
 
     @cached_property
     def _observer(self) -> Observer:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from normscope.models.block import AttentionBlock
-from normscope.models.observer import Observer, Stop
+from normscope.models.observer import Observer, StopForward
 
 
 def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator[AttentionBlock]:
@@ -21,7 +21,7 @@ def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator
     def hand_over(block: AttentionBlock) -> None:
         answers.put(block)
         if not requests.get():
-            raise Stop
+            raise StopForward
 
     def forward() -> None:
         try:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method, NormPosition
+from normscope.maths.composition import NormPosition
+from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
 
@@ -48,6 +49,8 @@ class BlockLayout:
     """Which stack of an encoder–decoder this is; None for a model that has but one."""
     heads: str = "num_attention_heads"
     """Config key of the number of heads."""
+    layer_count: str = "num_hidden_layers"
+    """Config key of the number of layers."""
     start: Literal["token", "last"] = "token"
     """What a decoder reads first: the start token, before the target; or the target's last token (mBART)."""
     residual: str | None = None
@@ -93,7 +96,7 @@ class BlockLayout:
             raise ValueError(f"{self.model_type}: a block with norm_position={self.norm_position!r} needs its `norm`")
         if self.norm_position == "pre" and self.sum_consumer is None:
             raise ValueError(
-                f"{self.model_type}: a block with norm_position='pre' needs what reads its sum, `following`"
+                f"{self.model_type}: a block with norm_position='pre' needs what reads its sum, `sum_consumer`"
             )
         if not self.registry and self.score_terms is None:
             raise ValueError(f"{self.model_type}: without the registry, `score_terms` must say what proves the scores")

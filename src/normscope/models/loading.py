@@ -4,6 +4,7 @@ Local files are looked for first, so that nothing waits for a network that is no
 the checkpoint lacks, a checksum that differs, a weight that is not a number, an unknown family is an error, never a guess.
 """
 
+import dataclasses
 import hashlib
 import logging
 import re
@@ -25,6 +26,7 @@ from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.mlm_head import masked_language_head
+from normscope.models.model_info import ModelInfo
 from normscope.models.tokenizer_knowledge import refuse_ignorant
 from normscope.models.unsupported import refuse_other_family, refuse_unsupported
 from normscope.models.unused_weights import refuse_other_numbers, refuse_unused
@@ -46,74 +48,118 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     """Load the model that a config describes.
 
     Raises:
-        InputError: If it cannot be had or must not be trusted; the message names the config key.
+        InputError: If it cannot be found or must not be trusted; the message names the config key.
+    """
+    return open_model(options).load(device)
+
+
+def open_model(options: ModelOptions) -> "OpenedModel":
+    """Find a model and read its config, but not its weights.
+
+    Raises:
+        InputError: If it cannot be found, or its family is not supported; the message names the config key.
     """
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    target = torch_device(device.name)
     if options.trust_remote_code:
         log.warning("model.trust_remote_code=true: code from %s will be executed", options.name)
     if options.allow_pickle:
         log.warning("model.allow_pickle=true: weights that are not safetensors may be read from %s", options.name)
-    random = options.random_init or bool(options.architecture)
     adapter = adapter_folder(options.name)
-    name = options.name if adapter is None else adapted_model(adapter)
     if options.architecture:
-        source = None
-        config = configured(options.architecture)
+        source, config = None, configured(options.architecture)
     else:
-        source = locate(name, options, weights=not random)
+        name = options.name if adapter is None else adapted_model(adapter)
+        source = locate(name, options, weights=not options.random_init)
         config = _pretrained_config(source, options)
     config.use_cache = False  # nothing is generated, and a cache would keep every layer's keys
     config.chunk_size_feed_forward = 0  # pieces of a feed-forward network give the same numbers, but need even lengths
     layout = layout_of(config.model_type, None if options.stack is None else options.stack.value)
     refuse_unsupported(config)
-    if random:
-        torch.manual_seed(options.seed)
-        try:
-            model = AutoModel.from_config(config, dtype=DTYPES[device.dtype])
-        except Exception as error:  # every architecture has its own way to fail on a config that makes no sense
-            raise InputError(
-                f"model.name={options.name}: it cannot be built from its config: {one_line(error)}"
-            ) from error
-    else:
-        assert source is not None
-        _check_digest(source, options)
-        model = _pretrained(source, config, options, DTYPES[device.dtype])
-    if adapter is not None:
-        model = merged(model, adapter)
-    if layout.stack == "encoder":
-        model = model.get_encoder()
-    _refuse_non_finite(model, options.name)
-    tokenizer = _tokenizer(source, options)
-    if len(tokenizer) > embeddings_of(model).num_embeddings:
-        raise InputError(
-            f"the tokenizer of {options.tokenizer or options.name!r} knows {len(tokenizer)} tokens, the model only "
-            f"{embeddings_of(model).num_embeddings}; set model.tokenizer to the one that the model was trained with"
+    return OpenedModel(options, config, layout, source, adapter)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedModel:
+    """A model whose config has been read."""
+
+    options: ModelOptions
+    config: PretrainedConfig
+    layout: BlockLayout
+    source: Source | None
+    """Its files; None if the config itself was written by the user."""
+    adapter: Path | None
+    """A PEFT adapter to merge into it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Its shape."""
+        return ModelInfo.of(self.options.name, self.config, self.layout)
+
+    def load(self, device: DeviceOptions) -> LoadedModel:
+        """Load weights and tokenizer.
+
+        Raises:
+            InputError: If they cannot be read, do not fit together, or must not be trusted; the message names the config key.
+        """
+        target, name = torch_device(device.name), self.options.name
+        model = self._model(DTYPES[device.dtype])
+        _refuse_non_finite(model, name)
+        tokenizer = self._tokenizer(model)
+        lengths = (self.layout.longest_sequence(model), tokenizer.model_max_length)
+        # Tokenizers that know no limit say so by an astronomical number.
+        known = [length for length in lengths if length is not None and length < 10**9]
+        model.to(target)  # type: ignore[arg-type]
+        return LoadedModel(
+            model=model.eval().requires_grad_(False),
+            tokenizer=tokenizer,
+            layout=self.layout,
+            name=name,
+            revision=None if self.source is None else self.source.revision,
+            weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
+            max_length=min(known, default=None),
+            load_head=lambda: self._head(model),
         )
-    refuse_ignorant(
-        tokenizer,
-        options.tokenizer or options.name,
-        None if random else embeddings_of(model).num_embeddings,
-    )
-    if layout.reads_target:
-        _refuse_unreadable_targets(model, tokenizer, options)
-    _refuse_senseless(model, layout, tokenizer, options.name)
-    lengths = (layout.longest_sequence(model), tokenizer.model_max_length)
-    # Tokenizers that know no limit say so by an astronomical number.
-    known = [length for length in lengths if length is not None and length < 10**9]
-    return LoadedModel(
-        model=model.to(target).eval().requires_grad_(False),
-        tokenizer=tokenizer,
-        layout=layout,
-        name=options.name,
-        revision=None if source is None else source.revision,
-        weights_sha256=None if random or source is None else _digest(source, adapter),
-        max_length=min(known, default=None),
-        load_head=lambda: (
-            None if random or source is None or adapter is not None else _head(source, config, model, options)
-        ),
-    )
+
+    @property
+    def _random(self) -> bool:
+        return self.options.random_init or self.source is None
+
+    def _model(self, dtype: torch.dtype) -> PreTrainedModel:
+        if self._random:
+            torch.manual_seed(self.options.seed)
+            try:
+                model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
+            except Exception as error:  # every architecture has its own way to fail on a config that makes no sense
+                raise InputError(
+                    f"model.name={self.options.name}: it cannot be built from its config: {one_line(error)}"
+                ) from error
+        else:
+            assert self.source is not None
+            _check_digest(self.source, self.options)
+            model = _pretrained(self.source, self.config, self.options, dtype)
+        if self.adapter is not None:
+            model = merged(model, self.adapter)
+        return model.get_encoder() if self.layout.stack == "encoder" else model
+
+    def _tokenizer(self, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+        options, rows = self.options, embeddings_of(model).num_embeddings
+        tokenizer = _tokenizer(self.source, options)
+        if len(tokenizer) > rows:
+            raise InputError(
+                f"the tokenizer of {options.tokenizer or options.name!r} knows {len(tokenizer)} tokens, the model only "
+                f"{rows}; set model.tokenizer to the one that the model was trained with"
+            )
+        refuse_ignorant(tokenizer, options.tokenizer or options.name, None if self._random else rows)
+        if self.layout.reads_target:
+            _refuse_unreadable_targets(model, tokenizer, options)
+        _refuse_senseless(model, self.layout, tokenizer, options.name)
+        return tokenizer
+
+    def _head(self, model: PreTrainedModel) -> PreTrainedModel | None:
+        if self._random or self.source is None or self.adapter is not None:
+            return None
+        return _head(self.source, self.config, model, self.options)
 
 
 def _refuse_senseless(

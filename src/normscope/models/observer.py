@@ -34,7 +34,7 @@ class Replacement(NamedTuple):
     values: Tensor
 
 
-class Stop(Exception):
+class StopForward(Exception):
     """Ends a forward pass once nothing more of it is wanted."""
 
 
@@ -163,7 +163,7 @@ class Observer:
             with torch.inference_mode():
                 weights = {} if self._layout.registry else {"output_attentions": True}
                 output = (self._model if whole is None else whole)(**inputs, **weights)
-        except Stop:
+        except StopForward:
             pass
         finally:
             active.reset(token)
@@ -252,7 +252,7 @@ class Observer:
 
     def _stop_after(self, shown: tuple[int, int]) -> None:
         if shown == self._end and not self._whole:
-            raise Stop
+            raise StopForward
 
     def _show(self) -> None:
         """Show the block once all of its parts are there."""

@@ -266,22 +266,11 @@ def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
         "mixing vector": _relative(block.mixing, explicit_mixing, output, block.token_mask),
     }
     if reference.block_output is not None:
-        expected = reference.block_output
-        errors["block output"] = _relative(_block_output(block), expected, expected, block.token_mask)
+        branch = block.norm_position == "branch"  # whose norm is only one of the two terms of the block's output
+        expected = reference.inputs + reference.block_output if branch else reference.block_output
+        composed = block.composition.output(block.composition.stages[-1])
+        errors["block output"] = _relative(composed, expected, expected, block.token_mask)
     return errors
-
-
-def _block_output(block: AttentionBlock) -> Tensor:
-    """The parts of the block, added up and normalised."""
-    attention = block.mixing + block.preserving
-    if block.output_bias is not None:
-        attention = attention + block.output_bias
-    norm = block.normalisation
-    if norm is None:
-        return block.inputs + attention
-    normed = attention if block.norm_position == "branch" else block.inputs + attention
-    normalised = norm.scaled(normed) / block.deviation.unsqueeze(-1)
-    return normalised if norm.bias is None else normalised + norm.bias
 
 
 def _side_by_side(heads: Tensor) -> Tensor:

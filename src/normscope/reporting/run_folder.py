@@ -51,6 +51,8 @@ class RunFolder:
 
     def __init__(self, path: Path, *, resumed: bool = False, fresh: bool = False) -> None:
         self._resumed = resumed
+        self.begun = False
+        """Whether it holds this run: from then on nothing is removed any more."""
         self.ended = False
         """Whether results.json says how the run ended."""
         key = "resume" if resumed else "output_dir"
@@ -88,6 +90,7 @@ class RunFolder:
             write_atomically(self.path / CONFIG, config.encode())
             if self._resumed:
                 (self.path / RESULTS).unlink(missing_ok=True)
+        self.begun = True
 
     def abandon(self) -> None:
         """Remove what this run made, before it has begun."""

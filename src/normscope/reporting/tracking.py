@@ -49,14 +49,23 @@ class Tracker(abc.ABC):
         """The final numbers of a completed run."""
 
 
-class _Nowhere(Tracker):
-    """Tracking that is disabled."""
+class NoTracker(Tracker):
+    """Tracks nothing."""
 
-    def table(self, name: str, table: pd.DataFrame, path: Path) -> None: ...
-    def figure(self, name: str, picture: Path, caption: str) -> None: ...
-    def page(self, name: str, path: Path) -> None: ...
-    def curves(self, curves: Mapping[str, pd.Series]) -> None: ...
-    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None: ...
+    def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
+        """Do nothing, as all methods."""
+
+    def figure(self, name: str, picture: Path, caption: str) -> None:
+        """Do nothing."""
+
+    def page(self, name: str, path: Path) -> None:
+        """Do nothing."""
+
+    def curves(self, curves: Mapping[str, pd.Series]) -> None:
+        """Do nothing."""
+
+    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+        """Do nothing."""
 
 
 class _Outage:
@@ -181,13 +190,13 @@ def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     of this is reported in one line, once. The tracking options are complete: see `tracking_environment`.
     """
     if options.tracking.mode is TrackingMode.disabled:
-        yield _Nowhere()
+        yield NoTracker()
         return
     outage = _Outage(folder, online=options.tracking.mode is TrackingMode.online)
     with _environment(options.tracking, folder), contained_threads("wandb", outage.note):
         run = _start(options, folder, outage)
         if run is None:
-            yield _Nowhere()
+            yield NoTracker()
             return
         # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
         tracker, status = _Wandb(run, outage), 1

@@ -1,1 +1,1 @@
-"""Running."""
+"""A run, from its config to its results."""

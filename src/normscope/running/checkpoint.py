@@ -7,7 +7,6 @@ batch fits into memory).
 """
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import json
@@ -20,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from normscope.analyses.base import Analysis
+from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.reporting.run_folder import RunFolder
@@ -80,7 +79,7 @@ class Checkpoint:
                 f"resume: the corpus has changed: its first {wanted.batches} batches hold other tokens than when the run was "
                 "stopped; begin a new run"
             )
-        restore(analyses, tensors)
+        load_state(analyses, tensors)
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position) -> None:
@@ -91,15 +90,15 @@ class Checkpoint:
         """
         begun = time.monotonic()
         header = json.dumps({"identity": self._identity, "batches": position.batches, "digest": position.digest})
-        tensors = states(analyses)
+        tensors = state_of(analyses)
         metadata = {"normscope": header, "sha256": checksum(header, tensors)}
         self._folder.write(FILE, safetensors.torch.save(tensors, metadata=metadata))
         now = time.monotonic()
         self._due = now + max(self._every, _PAUSE_PER_SAVING * (now - begun) if self._every else 0.0)
 
-    def save_if_due(self, analyses: Sequence[Analysis], position: Position) -> None:
-        """Save, if the last saving is long enough ago."""
-        if time.monotonic() >= self._due:
+    def save_if_due(self, analyses: Sequence[Analysis], position: Position, *, at_once: bool = False) -> None:
+        """Save if the last checkpoint is old enough, or at once."""
+        if at_once or time.monotonic() >= self._due:
             self.save(analyses, position)
 
     def remove(self) -> None:
@@ -146,50 +145,3 @@ def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def states(analyses: Sequence[Analysis]) -> dict[str, Tensor]:
-    """Everything that analyses have added up, by analysis, accumulator and part."""
-    return {
-        f"{analysis.name}/{name}/{part}": tensor.contiguous()
-        for analysis in analyses
-        for name, accumulator in analysis.accumulators.items()
-        for part, tensor in accumulator.state().items()
-    }
-
-
-def restore(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
-    """Put analyses where they stood when `tensors` were their states."""
-    for analysis in analyses:
-        for name, accumulator in analysis.accumulators.items():
-            accumulator.load(_part(tensors, analysis.name, name))
-
-
-def merge(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
-    """Add to analyses what another process has added up.
-
-    Args:
-        analyses: These go on with the sums of both.
-        tensors: The other's `states`.
-    """
-    for analysis in analyses:
-        for name, accumulator in analysis.accumulators.items():
-            # A copy that loads a state stands for the other's accumulator: building its analysis could read a whole corpus.
-            other = copy.deepcopy(accumulator)
-            other.load(_part(tensors, analysis.name, name))
-            accumulator.load(accumulator.merge(other).state())
-
-
-def _part(tensors: Mapping[str, Tensor], analysis: str, accumulator: str) -> dict[str, Tensor]:
-    prefix = f"{analysis}/{accumulator}/"
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
-def packed(analyses: Sequence[Analysis]) -> Tensor:
-    """The states of analyses as bytes, to be sent."""
-    return torch.frombuffer(bytearray(safetensors.torch.save(states(analyses))), dtype=torch.uint8)
-
-
-def unpacked(content: Tensor) -> dict[str, Tensor]:
-    """What `packed` has packed."""
-    return safetensors.torch.load(content.numpy().tobytes())

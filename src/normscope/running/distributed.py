@@ -10,17 +10,17 @@ import datetime
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from normscope.analyses.base import Analysis
+from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.config.schema import DeviceOptions
 from normscope.data.batching import Batch, batches_of_window, windows
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
-from normscope.running import checkpoint as checkpoints
 
 # A process that has no more batches waits for the others this long.
 _PATIENCE = datetime.timedelta(hours=2)
@@ -34,7 +34,7 @@ class ProcessGroup:
     size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes the results."""
         return self.rank == 0
 
@@ -60,7 +60,7 @@ class ProcessGroup:
             if not together and number % self.size != self.rank:
                 continue
             # What all of them read is counted by the first.
-            counted = counts if self.first or not together else CorpusCounts()
+            counted = counts if self.is_main or not together else CorpusCounts()
             for batch in batches_of_window(window, encoder, batch_tokens, counted):
                 yield batch, not together or serial % self.size == self.rank
                 serial += 1
@@ -98,7 +98,7 @@ class ProcessGroup:
                 dist.broadcast_object_list(words, src=0)
         return words[0]
 
-    def gather(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
+    def reduce(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
         """Add up in the first process what all have added up.
 
         Args:
@@ -110,16 +110,17 @@ class ProcessGroup:
         """
         if self.size == 1:
             return
-        if self.first:
+        if self.is_main:
             for rank in range(1, self.size):
                 with self._talking():
                     words, content = _received(rank), _received(rank)
                 counts.add(CorpusCounts.unpacked(words.numpy().tobytes().decode()))
-                checkpoints.merge(analyses, checkpoints.unpacked(content))
+                merge_state(analyses, safetensors.torch.load(content.numpy().tobytes()))
             return
-        words = torch.frombuffer(bytearray(counts.packed().encode()), dtype=torch.uint8)
+        parts = counts.packed().encode(), safetensors.torch.save(state_of(analyses))
         with self._talking():
-            for content in (words, checkpoints.packed(analyses)):
+            for part in parts:
+                content = torch.frombuffer(bytearray(part), dtype=torch.uint8)
                 dist.send(torch.tensor([len(content)]), 0)
                 dist.send(content, 0)
 

@@ -1,70 +1,90 @@
-"""What a run says of itself while it goes and when it ends."""
+"""Where the numbers of a run come from: what is needed to explain a difference between two runs."""
 
 import dataclasses
+import functools
+import platform
+import subprocess
 import time
+from importlib import metadata
+from pathlib import Path
 
 from normscope.config.schema import RunOptions
-from normscope.data.categories import ALL
-from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
-from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.verification import Verification
-from normscope.reporting.terminal import say
-from normscope.running.software import provenance
+
+_VERSIONS = ("normscope", "torch", "transformers", "tokenizers", "numpy", "pandas")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """How a run was started."""
+
+    started: float
+    """When, by `time.monotonic`."""
+    command: str
+    """What the user typed."""
 
 
 @dataclasses.dataclass
-class Progress:
-    """What a run knows of itself while it goes, so that an end at any moment can be told truly."""
+class Provenance:
+    """The facts of a run, which are complete whenever it ends."""
 
-    started: float
-    counts: CorpusCounts
+    origin: Origin
+    options: RunOptions
     model: LoadedModel
     verification: Verification
-    command: str
+    counts: CorpusCounts
+
+    def facts(self) -> dict[str, object]:
+        """Software, model, corpus, time and verification error, as they are now."""
+        counts, model = self.counts, self.model
+        return software() | {
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "command": self.origin.command,
+            "model": model.name,
+            "model_revision": model.revision,
+            "model_sha256": model.weights_sha256,
+            "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "seed": self.options.seed,
+            "examples": counts.read,
+            "skipped": dict(counts.skipped),
+            "examples_used": counts.used,
+            "sequences": counts.sequences,
+            "cut": counts.cut,
+            "tokens": counts.tokens,
+            "tokens_by_category": dict(counts.categories),
+            "seconds": round(time.monotonic() - self.origin.started, 3),
+            "verification_error": self.verification.error,
+            "verification_layer": self.verification.layer,
+            "verification_part": self.verification.part,
+        }
 
 
-def account(progress: Progress, options: RunOptions) -> dict[str, object]:
-    """Where the numbers come from, as far as the run has come."""
-    counts, model = progress.counts, progress.model
-    return provenance() | {
-        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": progress.command,
-        "model": model.name,
-        "model_revision": model.revision,
-        "model_sha256": model.weights_sha256,
-        "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "seed": options.seed,
-        "examples": counts.read,
-        "skipped": dict(counts.skipped),
-        "examples_used": counts.used,
-        "sequences": counts.sequences,
-        "cut": counts.cut,
-        "tokens": counts.tokens,
-        "tokens_by_category": dict(counts.categories),
-        "seconds": round(time.monotonic() - progress.started, 3),
-        "verification_error": progress.verification.error,
-        "verification_layer": progress.verification.layer,
-        "verification_part": progress.verification.part,
+def software() -> dict[str, object]:
+    """Versions of the software behind the numbers, and the commit of the code."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONS}},
+        "platform": platform.platform(),
+        "git_commit": git_commit(),
     }
 
 
-def say_counts(counts: CorpusCounts, encoder: Encoder) -> None:
-    """How much of what was read, and what was left out."""
-    tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-    say(f"{counts.sequences:,} sequences, {counts.tokens:,} tokens: {tokens}")
-    if counts.cut:
-        say(f"{counts.cut:,} of them were longer than {encoder.max_length} tokens and were cut (dataset.max_length)")
-    for reason, number in counts.skipped.items():
-        say(f"{number:,} examples were skipped: {reason}")
+@functools.cache
+def git_commit() -> str | None:
+    """Commit of the checkout that this code is in, followed by `+` if files differ; None outside a checkout."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
-def say_absent(categories: list[str], counts: CorpusCounts) -> None:
-    """Categories that never occurred have no rows; if none of those asked for did, there is nothing to report."""
-    absent = [category for category in categories if category != ALL and not counts.categories[category]]
-    if len(absent) == len(categories):
-        raise InputError(f"categories=[{','.join(categories)}]: no token of these in the corpus")
-    if absent:
-        say(f"no token of category {', '.join(absent)} in the corpus: the tables have no rows of it")
+def _git(root: Path, *arguments: str) -> str:
+    # `git status` refreshes the index under a lock, which a run that is killed meanwhile would leave in the user's checkout.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

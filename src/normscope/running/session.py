@@ -1,129 +1,200 @@
-"""Everything that a run needs before its first batch."""
+"""Everything that a run needs before its first batch, and everything that can fail before it."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from normscope.alignment.gold import SEGMENTERS, NumberedCorpus, reference
-from normscope.analyses import ANALYSES
-from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.options import FrequencyOptions
-from normscope.config.schema import ModelOptions, ModelStack, RunOptions, enabled_analyses
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.registry import analyses as known_analyses
+from normscope.config.schema import (
+    INCIDENTAL,
+    ModelOptions,
+    ModelStack,
+    RunOptions,
+    all_options,
+    enabled_analyses,
+    flat,
+    plain,
+)
 from normscope.config.validation import chosen_categories, chosen_layers
-from normscope.data import token_frequencies as frequency
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.data.corpora import open_corpus
+from normscope.data.corpora import NumberedCorpus, open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
-from normscope.data.text_files import TextFile
-from normscope.data.token_frequencies import TokenFrequencies
+from normscope.data.resources import Prepared, ResourceContext, prepare_resources
+from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
-from normscope.models.loading import load
+from normscope.models.loading import open_model
+from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
+from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
-from normscope.running.checkpoint import Position
+from normscope.reporting.tracking_environment import with_environment
+from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.distributed import ProcessGroup
-from normscope.running.provenance import Progress
+from normscope.running.provenance import Origin, Provenance
 from normscope.running.token_maps import ExplorerText, select_examples
 
 
-@dataclasses.dataclass(frozen=True)
-class Started:
-    """When a run started, and by which command."""
-
-    moment: float
-    command: str
-
-
 @dataclasses.dataclass
-class Job:
-    """Everything that a run needs to measure a corpus, ready for the first batch."""
+class Session:
+    """A run that is ready for its first batch."""
 
     options: RunOptions
-    processes: ProcessGroup
+    group: ProcessGroup
+    results: RunFolder | None
+    """The run folder, in the main process."""
+    folder: Path
+    """Where it is, in all of them."""
     model: LoadedModel
     encoder: Encoder
+    observer: Observer
     layers: list[int]
     categories: list[str]
-    observer: Observer
     analyses: list[Analysis]
-    explorer: list[ExplorerText]
+    texts: list[ExplorerText]
+    """The texts of the token maps."""
+    digests: Mapping[str, str]
+    """Hashes of the resources that analyses have required, by name."""
     counts: CorpusCounts
     stream: Iterator[tuple[Batch, bool]]
+    """All batches, and whether each is this process's."""
     total: int | None
-    """Examples that will be read; None where that is not known."""
-    progress: Progress
+    """Number of examples to read, if it is known."""
+    provenance: Provenance
+    checkpoint: Checkpoint | None = None
+    """None with several processes."""
     position: Position = dataclasses.field(default_factory=Position)
-    """What an earlier process of the same run has measured."""
+    """How far an earlier process of the same run has come."""
 
-    @property
-    def only_alignment(self) -> bool:
-        """Whether no analysis reports token categories."""
-        return all(analysis.requires_cross_attention for analysis in self.analyses)
+    @classmethod
+    def prepare(cls, options: RunOptions, results: RunFolder | None, group: ProcessGroup, origin: Origin) -> "Session":
+        """Load the model, prove that it can be observed, open the corpus, and build the analyses.
+
+        Raises:
+            InputError: For invalid input, in this process or another one of the run.
+        """
+        folder = Path(group.shared("" if results is None else str(results.path)))
+        with group.agreeing():
+            session = _prepared(options, results, folder, group, origin)
+            if results is not None and group.size == 1:
+                session._resume(results)
+        if results is not None:
+            options.tracking = with_environment(options.tracking)
+            results.begin(options)
+        return session
+
+    def _resume(self, results: RunFolder) -> None:
+        self.checkpoint = Checkpoint(results, _identity(self), self.options.checkpoint.every_seconds)
+        self.position = self.checkpoint.resume(self.analyses, self.stream)
+        if self.position.batches:
+            say(f"going on after {self.position.batches:,} batches")
 
 
-def prepare(options: RunOptions, processes: ProcessGroup, started: Started) -> Job:
-    """Load and verify the model, open the corpus, and build the analyses.
+def _identity(session: Session) -> dict[str, object]:
+    """What a resumed run must share with the one that was stopped."""
+    config = flat(plain(session.options))
+    return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
+        "the model's weights": session.model.weights_sha256,
+        "torch": torch.__version__,
+        "normscope": metadata.version("normscope"),
+        **{f"the resource {name}": digest for name, digest in session.digests.items()},
+    }
 
-    Raises:
-        InputError: If the input is bad.
-    """
+
+def _prepared(
+    options: RunOptions, results: RunFolder | None, folder: Path, group: ProcessGroup, origin: Origin
+) -> Session:
     torch.manual_seed(options.seed)
-    chosen = [ANALYSES[name] for name in enabled_analyses(options.analysis)]
-    aligning = any(kind.requires_cross_attention for kind in chosen)
-    if aligning:
+    kinds = _enabled(options)
+    if any(kind.info.requires_cross_attention for kind in kinds):
         options.model.stack = ModelStack.cross
-    device = processes.own_device(options.device)
-    model = dataclasses.replace(load(_trained(options.model), device), name=options.model.name)
+    opened = open_model(_trained(options.model))
+    _refuse_cross_attention(kinds, opened.info)
+    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), opened.info) for kind in kinds}
+    model = dataclasses.replace(opened.load(group.own_device(options.device)), name=options.model.name)
     verification = verify(model.model, model.layout, model.name)
     layers = chosen_layers(options.layers, model.layers)
-    encoder = Encoder(model, options.dataset, SEGMENTERS[options.analysis.alignment.words] if aligning else None)
+    encoder = Encoder(model, options.dataset, _words(needs))
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(open_corpus(options.dataset))
-    _refuse_crossing(chosen, model)
-    hidden = range(model.layers + 1) if any(kind.hidden for kind in chosen) else ()
-    observer = Observer(model.model, model.layout, layers, hidden)
+    observer = _observer(model, layers, needs.values())
     context = _context(options, model, encoder, observer, layers, categories)
-    analyses = [kind(getattr(options.analysis, kind.name), context) for kind in chosen]
-    explorer = _chosen(options, encoder, len(layers))
+    resources = _resources(options, model, encoder, needs.values())
+    analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
+    texts = _texts(options, encoder, len(layers))
     counts = CorpusCounts()
-    stream = processes.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
-    if processes.size == 1:
+    stream = group.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
+    if group.size == 1:
         stream = _not_empty(stream, options, counts)
-    if processes.first:
+    if group.is_main:
         say(
             f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
             f"verified to {verification.error:.1e}",
         )
-    return Job(
+    return Session(
         options=options,
-        processes=processes,
+        group=group,
+        results=results,
+        folder=folder,
         model=model,
         encoder=encoder,
+        observer=observer,
         layers=layers,
         categories=categories,
-        observer=observer,
         analyses=analyses,
-        explorer=explorer,
+        texts=texts,
+        digests={name: resource.digest for name, resource in resources.items()},
         counts=counts,
         stream=stream,
-        total=corpus.total if processes.size == 1 else None,  # a share's is not known
-        progress=Progress(started.moment, counts, model, verification, started.command),
+        total=corpus.total if group.size == 1 else None,  # the size of a share is not known
+        provenance=Provenance(origin, options, model, verification, counts),
     )
 
 
-def _refuse_crossing(chosen: Sequence[type[Analysis]], model: LoadedModel) -> None:
-    for kind in chosen:
-        if model.layout.is_cross_attention and not kind.supports_cross_attention:
+def _enabled(options: RunOptions) -> list[type[Analysis]]:
+    known = known_analyses()
+    return [known[name].load() for name in enabled_analyses(options.analysis)]
+
+
+def _trained(options: ModelOptions) -> ModelOptions:
+    """The options of a model that exists: the toy is trained first."""
+    if not options.toy:
+        return options
+    from normscope.translation.toy import toy_model  # the trainer takes seconds to import
+
+    return dataclasses.replace(options, name=str(toy_model(options.seed, say)))
+
+
+def _refuse_cross_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
+    for kind in kinds:
+        if model.is_cross_attention and not kind.info.supports_cross_attention:
+            others = [name for name, info in known_analyses().items() if info.supports_cross_attention]
             raise InputError(
-                f"analysis={kind.name} does not look at cross-attention; set model.stack=encoder or decoder, or choose of "
-                f"{', '.join(name for name, other in ANALYSES.items() if other.supports_cross_attention)}"
+                f"analysis={kind.info.name} does not support cross-attention; set model.stack=encoder or decoder, or choose "
+                f"from {', '.join(others)}"
             )
+
+
+def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
+    """How to split texts into words, if an analysis needs words."""
+    return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
+
+
+def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
+    """An observer of all that some analysis needs, and no more: the forward pass ends after the last of it."""
+    needs = list(needs)
+    hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
+    every = any(requirements.all_layers for requirements in needs)
+    return Observer(model.model, model.layout, range(1, model.layers + 1) if every else layers, hidden)
 
 
 def _context(
@@ -138,46 +209,44 @@ def _context(
         layers=layers,
         categories=categories,
         parameters=observer.parameters,
-        hidden_norms=observer.hidden_norms,
-        methods=model.layout.methods,
-        content_only=not model.layout.registry,
-        depth=model.layers,
-        outliers=options.analysis.outliers,
         names=encoder.categories.names,
         special_tokens=encoder.categories.special,
         token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
-        reference=lambda wanted: reference(open_corpus(dataclasses.replace(options.dataset, limit=None)), wanted),
-        frequencies=lambda wanted: _frequencies(wanted, options, encoder, model.vocabulary),
+        hidden_norms=observer.hidden_norms,
+        methods=model.layout.methods,
+        has_position_terms=not model.layout.registry,
+        depth=model.layers,
+        options=all_options(options.analysis),
     )
 
 
-def _trained(options: ModelOptions) -> ModelOptions:
-    """Where the model is, once it is there."""
-    if not options.toy:
-        return options
-    from normscope.translation.toy import toy_model  # the trainer takes seconds to import
+def _resources(
+    options: RunOptions, model: LoadedModel, encoder: Encoder, needs: Iterable[Requirements]
+) -> dict[str, Prepared]:
+    """What analyses need of the whole corpus, by name; what several need is prepared once."""
+    wanted = {name: resource for requirements in needs for name, resource in requirements.resources.items()}
+    return prepare_resources(wanted, ResourceContext(options.dataset, encoder, model.vocabulary), open_corpus)
 
-    return dataclasses.replace(options, name=str(toy_model(options.seed, say)))
 
-
-def _frequencies(wanted: FrequencyOptions, options: RunOptions, encoder: Encoder, vocabulary: int) -> TokenFrequencies:
-    if wanted.path is not None:
-        found = frequency.read(Path(wanted.path).expanduser(), vocabulary)
-    elif wanted.source == "corpus":
-        found = frequency.counted(open_corpus(options.dataset).examples(), encoder, vocabulary)
-    else:
-        text = TextFile(
-            Path(wanted.source).expanduser(),
-            options.dataset.text_column,
-            options.dataset.pair_column,
-            options.dataset.header,
-            key="analysis.frequency.source",
+def _analyses(
+    needs: Mapping[type[Analysis], Requirements], context: AnalysisContext, resources: Mapping[str, Any]
+) -> list[Analysis]:
+    options = {type(options): options for options in context.options}
+    every = list(range(1, context.depth + 1))
+    return [
+        kind(
+            options[kind.info.options],
+            dataclasses.replace(
+                context,
+                layers=every if requirements.all_layers else context.layers,
+                resources={name: resources[name] for name in requirements.resources},
+            ),
         )
-        found = frequency.counted(text.examples(), encoder, vocabulary)
-    return frequency.conventional(found, encoder) if wanted.conventional else found
+        for kind, requirements in needs.items()
+    ]
 
 
-def _chosen(options: RunOptions, encoder: Encoder, layers: int) -> list[ExplorerText]:
+def _texts(options: RunOptions, encoder: Encoder, layers: int) -> list[ExplorerText]:
     if not options.report.enabled or not (options.report.examples or options.report.text):
         return []
     return select_examples(open_corpus(options.dataset), encoder, options.report, layers)
@@ -186,19 +255,18 @@ def _chosen(options: RunOptions, encoder: Encoder, layers: int) -> list[Explorer
 def _not_empty(
     stream: Iterator[tuple[Batch, bool]], options: RunOptions, counts: CorpusCounts
 ) -> Iterator[tuple[Batch, bool]]:
-    """The stream, once its first batch has shown that there is one."""
+    """The same stream, which has at least one batch.
+
+    Raises:
+        InputError: If it has none.
+    """
     first = next(stream, None)
     if first is None:
-        raise no_example(options, counts)
-
-    def whole() -> Iterator[tuple[Batch, bool]]:
-        yield first
-        yield from stream
-
-    return whole()
+        raise no_usable_example(options, counts)
+    return itertools.chain([first], stream)
 
 
-def no_example(options: RunOptions, counts: CorpusCounts) -> InputError:
+def no_usable_example(options: RunOptions, counts: CorpusCounts) -> InputError:
     """The error of a corpus without a usable example, with the reasons."""
     where = options.dataset.path or options.dataset.kind
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"

@@ -11,7 +11,7 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM."""
 
 
-class Stop:
+class ShutdownRequest:
     """Whether a signal has come."""
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ def terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def deferred_signals() -> Iterator[Stop]:
+def deferred_signals() -> Iterator[ShutdownRequest]:
     """Keep SIGINT and SIGTERM until the next chance to stop in order."""
-    stop = Stop()
+    request = ShutdownRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield request
         return
-    before = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request.receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

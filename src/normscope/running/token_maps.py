@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from normscope.config.schema import ReportOptions
 from normscope.config.validation import FEWEST_TOKENS
@@ -16,7 +14,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
 from normscope.errors import InputError
-from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal, scaled_output_weight
+from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
@@ -148,8 +146,8 @@ def _sentence(
     block_maps: list[dict[str, np.ndarray]] = []
 
     def visit(block: AttentionBlock) -> None:
-        maps = {name: values.float().numpy() for name, values in pair_maps(block).items()}
-        mean = maps.pop("weights")
+        maps = {str(method): values[0].float().numpy() for method, values in block.pair_maps().items()}
+        mean = maps.pop(Method.ATTN_W)
         block_maps.append(maps)
         weights.append(block.weights[0].float().cpu().numpy() if single_heads else mean[None])
         norms.append(block.transformed_norms[0].float().cpu().numpy())
@@ -178,38 +176,3 @@ def _sentence(
 
 def _text(model: LoadedModel, tokens: list[int]) -> str:
     return str(model.tokenizer.decode(tokens, skip_special_tokens=True))
-
-
-def pair_maps(block: AttentionBlock) -> dict[str, Tensor]:
-    """Norms of every pair's vectors in a block of one sequence, as far as it has them; `weights`: the mean over heads.
-
-    Added up in float64 from the model's own activations, in strips of queries: the weights of single heads are never there
-    for all pairs at once.
-    """
-    value, output_weight = block.value.cpu().double(), block.parameters.output_weight.cpu().double()
-    grams = {"attn_n": head_grams(value, output_weight)}
-    norm, deviation = block.normalisation, None
-    if norm is not None and not block.is_cross_attention:
-        norm = norm._replace(weight=norm.weight.cpu().double())
-        deviation = block.deviation.cpu().double().unsqueeze(-1)
-        grams["attnresln_n"] = head_grams(value, scaled_output_weight(output_weight, norm))
-    strips: dict[str, list[Tensor]] = {name: [] for name in ("weights", *grams)}
-    for start in range(0, block.query.shape[2], block.queries_at_once):
-        weights = block.weights_of(slice(start, start + block.queries_at_once)).cpu().double()
-        strips["weights"].append(weights.mean(dim=1))
-        for name, gram in grams.items():
-            strips[name].append(norms_from_grams(weights, gram))
-    maps = {name: torch.cat(parts, dim=1) for name, parts in strips.items()}
-    if not block.is_cross_attention:  # where what is kept comes from no key
-        preserving, inputs = block.preserving.cpu().double(), block.inputs.cpu().double()
-        if block.norm_position != "branch":
-            kept = torch.linalg.vector_norm(preserving + inputs, dim=-1)
-            maps["attnres_n"] = replaced_diagonal(maps["attn_n"], kept)
-        if norm is not None and deviation is not None:
-            if block.norm_position == "branch":
-                own = norm.scaled(preserving) / deviation + inputs
-            else:
-                own = norm.scaled(preserving + inputs) / deviation
-            scaled = maps.pop("attnresln_n") / deviation
-            maps["attnresln_n"] = replaced_diagonal(scaled, torch.linalg.vector_norm(own, dim=-1))
-    return {name: tensor[0] for name, tensor in maps.items()}

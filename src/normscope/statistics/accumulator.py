@@ -1,7 +1,8 @@
-"""The contract that every accumulator keeps."""
+"""The contract of all accumulators."""
 
 import abc
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -11,62 +12,78 @@ A = TypeVar("A", bound="Accumulator")
 
 
 class EmptyAccumulatorError(ValueError):
-    """Raised by `compute()` when nothing has been added up."""
+    """Raised by `compute()` before the first update."""
 
 
 class Accumulator(abc.ABC):
-    """Sums over a stream, apart from the frozen result that they amount to.
+    """Running sums over a stream, separate from the frozen result that `compute()` returns.
 
-    Every accumulator has an `update` of its own and keeps this contract, which one shared test suite holds it to:
-    merging with a new accumulator changes nothing; merging is associative and leaves both sides alone; a stream in
-    batches equals the stream as a whole; a state that is saved and loaded goes on as if nothing had happened; `compute()`
-    of nothing raises.
+    Every accumulator has its own `update` and meets this contract, which one shared test suite checks: merging with an empty
+    accumulator changes nothing; merging is associative and leaves both sides unchanged; a stream in batches equals the whole
+    stream; a state that was saved and loaded continues exactly; `compute()` of nothing raises.
     """
 
     @abc.abstractmethod
-    def merge(self: A, other: A) -> A:
-        """A new accumulator that has seen what both have seen."""
+    def reset(self) -> None:
+        """Return to the empty state."""
 
     @abc.abstractmethod
     def compute(self) -> Any:
         """The frozen result.
 
         Raises:
-            Nothing: If nothing has been added up.
+            EmptyAccumulatorError: Before the first update.
         """
 
     @abc.abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """Everything that has been added up, as tensors on the CPU."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole state, as copies on the CPU."""
 
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the state of an accumulator with the same arguments."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from the state of an accumulator with the same arguments."""
+        self.reset()
+        self.merge_state_dict(state)
+
+    def merge(self: A, other: A) -> A:
+        """A new accumulator that has seen what both have seen."""
+        merged = copy.copy(self)
+        merged.reset()  # binds new tensors, so `self` keeps its own
+        for side in (self, other):
+            merged.merge_state_dict(side.state_dict())
+        return merged
 
 
 class TensorAccumulator(Accumulator):
-    """An accumulator that is a few tensors, kept on the device of what is added to them."""
+    """An accumulator made of a few tensors, which stay on the device of what is added to them.
 
-    _tensors: ClassVar[tuple[str, ...]]
-    """Names of the tensors, which are attributes with an underscore before them."""
+    `reset` binds each tensor to an attribute with an underscore in front of its name.
+    """
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that has been added up, as tensors on the CPU."""
-        return {name: getattr(self, f"_{name}").cpu().clone() for name in self._tensors}
+    _reductions: ClassVar[Mapping[str, Callable[[Tensor, Tensor], Tensor]]]
+    """How to merge each tensor, by its name: `torch.add`, `torch.maximum`, ..."""
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
-        for name in self._tensors:
-            setattr(self, f"_{name}", state[name].clone())
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole state, as copies on the CPU."""
+        return {name: getattr(self, f"_{name}").cpu().clone() for name in self._reductions}
+
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the state of an accumulator with the same arguments."""
+        for name, reduction in self._reductions.items():
+            own = getattr(self, f"_{name}")
+            setattr(self, f"_{name}", reduction(own, state[name].to(own.device)))
 
     def _follow(self, values: Tensor) -> torch.device:
-        """Move to where values are added up, and say where that is."""
+        """Move to where values are accumulated; returns that device."""
         device = accumulation_device(values.device)
-        if getattr(self, f"_{self._tensors[0]}").device != device:
-            self.load({name: tensor.to(device) for name, tensor in self.state().items()})
+        for name in self._reductions:
+            setattr(self, f"_{name}", getattr(self, f"_{name}").to(device))
         return device
 
 
 def accumulation_device(device: torch.device) -> torch.device:
-    """Where sums of a device's tensors are kept: there, so that nothing waits for a copy, if it knows float64."""
+    """Where to accumulate tensors of a device: on it, so that nothing waits for a copy, unless it lacks float64."""
     return torch.device("cpu") if device.type == "mps" else device

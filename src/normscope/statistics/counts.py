@@ -1,5 +1,7 @@
 """Counts of whatever is counted, per layer."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -15,10 +17,15 @@ class Counts(TensorAccumulator):
         values: Axes of what is counted in a layer.
     """
 
-    _tensors = ("counts", "seen")
+    _reductions: ClassVar = {"counts": torch.add, "seen": torch.logical_or}
 
     def __init__(self, layers: int, *values: int) -> None:
-        self._counts = torch.zeros(layers, *values, dtype=torch.int64)
+        self._shape = (layers, *values)
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+        self._counts = torch.zeros(self._shape, dtype=torch.int64)
         self._seen = torch.zeros((), dtype=torch.bool)
 
     def update(self, layer: int, counts: Int[Tensor, "..."]) -> None:
@@ -27,18 +34,11 @@ class Counts(TensorAccumulator):
         self._counts[layer] += counts.to(device)
         self._seen.fill_(True)
 
-    def merge(self, other: "Counts") -> "Counts":
-        """A new tally that has seen what both have seen."""
-        merged = Counts(*self._counts.shape)
-        mine, theirs = self.state(), other.state()
-        merged.load({"counts": mine["counts"] + theirs["counts"], "seen": mine["seen"] | theirs["seen"]})
-        return merged
-
     def compute(self) -> Int[Tensor, "layer ..."]:
         """The counts.
 
         Raises:
-            Nothing: If nothing has been counted.
+            EmptyAccumulatorError: If nothing has been counted.
         """
         if not self._seen:
             raise EmptyAccumulatorError("nothing has been counted")

@@ -1,6 +1,7 @@
 """Mean, spread, maximum and minimum of a value over groups of tokens, per layer, with the mean over sequences beside."""
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,10 +37,18 @@ class GroupedMoments(TensorAccumulator):
         groups: Groups that a token can be in.
     """
 
-    _tensors = ("total", "squares", "sequence_total", "maximum", "minimum", "count", "sequences")
+    _reductions: ClassVar = dict.fromkeys(("total", "squares", "sequence_total", "count", "sequences"), torch.add) | {
+        "maximum": torch.maximum,
+        "minimum": torch.minimum,
+    }
 
     def __init__(self, layers: int, rows: int, groups: int) -> None:
-        shape = (layers, rows, groups)
+        self._shape = (layers, rows, groups)
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+        layers, _, groups = shape = self._shape
         self._total = torch.zeros(shape, dtype=torch.float64)
         # Plain squares lose (mean/deviation)² of float64's sixteen digits, and merge exactly.
         self._squares = torch.zeros(shape, dtype=torch.float64)
@@ -82,26 +91,13 @@ class GroupedMoments(TensorAccumulator):
         self._count[layer] += counts.sum(dim=-1)
         self._sequences[layer] += (counts > 0).sum(dim=-1)
 
-    def merge(self, other: "GroupedMoments") -> "GroupedMoments":
-        """A new accumulator that has seen what both have seen."""
-        merged = GroupedMoments(*self._total.shape)
-        mine, theirs = self.state(), other.state()
-        merged.load(
-            {
-                "maximum": torch.maximum(mine.pop("maximum"), theirs.pop("maximum")),
-                "minimum": torch.minimum(mine.pop("minimum"), theirs.pop("minimum")),
-            }
-            | {name: mine[name] + theirs[name] for name in mine}
-        )
-        return merged
-
     def compute(self) -> GroupedSummary:
         """Means and extremes of what has been added up.
 
         Raises:
-            Nothing: If no token has been added.
+            EmptyAccumulatorError: If no token has been added.
         """
-        state = self.state()
+        state = self.state_dict()
         count, sequences = state["count"], state["sequences"]
         if not count.any():
             raise EmptyAccumulatorError("no token has been added up")

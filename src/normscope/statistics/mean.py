@@ -1,6 +1,7 @@
 """Means of whatever is added up, per layer and group."""
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -27,11 +28,16 @@ class Mean(TensorAccumulator):
         values: Axes of a sum.
     """
 
-    _tensors = ("total", "count")
+    _reductions: ClassVar = {"total": torch.add, "count": torch.add}
 
     def __init__(self, layers: int, groups: int, *values: int) -> None:
-        self._total = torch.zeros(layers, groups, *values, dtype=torch.float64)
-        self._count = torch.zeros(layers, groups, dtype=torch.int64)
+        self._shape = (layers, groups, *values)
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+        self._total = torch.zeros(self._shape, dtype=torch.float64)
+        self._count = torch.zeros(self._shape[:2], dtype=torch.int64)
 
     def update(self, layer: int, sums: Float[Tensor, "group ..."], counts: Int[Tensor, " group"]) -> None:
         """Add the sums of a batch in one layer.
@@ -45,20 +51,13 @@ class Mean(TensorAccumulator):
         self._total[layer] += sums.to(device).double()
         self._count[layer] += counts.to(device)
 
-    def merge(self, other: "Mean") -> "Mean":
-        """A new accumulator that has seen what both have seen."""
-        merged = Mean(*self._total.shape)
-        mine, theirs = self.state(), other.state()
-        merged.load({name: mine[name] + theirs[name] for name in mine})
-        return merged
-
     def compute(self) -> MeanSummary:
         """The means.
 
         Raises:
-            Nothing: If nothing has been added.
+            EmptyAccumulatorError: If nothing has been added.
         """
-        state = self.state()
+        state = self.state_dict()
         if not state["count"].any():
             raise EmptyAccumulatorError("nothing has been added up")
         count = state["count"].view(*state["count"].shape, *(1 for _ in state["total"].shape[2:]))

@@ -18,6 +18,10 @@ class PerExampleTensors(Accumulator):
 
     def __init__(self, layers: int, dtype: torch.dtype) -> None:
         self._layers, self._dtype = layers, dtype
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
         self._kept: dict[int, Tensor] = {}
 
     def update(self, layer: int, row: int, values: Tensor) -> None:
@@ -26,23 +30,17 @@ class PerExampleTensors(Accumulator):
             self._kept[row] = torch.zeros(self._layers, *values.shape, dtype=self._dtype)
         self._kept[row][layer] = values.to("cpu", self._dtype)
 
-    def merge(self, other: "PerExampleTensors") -> "PerExampleTensors":
-        """A new accumulator with the rows of both. A row that both have is told alike by both, and kept once."""
-        merged = PerExampleTensors(self._layers, self._dtype)
-        merged._kept = {row: values.clone() for row, values in (other._kept | self._kept).items()}
-        return merged
-
     def compute(self) -> dict[int, Tensor]:
         """The tensors by row, in the order of the rows; the first axis of each is the layer.
 
         Raises:
-            Nothing: If no row has been kept.
+            EmptyAccumulatorError: If no row has been kept.
         """
         if not self._kept:
             raise EmptyAccumulatorError("no row has been kept")
         return {row: self._kept[row].clone() for row in sorted(self._kept)}
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Rows, their shapes, and their values end to end."""
         rows = sorted(self._kept)
         return {
@@ -51,10 +49,11 @@ class PerExampleTensors(Accumulator):
             "values": torch.cat([torch.zeros(0, dtype=self._dtype), *(self._kept[row].flatten() for row in rows)]),
         }
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the examples of another accumulator. An example that both have is the same in both, and kept once."""
         rows = state["rows"].tolist()
         shapes = [tuple(shape) for shape in state["shapes"].tolist()]
         sizes = state["shapes"].prod(dim=-1).tolist() if rows else []
         values = state["values"].clone().split(sizes)
-        self._kept = {row: flat.view(shape) for row, shape, flat in zip(rows, shapes, values, strict=True)}
+        for row, shape, flat in zip(rows, shapes, values, strict=True):
+            self._kept.setdefault(row, flat.view(shape))

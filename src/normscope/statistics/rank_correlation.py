@@ -46,10 +46,14 @@ class RankCorrelation(Accumulator):
         self._layers, self._groups = layers, groups
         self._first, self._second = first, second
         self._budget = exact_pairs
-        self._exact = exact_pairs > 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+        self._exact = self._budget > 0
         self._pairs = 0
-        self._kept: list[list[_Kept]] = [[] for _ in range(layers)]
-        self._histograms = [PairHistogram(first, second, groups) for _ in range(layers)]
+        self._kept: list[list[_Kept]] = [[] for _ in range(self._layers)]
+        self._histograms = [PairHistogram(self._first, self._second, self._groups) for _ in range(self._layers)]
 
     def update(
         self,
@@ -81,19 +85,6 @@ class RankCorrelation(Accumulator):
             self._give_up_exactness()
         self._histograms[layer].add(first, second, group, seen)
 
-    def merge(self, other: "RankCorrelation") -> "RankCorrelation":
-        """A new accumulator that has seen what both have seen."""
-        budget = max(self._budget, other._budget)
-        merged = RankCorrelation(self._layers, self._groups, self._first, self._second, budget)
-        merged._pairs = self._pairs + other._pairs
-        for side in (self, other):
-            for layer in range(self._layers):
-                merged._kept[layer] += side._kept[layer]
-                merged._histograms[layer].merge(side._histograms[layer].low, side._histograms[layer].counts)
-        if not (self._exact and other._exact and merged._pairs <= budget):
-            merged._give_up_exactness()
-        return merged
-
     def compute(self, *, union: bool = False) -> list[list[Correlation]]:
         """ρ per layer and group, behind a first row for all layers together.
 
@@ -101,7 +92,7 @@ class RankCorrelation(Accumulator):
             union: Whether a last column is of all groups together.
 
         Raises:
-            Nothing: If no pair has been added.
+            EmptyAccumulatorError: If no pair has been added.
         """
         if not any(self._kept) and not any(histogram.counts.numel() for histogram in self._histograms):
             raise EmptyAccumulatorError("no pair has been added up")
@@ -110,7 +101,7 @@ class RankCorrelation(Accumulator):
         groups = [*range(self._groups), *([None] if union else [])]
         return [[of(layers, group) for group in groups] for layers in (every, *([one] for one in every))]
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Everything that has been added up, as tensors on the CPU."""
         state = {"exact": torch.tensor(self._exact), "pairs": torch.tensor(self._pairs)}
         for layer, (kept, histogram) in enumerate(zip(self._kept, self._histograms, strict=True)):
@@ -121,14 +112,16 @@ class RankCorrelation(Accumulator):
             state[f"counts_{layer}"] = histogram.counts.cpu().clone()
         return state
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an accumulator of the same shape gave."""
-        self._exact, self._pairs = bool(state["exact"]), int(state["pairs"])
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the pairs of an accumulator with the same arguments."""
+        self._pairs += int(state["pairs"])
         for layer in range(self._layers):
             columns = [state[f"{name}_{layer}"] for name in _COLUMNS if f"{name}_{layer}" in state]
-            self._kept[layer] = [_Kept.of_pairs(*columns)] if columns else []
-            self._histograms[layer] = PairHistogram(self._first, self._second, self._groups)
+            if columns:
+                self._kept[layer].append(_Kept.of_pairs(*columns))
             self._histograms[layer].merge(int(state[f"low_{layer}"]), state[f"counts_{layer}"])
+        if not (self._exact and bool(state["exact"]) and self._pairs <= self._budget):
+            self._give_up_exactness()
 
     def _give_up_exactness(self) -> None:
         self._exact = False

@@ -1,6 +1,7 @@
 """Means over sequences of values that each sequence has one of."""
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,14 +24,19 @@ class SequenceSummary:
 class SequenceMeans(TensorAccumulator):
     """Accumulates one value per sequence, layer, row and group; sums in float64, counts as integers."""
 
-    _tensors = ("total", "weighted", "sequences", "tokens")
+    _reductions: ClassVar = dict.fromkeys(("total", "weighted", "sequences", "tokens"), torch.add)
 
     def __init__(self, layers: int, rows: int, groups: int) -> None:
-        shape = (layers, rows, groups)
+        self._shape = (layers, rows, groups)
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+        shape = self._shape
         self._total = torch.zeros(shape, dtype=torch.float64)
         self._weighted = torch.zeros(shape, dtype=torch.float64)
-        self._sequences = torch.zeros(layers, dtype=torch.int64)
-        self._tokens = torch.zeros(layers, dtype=torch.int64)
+        self._sequences = torch.zeros(shape[0], dtype=torch.int64)
+        self._tokens = torch.zeros(shape[0], dtype=torch.int64)
 
     def update(self, layer: int, values: Float[Tensor, "row batch group"], lengths: Int[Tensor, " batch"]) -> None:
         """Add the values of a batch's sequences in one layer.
@@ -47,20 +53,13 @@ class SequenceMeans(TensorAccumulator):
         self._sequences[layer] += len(lengths)
         self._tokens[layer] += lengths.sum()
 
-    def merge(self, other: "SequenceMeans") -> "SequenceMeans":
-        """A new accumulator that has seen what both have seen."""
-        merged = SequenceMeans(*self._total.shape)
-        mine, theirs = self.state(), other.state()
-        merged.load({name: mine[name] + theirs[name] for name in mine})
-        return merged
-
     def compute(self) -> SequenceSummary:
         """The means.
 
         Raises:
-            Nothing: If no sequence has been added.
+            EmptyAccumulatorError: If no sequence has been added.
         """
-        state = self.state()
+        state = self.state_dict()
         if not state["sequences"].all():
             raise EmptyAccumulatorError("no sequence has been added up")
         return SequenceSummary(

@@ -20,6 +20,10 @@ class SequenceSample(Accumulator):
 
     def __init__(self, size: int, seed: int) -> None:
         self._size, self._seed = size, seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
         # Priority, tokens (one row per kind of token number: ids, segments), sorted by both.
         self._kept: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
 
@@ -44,24 +48,17 @@ class SequenceSample(Accumulator):
                 self._kept.append((priority, tuple(tuple(kind) for kind in sequence)))
         self._cut()
 
-    def merge(self, other: "SequenceSample") -> "SequenceSample":
-        """A new sample of what both have been offered."""
-        merged = SequenceSample(self._size, self._seed)
-        merged._kept = self._kept + other._kept
-        merged._cut()
-        return merged
-
     def compute(self) -> list[Int[Tensor, "kind token"]]:
         """The sequences of the sample, in random order.
 
         Raises:
-            Nothing: If none has been offered.
+            EmptyAccumulatorError: If none has been offered.
         """
         if not self._kept:
             raise EmptyAccumulatorError("no sequence has been offered")
         return [torch.tensor(sequence) for _, sequence in self._kept]
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Everything that is kept, the sequences end to end."""
         kinds = len(self._kept[0][1]) if self._kept else 1
         return {
@@ -72,13 +69,14 @@ class SequenceSample(Accumulator):
             ),
         }
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that a sample of the same size gave."""
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the sequences of another sample of the same size and seed."""
         sequences = state["tokens"].split(state["lengths"].tolist(), dim=1) if len(state["lengths"]) else ()
-        self._kept = [
+        self._kept += [
             (priority, tuple(tuple(kind) for kind in sequence.tolist()))
             for priority, sequence in zip(state["priorities"].tolist(), sequences, strict=True)
         ]
+        self._cut()
 
     def _cut(self) -> None:
         self._kept.sort()

@@ -1,5 +1,7 @@
 """Means per token type."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,11 +17,16 @@ class TokenMeans(TensorAccumulator):
         columns: Values per occurrence.
     """
 
-    _tensors = ("total", "count")
+    _reductions: ClassVar = {"total": torch.add, "count": torch.add}
 
     def __init__(self, vocabulary: int, columns: int) -> None:
-        self._total = torch.zeros(vocabulary, columns, dtype=torch.float64)
-        self._count = torch.zeros(vocabulary, dtype=torch.int64)
+        self._shape = (vocabulary, columns)
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+        self._total = torch.zeros(self._shape, dtype=torch.float64)
+        self._count = torch.zeros(self._shape[0], dtype=torch.int64)
 
     def update(self, tokens: Int[Tensor, " occurrence"], values: Float[Tensor, "column occurrence"]) -> None:
         """Add some occurrences."""
@@ -28,20 +35,13 @@ class TokenMeans(TensorAccumulator):
         self._total.index_add_(0, tokens, values.T.to(device).double())
         self._count.index_add_(0, tokens, torch.ones_like(tokens))
 
-    def merge(self, other: "TokenMeans") -> "TokenMeans":
-        """A new accumulator that has seen what both have seen."""
-        merged = TokenMeans(*self._total.shape)
-        mine, theirs = self.state(), other.state()
-        merged.load({name: mine[name] + theirs[name] for name in mine})
-        return merged
-
     def compute(self) -> tuple[Float[Tensor, "vocabulary column"], Int[Tensor, " vocabulary"]]:
         """Mean values of every type (NaN where it did not occur), and how often it occurred.
 
         Raises:
-            Nothing: If no occurrence has been added.
+            EmptyAccumulatorError: If no occurrence has been added.
         """
-        state = self.state()
+        state = self.state_dict()
         if not state["count"].any():
             raise EmptyAccumulatorError("no occurrence has been added up")
         return state["total"] / state["count"].unsqueeze(1), state["count"]

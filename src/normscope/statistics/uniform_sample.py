@@ -29,9 +29,13 @@ class UniformSample(Accumulator):
     """
 
     def __init__(self, size: int, columns: int, seed: int) -> None:
-        self._size, self._seed = size, seed
+        self._size, self._columns, self._seed = size, columns, seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the empty state."""
         self._priorities = torch.zeros(0, dtype=torch.float64)
-        self._rows = torch.zeros(0, columns, dtype=torch.float64)
+        self._rows = torch.zeros(0, self._columns, dtype=torch.float64)
         # Rows that have entered since the sample was last cut to its size, which is not worth doing for each.
         self._entered: list[tuple[Tensor, Tensor]] = []
 
@@ -54,34 +58,26 @@ class UniformSample(Accumulator):
             if sum(len(rows) for _, rows in self._entered) > self._size // 4:
                 self._cut()
 
-    def merge(self, other: "UniformSample") -> "UniformSample":
-        """A new sample of what both have been offered."""
-        merged = UniformSample(self._size, self._rows.shape[1], self._seed)
-        for side in (self, other):
-            merged._entered += [(side._priorities, side._rows), *side._entered]
-        merged._cut()
-        return merged
-
     def compute(self) -> Float[Tensor, "row column"]:
         """The rows of the sample, in random order.
 
         Raises:
-            Nothing: If nothing has been offered.
+            EmptyAccumulatorError: If nothing has been offered.
         """
         self._cut()
         if not len(self._rows):
             raise EmptyAccumulatorError("no row has been offered")
         return self._rows.clone()
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Everything that is kept."""
         self._cut()
         return {"priorities": self._priorities.clone(), "rows": self._rows.clone()}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that a sample of the same shape gave."""
-        self._priorities, self._rows = state["priorities"].clone(), state["rows"].clone()
-        self._entered = []
+    def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add the rows of another sample of the same size and seed."""
+        self._entered.append((state["priorities"].clone(), state["rows"].clone()))
+        self._cut()
 
     def _cut(self) -> None:
         if not self._entered:

@@ -1,1 +1,1 @@
-"""Frequency."""
+"""Token frequency against weights, norms and mixing ratios."""

@@ -5,14 +5,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.analyses import sentences
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Figure, Findings, Scatter
-from normscope.analyses.options import FrequencyOptions
+from normscope.analyses.frequency.options import FREQUENCY, FrequencyOptions
+from normscope.analyses.frequency.resource import TokenFrequencyResource
+from normscope.analyses.frequency.sentences import sentences_of
 from normscope.data.batching import Batch
+from normscope.data.token_frequencies import TokenFrequencies
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
+from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import Correlation, RankCorrelation
@@ -21,6 +24,9 @@ from normscope.statistics.uniform_sample import UniformSample
 
 TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {str(method): f"mixing, {method}" for method in Method}
 SPECIALS = ("with", "without")
+
+FREQUENCIES = "token_frequencies"
+"""Name of the resource."""
 
 RANK_AXIS = Axis(0, 18, 4)
 MEASURE_AXIS = Axis(-16, 10, 5)
@@ -34,11 +40,11 @@ class FrequencyAnalysis(Analysis):
     A measure is a mean over queries (α received), heads (α and ‖f‖) and layers; the table by layer leaves the layers apart.
     """
 
-    name = "frequency"
+    info = FREQUENCY
 
     def __init__(self, options: FrequencyOptions, context: AnalysisContext) -> None:
-        frequencies = context.frequencies(options)
-        self._context = context
+        frequencies: TokenFrequencies = context.resources[FREQUENCIES]
+        super().__init__(options, context)
         self._frequencies = frequencies
         self._rank = torch.from_numpy(frequencies.rank)
         self._special = torch.from_numpy(np.isin(np.arange(len(frequencies.rank)), list(context.special_tokens)))
@@ -49,32 +55,44 @@ class FrequencyAnalysis(Analysis):
         self._types = TokenMeans(len(frequencies.rank), len(self._measures))
         self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
         self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
-        # Sums over the layers of the batch that is being visited; gone when its last layer has been seen.
         self._sums: Tensor | None = None
+        """Sums over the layers of the current batch."""
 
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
-        """Add one block's measures; with the last block, add up the occurrences of the batch."""
+    @classmethod
+    def requirements(cls, options: FrequencyOptions, _model: ModelInfo) -> Requirements:
+        """The frequency of every token."""
+        return Requirements(resources={FREQUENCIES: TokenFrequencyResource(options)})
+
+    def start_batch(self, _batch: Batch) -> None:
+        """Forget the sums of the last batch."""
+        self._sums = None
+
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the measures of one block."""
         lengths = batch.token_mask.sum(dim=-1, keepdim=True)
         ratios = block.mixing_ratios
         measures = torch.stack(
             [
                 block.received.mean(dim=1) / lengths,
                 block.transformed_norms.mean(dim=1),
-                *(ratios[method] for method in self._context.methods),
+                *(ratios[method] for method in self.context.methods),
             ]
         )[:, batch.token_mask]
-        index = self._context.index(block.layer)
-        self._sums = measures if index == 0 or self._sums is None else self._sums + measures
-        self._correlate(1 + index, measures, batch)
-        if index == len(self._context.layers) - 1:
-            self._finish(self._sums / len(self._context.layers), batch)
-            self._sums = None
+        self._sums = measures if self._sums is None else self._sums + measures
+        self._correlate(1 + self.context.index(block.layer), measures, batch)
 
-    def findings(self) -> Findings:
+    def end_batch(self, batch: Batch) -> None:
+        """Add the means over layers of every token."""
+        assert self._sums is not None
+        means = self._sums / len(self.context.layers)
+        self._correlate(0, means, batch)
+        self._add_tokens(means, batch)
+
+    def result(self) -> Findings:
         """Correlations over all layers and by layer, and the means of every token type."""
         rows = [
             (layer, measure, specials, found)
-            for layer, results in zip((0, *self._context.layers), self._ranks.compute()[1:], strict=True)
+            for layer, results in zip((0, *self.context.layers), self._ranks.compute()[1:], strict=True)
             for (measure, specials), found in zip(self._groups(), results, strict=True)
         ]
         table = pd.DataFrame([(*row[:3], *_columns(row[3])) for row in rows], columns=_COLUMNS).astype(
@@ -98,7 +116,7 @@ class FrequencyAnalysis(Analysis):
                 "sample": self._sampled(),
             },
             metrics=metrics,
-            sentences=sentences.frequency(metrics),
+            sentences=sentences_of(metrics),
             curves={
                 f"spearman/{measure}/{specials}_specials": rows.set_index("layer")["spearman"].astype(float)
                 for measure in self._measures
@@ -125,8 +143,7 @@ class FrequencyAnalysis(Analysis):
         for place, counted in enumerate((ranks > 0, (ranks > 0) & ~special)):
             self._ranks.update(row, first, second, torch.where(counted, number + place, -1))
 
-    def _finish(self, means: Tensor, batch: Batch) -> None:
-        self._correlate(0, means, batch)
+    def _add_tokens(self, means: Tensor, batch: Batch) -> None:
         tokens = batch.input_ids[batch.token_mask]
         self._types.update(tokens, means)
         rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
@@ -147,7 +164,7 @@ class FrequencyAnalysis(Analysis):
         seen = count.nonzero().flatten().numpy()
         return pd.DataFrame(
             {
-                "token": [self._context.token(token) for token in seen.tolist()],
+                "token": [self.context.token(token) for token in seen.tolist()],
                 "token_id": seen,
                 "rank": pd.Series(self._frequencies.rank[seen]).replace(0, None).astype("Int64"),
                 "reference_count": self._frequencies.count[seen],

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from normscope.analyses import sentences
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
-from normscope.analyses.options import MixingOptions
+from normscope.analyses.mixing.options import MIXING, MixingOptions
+from normscope.analyses.mixing.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
@@ -30,23 +30,22 @@ TITLES = {
 class MixingAnalysis(Analysis):
     """Mixing ratios per layer, method and token category."""
 
-    name = "mixing"
-    supports_cross_attention = True
+    info = MIXING
 
-    def __init__(self, _options: MixingOptions, context: AnalysisContext) -> None:
-        self._context = context
+    def __init__(self, options: MixingOptions, context: AnalysisContext) -> None:
+        super().__init__(options, context)
         # `all` is always counted: the run's metrics are of all tokens, whichever categories are reported.
         categories = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=categories)
         self._moments = GroupedMoments(len(context.layers), len(context.methods), len(categories))
         self.accumulators = {"moments": self._moments}
 
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the ratios of one block's tokens."""
-        values = torch.stack([block.mixing_ratios[method] for method in self._context.methods])
-        self._moments.update(self._context.index(block.layer), values, self._counted.members(batch))
+        values = torch.stack([block.mixing_ratios[method] for method in self.context.methods])
+        self._moments.update(self.context.index(block.layer), values, self._counted.members(batch))
 
-    def findings(self) -> Findings:
+    def result(self) -> Findings:
         """Tables, figures and the K21 summary: mean, maximum and minimum over all tokens of all layers."""
         table = self._table()
         broken = table[~np.isfinite(table["mean"]) & (table["count"] > 0)]
@@ -55,7 +54,7 @@ class MixingAnalysis(Analysis):
                 f"NaN or infinity in the activations of layer {broken['layer'].min()}; try device.dtype=float32"
             )
         overall = table[table["category"] == ALL]
-        shown = table[(table["count"] > 0) & table["category"].isin(self._context.categories)].reset_index(drop=True)
+        shown = table[(table["count"] > 0) & table["category"].isin(self.context.categories)].reset_index(drop=True)
         grouped = overall.groupby("method", sort=False)
         # Every layer has the same tokens, so the mean over layers is the mean over all tokens.
         summary = pd.DataFrame(
@@ -71,7 +70,7 @@ class MixingAnalysis(Analysis):
         return Findings(
             tables={"by_layer": shown},
             metrics=metrics,
-            sentences=sentences.mixing(metrics),
+            sentences=sentences_of(metrics),
             curves=curves,
             figures=self._figures(shown, overall),
             summary_digits=1,
@@ -81,7 +80,7 @@ class MixingAnalysis(Analysis):
     def _table(self) -> pd.DataFrame:
         moments = self._moments.compute()
         rows = itertools.product(
-            enumerate(self._context.layers), enumerate(self._context.methods), enumerate(self._counted.categories)
+            enumerate(self.context.layers), enumerate(self.context.methods), enumerate(self._counted.categories)
         )
         return pd.DataFrame(
             {

@@ -1,1 +1,1 @@
-"""Norms."""
+"""Weights and vector norms (Kobayashi et al. 2020)."""

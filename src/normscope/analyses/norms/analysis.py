@@ -7,19 +7,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from normscope.analyses import sentences
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings
 from normscope.analyses.norms.figures import MEASURES, describe_figures
+from normscope.analyses.norms.options import NORMS, NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
 from normscope.analyses.norms.pair_sample import PairSample
-from normscope.analyses.options import NormsOptions
+from normscope.analyses.norms.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
-from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
+from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.sequence_means import SequenceMeans
 
@@ -27,11 +27,10 @@ from normscope.statistics.sequence_means import SequenceMeans
 class NormsAnalysis(Analysis):
     """Weights and vector norms per layer, head and category of the key; their spread and their rank correlation."""
 
-    name = "norms"
-    supports_cross_attention = True
+    info = NORMS
 
     def __init__(self, options: NormsOptions, context: AnalysisContext) -> None:
-        self._context = context
+        super().__init__(options, context)
         # `all` is always counted: the dispersion is that of all tokens, whichever categories are reported.
         self._groups = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=self._groups)
@@ -42,7 +41,7 @@ class NormsAnalysis(Analysis):
         self._inputs = GroupedMoments(layers, 1, 1)
         self._pairs = PairCorrelation(options, layers, len(context.names))
         self._sample = PairSample(options.scatter_pairs, options.seed)
-        self.accumulators: dict[str, Accumulator] = {
+        self.accumulators = {
             "shares": self._shares,
             "norms": self._norms,
             "per_key": self._per_key,
@@ -52,9 +51,9 @@ class NormsAnalysis(Analysis):
             "queries": self._pairs.queries,
         }
 
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of one block."""
-        layer = self._context.index(block.layer)
+        layer = self.context.index(block.layer)
         members = self._counted.members(batch.keys)
         lengths = batch.token_mask.sum(dim=-1)
         # First, since it may build the weights, and the weight received is then at hand.
@@ -70,7 +69,7 @@ class NormsAnalysis(Analysis):
         self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.token_mask[None])
         self._sample.update(block, batch)
 
-    def findings(self) -> Findings:
+    def result(self) -> Findings:
         """Tables and figures of sections 4.1 to 4.3, and of the weights alone."""
         by_head = self._by_head()
         broken = by_head[~np.isfinite(by_head[list(MEASURES)].to_numpy()).all(axis=1)]
@@ -80,7 +79,7 @@ class NormsAnalysis(Analysis):
         dispersion, inputs = self._dispersion(self._norms, "head"), self._dispersion(self._inputs, None)
         correlation = self._correlation()
         values, rates = self._spectra()
-        sample = self._sample.table(self._context.names)
+        sample = self._sample.table(self.context.names)
         curves = {
             f"{measure}/{category}": rows.set_index("layer")["sequence_mean"]
             for measure in MEASURES
@@ -118,7 +117,7 @@ class NormsAnalysis(Analysis):
                 "sample": sample,
             },
             metrics=metrics,
-            sentences=sentences.norms(metrics),
+            sentences=sentences_of(metrics),
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
             figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
             summary=_summary(by_layer, pooled),
@@ -127,7 +126,7 @@ class NormsAnalysis(Analysis):
 
     def _by_head(self) -> pd.DataFrame:
         shares, norms = self._shares.compute().sequence_mean, self._norms.compute()
-        heads = self._context.heads
+        heads = self.context.heads
         return pd.DataFrame(
             {
                 "layer": layer,
@@ -139,9 +138,9 @@ class NormsAnalysis(Analysis):
                 "count": norms.count[i, c].item(),
             }
             for (i, layer), head, (c, category) in itertools.product(
-                enumerate(self._context.layers), range(heads), enumerate(self._groups)
+                enumerate(self.context.layers), range(heads), enumerate(self._groups)
             )
-            if category in self._context.categories and norms.count[i, c]
+            if category in self.context.categories and norms.count[i, c]
         )
 
     @staticmethod
@@ -158,8 +157,8 @@ class NormsAnalysis(Analysis):
         found = self._per_key.compute()
         return pd.DataFrame(
             (layer, category, found.mean[i, :, c].mean().item(), found.sequence_mean[i, :, c].mean().item(), count)
-            for (i, layer), (c, category) in itertools.product(enumerate(self._context.layers), enumerate(self._groups))
-            if category in self._context.categories and (count := found.count[i, c].item())
+            for (i, layer), (c, category) in itertools.product(enumerate(self.context.layers), enumerate(self._groups))
+            if category in self.context.categories and (count := found.count[i, c].item())
         ).set_axis(["layer", "category", "mean", "sequence_mean", "count"], axis=1)
 
     def _dispersion(self, moments: GroupedMoments, row: str | None) -> pd.DataFrame:
@@ -176,7 +175,7 @@ class NormsAnalysis(Analysis):
                 "max": summary.maximum[i, r, last].item(),
                 "min": summary.minimum[i, r, last].item(),
             }
-            for (i, layer), r in itertools.product(enumerate(self._context.layers), range(summary.mean.shape[1]))
+            for (i, layer), r in itertools.product(enumerate(self.context.layers), range(summary.mean.shape[1]))
         )
 
     def _correlation(self) -> pd.DataFrame:
@@ -187,9 +186,9 @@ class NormsAnalysis(Analysis):
         table = pd.DataFrame(
             [
                 (layer, category, found.spearman, found.count, found.error_bound, found.reason)
-                for layer, row in zip((0, *self._context.layers), results, strict=False)
-                for category, found in zip((*self._context.names, ALL), row, strict=True)
-                if category in self._context.categories and found.count
+                for layer, row in zip((0, *self.context.layers), results, strict=False)
+                for category, found in zip((*self.context.names, ALL), row, strict=True)
+                if category in self.context.categories and found.count
             ],
             columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
         )
@@ -197,8 +196,8 @@ class NormsAnalysis(Analysis):
 
     def _spectra(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         values, rates = [], []
-        for layer in self._context.layers:
-            weights = self._context.parameters[layer]
+        for layer in self.context.layers:
+            weights = self.context.parameters[layer]
             affine = weights.value_weight, weights.value_bias, weights.output_weight
             spectrum = singular_values(*affine).cpu().numpy()
             heads, ranks = np.indices(spectrum.shape)

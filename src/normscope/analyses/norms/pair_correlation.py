@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from normscope.analyses.options import NormsOptions
+from normscope.analyses.norms.options import NormsOptions
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
 from normscope.statistics.counts import Counts

@@ -1,1 +1,1 @@
-"""Outliers."""
+"""Outlier dimensions of the hidden vectors (Maruta & Matsuzaki 2024)."""

@@ -5,43 +5,42 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.analyses import sentences
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Figure, Findings, Lines, Profiles
-from normscope.analyses.options import OutliersOptions
 from normscope.analyses.outliers.hidden_moments import HiddenMoments, HiddenSummary, layer_rows
+from normscope.analyses.outliers.options import OUTLIERS, OutliersOptions
+from normscope.analyses.outliers.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.models.block import AttentionBlock
-from normscope.statistics.accumulator import Accumulator
+from normscope.models.model_info import ModelInfo
 
 
 class OutliersAnalysis(Analysis):
     """Mean of the hidden vectors per layer and dimension, the outliers among the dimensions, and their value by category."""
 
-    name = "outliers"
-    supports_cross_attention = True
-    hidden = True
+    info = OUTLIERS
 
-    def __init__(self, _options: OutliersOptions, context: AnalysisContext) -> None:
-        self._context = context
+    def __init__(self, options: OutliersOptions, context: AnalysisContext) -> None:
+        super().__init__(options, context)
         self._moments = HiddenMoments(context, list(context.categories))
-        self.accumulators: dict[str, Accumulator] = {"moments": self._moments.accumulator}
+        self.accumulators = {"moments": self._moments.accumulator}
 
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
-        """Blocks are not looked at."""
+    @classmethod
+    def requirements(cls, _options: OutliersOptions, _model: ModelInfo) -> Requirements:
+        """Hidden vectors."""
+        return Requirements(hidden=True)
 
-    def observe_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+    def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
         """Add the hidden vectors of one layer."""
         self._moments.update(layer, vectors, batch)
 
-    def findings(self) -> Findings:
+    def result(self) -> Findings:
         """Tables and figures 1 and 3 of the paper."""
         found = self._moments.compute()
-        layers = list(range(self._context.depth + 1))
+        layers = list(range(self.context.depth + 1))
         every = layer_rows(
             layers,
-            list(range(self._context.model)),
+            list(range(self.context.model)),
             mean=found.mean[:, -1],
             std=found.deviation[:, -1],
             score=found.scores,
@@ -50,7 +49,7 @@ class OutliersAnalysis(Analysis):
         share = found.is_outlier.double().mean(dim=0)
         by_category = self._by_category(found, layers)
         norms = self._norms(found.outliers)
-        overall = by_category[by_category["category"] == ALL] if ALL in self._context.categories else every
+        overall = by_category[by_category["category"] == ALL] if ALL in self.context.categories else every
         curves = {
             f"mean/{dimension}": rows.set_index("layer")["mean"]
             for dimension, rows in overall[overall["dimension"].isin(found.outliers)].groupby("dimension")
@@ -74,7 +73,7 @@ class OutliersAnalysis(Analysis):
                 ),
             },
             metrics=metrics,
-            sentences=sentences.outliers(metrics),
+            sentences=sentences_of(metrics),
             curves=curves,
             figures=self._figures(every, by_category, norms, found.outliers),
             summary=_summary(every, found.outliers),
@@ -87,7 +86,7 @@ class OutliersAnalysis(Analysis):
                 category=category, count=int(found.count[0, group])
             )
             for group, category in enumerate(self._moments.categories)
-            if category in self._context.categories and found.count[0, group]
+            if category in self.context.categories and found.count[0, group]
         ]
         table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
         columns = ["layer", "dimension", "category", "mean", "std", "count"]
@@ -96,7 +95,7 @@ class OutliersAnalysis(Analysis):
     def _norms(self, outliers: list[int]) -> pd.DataFrame:
         """γ and β that make the outlier dimensions, beside what other dimensions have."""
         rows = []
-        for layer, norm in self._context.hidden_norms.items():
+        for layer, norm in self.context.hidden_norms.items():
             weight = norm.weight.cpu().double()
             bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.cpu().double()
             middle = float(weight.abs().quantile(0.5)), float(bias.abs().quantile(0.5))

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.outliers.options import OutliersOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
@@ -44,9 +45,9 @@ class HiddenMoments:
     """
 
     def __init__(self, context: AnalysisContext, categories: list[str]) -> None:
-        self._options = context.outliers
+        self._options = context.options_of(OutliersOptions)
         self._counted = dataclasses.replace(context, categories=[*(c for c in categories if c != ALL), ALL])
-        given = context.outliers.dimensions
+        given = self._options.dimensions
         for dimension in given or ():
             if not 0 <= dimension < context.model:
                 raise InputError(

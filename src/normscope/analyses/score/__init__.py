@@ -1,1 +1,1 @@
-"""Score."""
+"""Which dimensions decide the attention scores (Maruta & Matsuzaki 2024)."""

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.intervention_runner import Ablation, InterventionRunner
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.block import AttentionBlock
+from normscope.models.interventions import Ablation, InterventionRunner
 
 TOGETHER = "outliers"
 """Name of the removal of all outlier dimensions at once."""

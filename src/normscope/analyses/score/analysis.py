@@ -5,14 +5,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.analyses import sentences
-from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
-from normscope.analyses.intervention_runner import InterventionRunner
-from normscope.analyses.options import ScoreOptions
 from normscope.analyses.outliers.hidden_moments import HiddenMoments
 from normscope.analyses.score.ablations import ALONE, Propagated, Removals, block_alone, propagated
 from normscope.analyses.score.figures import describe_figures
+from normscope.analyses.score.options import SCORE, ScoreOptions
+from normscope.analyses.score.sentences import sentences_of
 from normscope.analyses.score.tables import ScoreReport
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -28,7 +27,8 @@ from normscope.maths.scores import (
     visible_score_spread,
 )
 from normscope.models.block import AttentionBlock
-from normscope.statistics.accumulator import Accumulator
+from normscope.models.interventions import InterventionRunner
+from normscope.models.model_info import ModelInfo
 from normscope.statistics.mean import Mean
 from normscope.statistics.sequence_sample import SequenceSample
 
@@ -36,11 +36,10 @@ from normscope.statistics.sequence_sample import SequenceSample
 class ScoreAnalysis(Analysis):
     """C_j by layer, head, category of the key and dimension; its share of the scores' spread; and the causal test."""
 
-    name = "score"
-    hidden = True
+    info = SCORE
 
     def __init__(self, options: ScoreOptions, context: AnalysisContext) -> None:
-        self._options, self._context = options, context
+        super().__init__(options, context)
         self._moments = HiddenMoments(context, [ALL])
         layers, heads, model = len(context.layers), context.heads, context.model
         # Beside the dimensions: what b_K adds to the score, and the score itself.
@@ -51,28 +50,35 @@ class ScoreAnalysis(Analysis):
         self._sample = SequenceSample(max(sizes), options.seed)
         self._interventions: pd.DataFrame | None = None
         self._propagated: Propagated | None = None
-        self.accumulators: dict[str, Accumulator] = {
+        self.accumulators = {
             "moments": self._moments.accumulator,
             "contributions": self._contributions,
             "spread": self._spread,
             "sample": self._sample,
         }
 
-    def observe(self, block: AttentionBlock, batch: Batch) -> None:
+    @classmethod
+    def requirements(cls, _options: ScoreOptions, _model: ModelInfo) -> Requirements:
+        """Hidden vectors, which tell the outlier dimensions."""
+        return Requirements(hidden=True)
+
+    def start_batch(self, batch: Batch) -> None:
+        """Offer the sequences of a batch to the sample."""
+        packed = batch.packed()
+        self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
+
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the scores of one block."""
-        if block.layer == self._context.layers[0]:
-            packed = batch.packed()
-            self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
-        if self._options.sequences is None:
+        if self.options.sequences is None:
             self._add(block, batch)
 
-    def observe_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+    def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
         """Add the hidden vectors of one layer."""
         self._moments.update(layer, vectors, batch)
 
-    def experiment(self, runner: InterventionRunner) -> None:
+    def intervene(self, runner: InterventionRunner) -> None:
         """Contributions, where they are asked for on a sample only; interventions and ablations."""
-        options, context = self._options, self._context
+        options, context = self.options, self.context
         sample = self._sample.compute()
         if options.sequences is not None:
             for batch in runner.batches(sample[: options.sequences]):
@@ -90,19 +96,19 @@ class ScoreAnalysis(Analysis):
             batches = runner.batches(sample[: options.ablation_sequences])
             self._propagated = propagated(runner, batches, context, removals, found.mean[:, -1])
 
-    def findings(self) -> Findings:
+    def result(self) -> Findings:
         """Table 1, figures 4 and 5 of the paper, the ranking of dimensions, and the causal test."""
         contributions, spread = self._contributions.compute(), self._spread.compute()
-        for number, layer in enumerate(self._context.layers):
+        for number, layer in enumerate(self.context.layers):
             if not torch.isfinite(spread.mean[number]).all():
                 raise InputError(f"NaN or infinity in the scores of layer {layer}; try device.dtype=float32")
         outliers = self._moments.compute().outliers
-        report = ScoreReport(self._context, contributions, spread, outliers)
+        report = ScoreReport(self.context, contributions, spread, outliers)
         tables = report.tables()
         notes = [f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({self._moments.criterion})"]
         if len(outliers) > ALONE and (self._interventions is not None or self._propagated is not None):
             notes.append(f"of the {len(outliers)} outlier dimensions only the {ALONE} most prominent are removed alone")
-        if self._context.content_only:
+        if self.context.has_position_terms:
             notes.append(
                 "scores of this family have terms of position beside q·k: contributions are those of q·k alone"
             )
@@ -118,7 +124,7 @@ class ScoreAnalysis(Analysis):
         return Findings(
             tables=tables,
             metrics=metrics,
-            sentences=sentences.score(metrics),
+            sentences=sentences_of(metrics),
             curves=report.curves(tables),
             figures=describe_figures(tables, outliers),
             summary=report.summary(tables),
@@ -126,8 +132,8 @@ class ScoreAnalysis(Analysis):
         )
 
     def _add(self, block: AttentionBlock, batch: Batch) -> None:
-        layer = self._context.index(block.layer)
-        members = self._context.members(batch)
+        layer = self.context.index(block.layer)
+        members = self.context.members(batch)
         weights, inputs = block.parameters, block.attention_inputs
         token_mask = batch.token_mask.to(block.query.dtype)
         groups = members.to(block.query.dtype)

@@ -1,1 +1,1 @@
-"""Comparison."""
+"""Runs read back from their folders and compared."""

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.arguments import ArgumentParser
+from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison.page import comparison_page

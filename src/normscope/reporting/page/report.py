@@ -9,20 +9,12 @@ import pandas as pd
 import yaml
 
 from normscope.analyses.findings import Findings
+from normscope.analyses.registry import analyses
 from normscope.config.schema import RunOptions, plain
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
 from normscope.reporting.page.elements import SHOWN_ROWS, asset, environment, picture, script_data, table
 from normscope.reporting.published import Comparison
-
-_TITLES = {
-    "mixing": "Mixing ratios",
-    "norms": "Vector norms",
-    "frequency": "Token frequency",
-    "outliers": "Outlier dimensions",
-    "score": "Score contributions",
-    "alignment": "Word alignment",
-}
 
 # Tables that are as long as the corpus are files, not reading.
 _LONGEST = 200_000
@@ -94,7 +86,7 @@ def _name(model: str) -> str:
 
 
 def _title(name: str) -> str:
-    return _TITLES.get(name, name.capitalize())
+    return analyses()[name].title
 
 
 def _section(name: str, found: Findings, folder: Path) -> dict[str, Any]:

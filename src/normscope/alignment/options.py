@@ -1,0 +1,94 @@
+"""Options of the alignment analysis."""
+
+import dataclasses
+import enum
+import re
+from typing import TYPE_CHECKING, Any
+
+from normscope.alignment.symmetrisation import Heuristic
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import KOBAYASHI_2020
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from normscope.config.schema import RunOptions
+
+
+class WordsAre(enum.StrEnum):
+    """What counts as a word that links point to."""
+
+    spaced = "spaced"
+    punctuated = "punctuated"
+
+
+@dataclasses.dataclass
+class LinkFileOptions:
+    """A file of word alignments in Pharaoh format."""
+
+    path: str | None = None
+    base: int = 0
+    """Number of a sentence's first word: 0 or 1."""
+    direction: str = "source-target"
+    """Which side comes first in a link; or `target-source`."""
+
+
+@dataclasses.dataclass
+class AlignmentOptions(AnalysisConfig):
+    """Word alignment from cross-attention (Kobayashi et al. 2020)."""
+
+    gold: LinkFileOptions = dataclasses.field(default_factory=LinkFileOptions)
+    """Human alignments: `1-2` sure, `3p4` possible."""
+    words: WordsAre = WordsAre.spaced
+    """Words are separated by white space (`spaced`), or are runs of letters and single punctuation marks (`punctuated`)."""
+    baselines: Any = None  # a dict; typed as one, keys would need a + on the command line
+    """Alignments by others, NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
+    aligners: list[str] = dataclasses.field(default_factory=list)
+    """Other aligners to run: eflomal, simalign."""
+    simalign_model: str = "google-bert/bert-base-multilingual-cased"
+    """Model whose embeddings simalign compares."""
+    symmetrisation: str = "grow-diag-final"
+    """How the two directions of an aligner in `aligners` become one alignment: a `Heuristic`."""
+    reverse: str | None = None
+    """Run folder of a model in the opposite direction on the same pairs, to symmetrise with."""
+    sentences: list[int] = dataclasses.field(default_factory=list)
+    """Rows of the corpus, from 1, whose maps are drawn; the first three by default."""
+
+    def validate(self, run: "RunOptions") -> None:
+        """Check that there is something to align and to compare with.
+
+        Raises:
+            InputError: If the stack is not cross-attention, gold links are missing, or baselines are misnamed.
+        """
+        if not self.enabled:
+            return
+        if run.model.stack not in (None, "cross"):
+            raise InputError(
+                f"model.stack={run.model.stack}: analysis=alignment analyses cross-attention; leave model.stack out"
+            )
+        if self.gold.path is None and run.dataset.kind != "toy":
+            raise InputError(
+                "analysis.alignment.gold.path is not set: expected a file of word alignments, `1-2 3p4` a line, beside "
+                "dataset=parallel"
+            )
+        if self.symmetrisation not in list(Heuristic):
+            raise InputError(
+                f"analysis.alignment.symmetrisation={self.symmetrisation}: expected one of {', '.join(Heuristic)}"
+            )
+        if not isinstance(self.baselines, dict | None):
+            raise InputError(f"analysis.alignment.baselines={self.baselines}: expected {{NAME: FILE, ...}}")
+        for name in self.baselines or {}:
+            if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
+                raise InputError(
+                    f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -"
+                )
+
+
+ALIGNMENT = AnalysisInfo(
+    name="alignment",
+    title="Word alignment",
+    options=AlignmentOptions,
+    implementation="normscope.alignment.analysis:AlignmentAnalysis",
+    papers=(KOBAYASHI_2020,),
+    supports_cross_attention=True,
+    requires_cross_attention=True,
+)

@@ -1,0 +1,21 @@
+"""Options of the mixing analysis."""
+
+import dataclasses
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import KOBAYASHI_2021
+
+
+@dataclasses.dataclass
+class MixingOptions(AnalysisConfig):
+    """Mixing ratios (Kobayashi et al. 2021)."""
+
+
+MIXING = AnalysisInfo(
+    name="mixing",
+    title="Mixing ratios",
+    options=MixingOptions,
+    implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
+    papers=(KOBAYASHI_2021,),
+    supports_cross_attention=True,
+)

@@ -1,0 +1,54 @@
+"""Options of the outliers analysis."""
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import MARUTA_2024
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from normscope.config.schema import RunOptions
+
+
+class OutlierCriterion(enum.StrEnum):
+    """Unit in which a dimension's distance from the others is measured: see `maths/outliers.py`."""
+
+    sigma = "sigma"
+    mad = "mad"
+
+
+@dataclasses.dataclass
+class OutliersOptions(AnalysisConfig):
+    """Outlier dimensions (Maruta & Matsuzaki 2024). This definition of an outlier holds for every analysis that uses them."""
+
+    criterion: OutlierCriterion = OutlierCriterion.sigma
+    """Unit of the distance: standard deviations (`sigma`), or median absolute deviations (`mad`)."""
+    threshold: float = 3.0
+    """Distance beyond which a dimension is an outlier of a layer."""
+    share: float = 0.5
+    """Share of the layers in which it must be one to be an outlier of the model."""
+    dimensions: list[int] | None = None
+    """The outlier dimensions, if they should not be detected."""
+
+    def validate(self, _run: "RunOptions") -> None:
+        """Check the definition of an outlier.
+
+        Raises:
+            InputError: If no dimension could meet it, or all would.
+        """
+        if not self.threshold > 0:
+            raise InputError(f"analysis.outliers.threshold={self.threshold}: expected a number above 0")
+        if not 0 <= self.share <= 1:
+            raise InputError(f"analysis.outliers.share={self.share}: expected a share of the layers in [0, 1]")
+
+
+OUTLIERS = AnalysisInfo(
+    name="outliers",
+    title="Outlier dimensions",
+    options=OutliersOptions,
+    implementation="normscope.analyses.outliers.analysis:OutliersAnalysis",
+    papers=(MARUTA_2024,),
+    supports_cross_attention=True,
+)

@@ -1,0 +1,51 @@
+"""All known analyses: those in this package, and those of installed packages with an entry point in `normscope.analyses`."""
+
+import functools
+import importlib.metadata
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from normscope.alignment.options import ALIGNMENT
+from normscope.analyses.frequency.options import FREQUENCY
+from normscope.analyses.info import AnalysisInfo
+from normscope.analyses.mixing.options import MIXING
+from normscope.analyses.norms.options import NORMS
+from normscope.analyses.outliers.options import OUTLIERS
+from normscope.analyses.score.options import SCORE
+
+ENTRY_POINTS = "normscope.analyses"
+"""Entry point group. Each entry point refers to an `AnalysisInfo`."""
+
+_BUILT_IN = (MIXING, NORMS, FREQUENCY, OUTLIERS, SCORE, ALIGNMENT)
+
+log = logging.getLogger("normscope")
+
+
+@functools.cache
+def analyses() -> Mapping[str, AnalysisInfo]:
+    """All analyses by name: the built-in ones first, then plug-ins in alphabetical order.
+
+    A plug-in that cannot be imported, or whose name is taken, is skipped with a warning, so that it cannot break runs that do
+    not use it.
+    """
+    known = {info.name: info for info in _BUILT_IN}
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        origin = f"analysis plug-in {entry.name} ({entry.value})"
+        try:
+            info = entry.load()
+        except Exception as error:  # other people's code
+            log.warning("%s cannot be imported: %s: %s", origin, type(error).__name__, error)
+            continue
+        if not isinstance(info, AnalysisInfo):
+            log.warning("%s is ignored: expected an AnalysisInfo, got %s", origin, type(info).__name__)
+        elif info.name in known:
+            log.warning("%s is ignored: there already is an analysis named %s", origin, info.name)
+        else:
+            known[info.name] = info
+    return MappingProxyType(known)
+
+
+def plug_ins() -> list[AnalysisInfo]:
+    """The analyses that come from other packages."""
+    return [info for info in analyses().values() if info not in _BUILT_IN]

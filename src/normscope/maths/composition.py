@@ -1,0 +1,219 @@
+"""What the output of an attention block is made of: a token itself, the other tokens, and what comes from no token.
+
+Row vectors, as in the papers. For token i of one block, summed over its heads,
+
+    F_ij = Σ_h α^h_ij f^h(x_j)                     attention alone
+    R_ij = F_ij + δ_ij x_i                         with the residual connection
+    T_ij = γ ⊙ (R_ij − mean(R_ij)) / σ_i           with the layer normalisation
+
+Blocks differ in where their norm stands:
+
+    post      y = LN(x + attention(x))    F, R and T
+    pre       y = x + attention(LN(x))    F and R: no norm follows the sum
+    parallel  the feed-forward network is added to the same sum; as pre
+    branch    y = x + LN(attention(x))    F, and T_ij = γ ⊙ (F_ij − mean(F_ij)) / σ_i + δ_ij x_i
+
+At every stage V the vectors add up: own V_ii + others Σ_{j≠i} V_ij + a constant part = the block's output at that stage. Only
+F_ii has to be built, because Σ_{j≠i} F_ij = (attention output − b_O) − F_ii: no tensor has axes query × key × model.
+
+Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.normalisation import Normalisation, scaled_norm
+from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal, scaled_output_weight
+
+NormPosition = Literal["post", "pre", "parallel", "branch"]
+
+
+class Stage(enum.StrEnum):
+    """How much of a block a vector has been through."""
+
+    ATTENTION = "attn"
+    """F."""
+    RESIDUAL = "attnres"
+    """R."""
+    NORMALISED = "attnresln"
+    """T."""
+
+
+STAGES: Mapping[NormPosition, tuple[Stage, ...]] = {
+    "post": (Stage.ATTENTION, Stage.RESIDUAL, Stage.NORMALISED),
+    "pre": (Stage.ATTENTION, Stage.RESIDUAL),
+    "parallel": (Stage.ATTENTION, Stage.RESIDUAL),
+    "branch": (Stage.ATTENTION, Stage.NORMALISED),
+}
+"""The stages that a block has, by the position of its norm."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composition:
+    """The parts of a block's output."""
+
+    inputs: Float[Tensor, "batch token model"]
+    """x_i, what the residual connection adds."""
+    attention_output: Float[Tensor, "batch token model"]
+    """Σ_j F_ij + b_O, as the model computed it."""
+    preserving: Float[Tensor, "batch token model"]
+    """F_ii; zero in cross-attention, where no key is the token itself."""
+    output_bias: Float[Tensor, " model"] | None
+    """b_O."""
+    norm_position: NormPosition
+    normalisation: Normalisation | None
+    """The norm of the block, if it is `post` or `branch`."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that the block has."""
+        return STAGES[self.norm_position]
+
+    @cached_property
+    def mixing(self) -> Float[Tensor, "batch token model"]:
+        """Σ_{j≠i} F_ij."""
+        context = self.attention_output - self.preserving
+        return context if self.output_bias is None else context.sub_(self.output_bias)
+
+    @cached_property
+    def deviation(self) -> Float[Tensor, "batch token"]:
+        """σ_i of the block's norm."""
+        branch = self.norm_position == "branch"
+        return self._norm.deviation(self.attention_output if branch else self.inputs + self.attention_output)
+
+    def own(self, stage: Stage) -> Float[Tensor, "batch token model"]:
+        """V_ii, what each token takes from itself.
+
+        Raises:
+            ValueError: If the block does not have the stage.
+        """
+        self._check(stage)
+        if stage is Stage.ATTENTION:
+            return self.preserving
+        if stage is Stage.RESIDUAL:
+            return self.preserving + self.inputs
+        if self.norm_position == "branch":
+            return self._normalised(self.preserving) + self.inputs
+        return self._normalised(self.preserving + self.inputs)
+
+    def others(self, stage: Stage) -> Float[Tensor, "batch token model"]:
+        """Σ_{j≠i} V_ij, what each token takes from the others.
+
+        Raises:
+            ValueError: If the block does not have the stage.
+        """
+        self._check(stage)
+        return self._normalised(self.mixing) if stage is Stage.NORMALISED else self.mixing
+
+    def constant(self, stage: Stage) -> Float[Tensor, "batch token model"]:
+        """The part of the output that comes from no token: b_O, and what the norm makes of it, + β.
+
+        Raises:
+            ValueError: If the block does not have the stage.
+        """
+        self._check(stage)
+        zero = torch.zeros_like(self.attention_output)
+        constant = zero if self.output_bias is None else zero + self.output_bias
+        if stage is not Stage.NORMALISED:
+            return constant
+        constant = self._normalised(constant)
+        return constant if self._norm.bias is None else constant + self._norm.bias
+
+    def output(self, stage: Stage) -> Float[Tensor, "batch token model"]:
+        """The block's output at a stage: the sum of the parts.
+
+        Raises:
+            ValueError: If the block does not have the stage.
+        """
+        return self.own(stage) + self.others(stage) + self.constant(stage)
+
+    def relative_norms(self) -> dict[Stage, tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]]:
+        """‖Σ_{j≠i} V_ij‖ and ‖V_ii‖ by stage, up to a factor that a token's two norms share.
+
+        The factor is 1 but for `post` norms, where it is σ_i: it cancels in every ratio, so it is never computed.
+        """
+        mixing = torch.linalg.vector_norm(self.mixing, dim=-1)
+        norms = {Stage.ATTENTION: (mixing, torch.linalg.vector_norm(self.preserving, dim=-1))}
+        if self.norm_position == "branch":
+            own = torch.linalg.vector_norm(self.own(Stage.NORMALISED), dim=-1)
+            return norms | {Stage.NORMALISED: (scaled_norm(self.mixing, self._norm) / self.deviation, own)}
+        residual = self.own(Stage.RESIDUAL)
+        norms[Stage.RESIDUAL] = mixing, torch.linalg.vector_norm(residual, dim=-1)
+        if self.norm_position == "post":
+            norms[Stage.NORMALISED] = scaled_norm(self.mixing, self._norm), scaled_norm(residual, self._norm)
+        return norms
+
+    def pair_norms(
+        self,
+        strips: Iterable[Float[Tensor, "batch head _ key"]],
+        value: Float[Tensor, "batch head key head_dim"],
+        output_weight: Float[Tensor, "head head_dim model"],
+        *,
+        is_cross_attention: bool = False,
+    ) -> dict[Stage, Float[Tensor, "batch token key"]]:
+        """‖V_ij‖ of every query i and key j, by stage.
+
+        Args:
+            strips: α, some queries at a time.
+            value: v, with b_V inside.
+            output_weight: W_O.
+            is_cross_attention: Whether no key is the token itself. Then the residual connection belongs to no pair, and F is
+                the only stage.
+        """
+        grams = {Stage.ATTENTION: head_grams(value, output_weight)}
+        if Stage.NORMALISED in self.stages and not is_cross_attention:
+            grams[Stage.NORMALISED] = head_grams(value, scaled_output_weight(output_weight, self._norm))
+        parts: dict[Stage, list[Tensor]] = {stage: [] for stage in grams}
+        for weights in strips:
+            for stage, gram in grams.items():
+                parts[stage].append(norms_from_grams(weights, gram))
+        others = {stage: torch.cat(strip, dim=1) for stage, strip in parts.items()}
+        if is_cross_attention:
+            return others
+        if Stage.NORMALISED in others:
+            others[Stage.NORMALISED] = others[Stage.NORMALISED] / self.deviation.unsqueeze(-1)
+        return {Stage.ATTENTION: others[Stage.ATTENTION]} | {
+            stage: replaced_diagonal(
+                others.get(stage, others[Stage.ATTENTION]), torch.linalg.vector_norm(self.own(stage), dim=-1)
+            )
+            for stage in self.stages[1:]
+        }
+
+    def double(self) -> "Composition":
+        """The same in float64 on the CPU. σ_i stays what it was in the model's own precision."""
+
+        def wide(tensor: Tensor) -> Tensor:
+            return tensor.cpu().double()
+
+        norm = self.normalisation
+        copied = dataclasses.replace(
+            self,
+            inputs=wide(self.inputs),
+            attention_output=wide(self.attention_output),
+            preserving=wide(self.preserving),
+            output_bias=None if self.output_bias is None else wide(self.output_bias),
+            normalisation=norm
+            and norm._replace(weight=wide(norm.weight), bias=None if norm.bias is None else wide(norm.bias)),
+        )
+        if norm is not None:
+            vars(copied)["deviation"] = wide(self.deviation)  # where `cached_property` keeps it
+        return copied
+
+    @property
+    def _norm(self) -> Normalisation:
+        assert self.normalisation is not None
+        return self.normalisation
+
+    def _normalised(self, vectors: Tensor) -> Tensor:
+        return self._norm.scaled(vectors) / self.deviation.unsqueeze(-1)
+
+    def _check(self, stage: Stage) -> None:
+        if stage not in self.stages:
+            raise ValueError(f"a block with norm_position={self.norm_position!r} has no stage {stage}")

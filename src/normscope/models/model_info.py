@@ -1,0 +1,32 @@
+"""What is known of a model from its config, before its weights are loaded."""
+
+import dataclasses
+
+from transformers import PretrainedConfig
+
+from normscope.models.layout import BlockLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """The shape of the stack that a run analyses."""
+
+    name: str
+    layers: int
+    heads: int
+    """Number of heads of a layer."""
+    hidden_size: int
+    """Size of the hidden vectors."""
+    is_cross_attention: bool = False
+    """Whether the run analyses the decoder's attention over the encoder's output."""
+
+    @classmethod
+    def of(cls, name: str, config: PretrainedConfig, layout: BlockLayout) -> "ModelInfo":
+        """The shape that a transformers config describes."""
+        return cls(
+            name=name,
+            layers=int(getattr(config, layout.layer_count)),
+            heads=int(getattr(config, layout.heads)),
+            hidden_size=int(config.hidden_size),
+            is_cross_attention=layout.is_cross_attention,
+        )

@@ -1,0 +1,149 @@
+"""Batches that do not fit into a device's memory: undone exactly, split, and retried."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normscope.analyses.base import Analysis, load_state, state_of
+from normscope.data.batching import Batch
+from normscope.errors import InputError
+from normscope.models.block import AttentionBlock
+from normscope.models.observer import Observer
+from normscope.reporting.terminal import say
+
+
+def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
+    """Run one batch through the model and every analysis, layer by layer.
+
+    Args:
+        observer: Runs the model; it has been entered.
+        batch: The batch, on the model's device.
+        analyses: What sees the blocks and hidden vectors. Each sees the layers of its context.
+    """
+
+    def visit(block: AttentionBlock) -> None:
+        for analysis in analyses:
+            if block.layer in analysis.context.layers:
+                analysis.update_attention(block, batch)
+
+    def visit_hidden(layer: int, vectors: Tensor) -> None:
+        for analysis in analyses:
+            analysis.update_hidden(layer, vectors, batch)
+
+    for analysis in analyses:
+        analysis.start_batch(batch)
+    observer.run(batch.model_inputs(), visit, visit_hidden)
+    for analysis in analyses:
+        analysis.end_batch(batch)
+
+
+class BatchRunner:
+    """Runs batches whole, or split once one has not fitted into the device's memory.
+
+    What analyses accumulated from a batch that failed is rolled back, so nothing counts twice. For that their state is copied
+    before each batch that is larger than all before it: only such a batch can fail.
+
+    Args:
+        observer: Runs the model.
+        device: The model's device.
+        analyses: What sees the blocks and hidden vectors.
+    """
+
+    def __init__(self, observer: Observer, device: torch.device, analyses: Sequence[Analysis]) -> None:
+        self._observer, self._device, self._analyses = observer, device, analyses
+        self._largest = Size(0, 0)
+        self._tokens: int | None = None
+        """Largest number of tokens, padding included, in a part of a batch; None while all batches have fitted."""
+
+    def run(self, batch: Batch) -> None:
+        """Run a batch, in parts if it must be split.
+
+        Raises:
+            RuntimeError: If a single sequence, or a batch no larger than an earlier one, does not fit; the device's error.
+        """
+        rows = batch.sequences if self._tokens is None else max(1, self._tokens // batch.token_mask.shape[1])
+        if rows < batch.sequences:
+            for start in range(0, batch.sequences, rows):
+                self.run(batch.part(start, min(batch.sequences, start + rows)))
+        elif Size.of(batch) <= self._largest:
+            self._run(batch)
+        elif not self._fits(batch):
+            self._split(batch)
+            self.run(batch)
+
+    def _fits(self, batch: Batch) -> bool:
+        """Run a batch that is larger than all before it; if it does not fit, undo it and return False."""
+        before = state_of(self._analyses)
+        try:
+            self._run(batch)
+        except RuntimeError as error:
+            if batch.sequences == 1 or not is_out_of_memory(error):
+                raise
+        else:
+            self._largest = self._largest.or_more(Size.of(batch))
+            return True
+        # Outside the `except` clause: the error keeps alive all that existed when it was raised.
+        load_state(self._analyses, before)
+        return False
+
+    def _split(self, batch: Batch) -> None:
+        """Halve the size of batches from now on."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        width = batch.token_mask.shape[1]
+        if self._tokens is None:
+            say(
+                f"a batch of {batch.sequences} × {width} tokens does not fit into the memory of {self._device}: batches are "
+                "split from now on; a smaller device.batch_tokens would save the failed attempts"
+            )
+        self._tokens = -(-batch.sequences // 2) * width
+
+    def _run(self, batch: Batch) -> None:
+        run_batch(self._observer, batch.to(self._device), self._analyses)
+
+
+class Size(NamedTuple):
+    """What a batch's memory grows with."""
+
+    tokens: int
+    pairs: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Size":
+        """The size of a batch."""
+        rows, width = batch.token_mask.shape
+        longest = max(width, batch.keys.token_mask.shape[1])
+        return cls(rows * longest, rows * longest**2)
+
+    def __le__(self, other: tuple[int, ...]) -> bool:
+        return all(mine <= theirs for mine, theirs in zip(self, other, strict=True))
+
+    def or_more(self, other: "Size") -> "Size":
+        """The larger of both, number by number."""
+        return Size(max(self.tokens, other.tokens), max(self.pairs, other.pairs))
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(batch_tokens: int, device: torch.device) -> Iterator[None]:
+    """Turn a device's out-of-memory error into advice.
+
+    Raises:
+        InputError: In place of the device's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"device.batch_tokens={batch_tokens}: the memory of {device} is too small; set "
+            f"device.batch_tokens={max(1, batch_tokens // 2)}, or a smaller dataset.max_length"
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, the CPU among them, ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,55 @@
+"""How a run ended: the run folder says so, whatever stopped the run."""
+
+import contextlib
+from collections.abc import Iterator
+
+from normscope.errors import InputError
+from normscope.reporting.run_folder import RunFolder, Status, fail_abandoned
+from normscope.reporting.tracking import NoTracker, Tracker, track
+from normscope.running.session import Session
+from normscope.running.shutdown import Terminated, deferred_signals
+
+
+@contextlib.contextmanager
+def tracked(session: Session) -> Iterator[Tracker]:
+    """The tracker of a run. If the run does not complete, its status is recorded before the tracker ends, which may take long.
+
+    Only the main process records and tracks. The others make sure that the folder says so if the main one has died.
+    """
+    results = session.results
+    if results is None:
+        with _main_process_watched(session):
+            yield NoTracker()
+        return
+    with _recorded(session, results), track(session.options, results.path) as tracker, _recorded(session, results):
+        yield tracker
+
+
+@contextlib.contextmanager
+def _recorded(session: Session, results: RunFolder) -> Iterator[None]:
+    """Record the status of a run that fails or is interrupted."""
+    try:
+        yield
+    except BaseException as error:
+        status, text = Status.FAILED, str(error)
+        if isinstance(error, KeyboardInterrupt):
+            # torchrun sends SIGTERM to all processes when one of them has died.
+            if session.group.size > 1 and isinstance(error, Terminated):
+                text = f"ended by SIGTERM: another of the {session.group.size} processes died, or torchrun was ended"
+            else:
+                status = Status.INTERRUPTED
+        # Another signal must not cost the run its status. If the folder refuses it, the error says so already.
+        with deferred_signals(), contextlib.suppress(InputError):
+            if not results.ended:
+                results.finish(status, {}, session.provenance.facts(), error=text)
+        raise
+
+
+@contextlib.contextmanager
+def _main_process_watched(session: Session) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with deferred_signals():
+            fail_abandoned(session.folder, f"the first of {session.group.size} processes died")
+        raise

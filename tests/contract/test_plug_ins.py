@@ -1,0 +1,174 @@
+"""An analysis from another package: everything that knows ours knows it, and nothing below `src` names it."""
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from normscope.analyses.registry import analyses
+from tests.end_to_end.disturbed import python, torchrun
+from tests.end_to_end.shell import ROOT
+from tests.end_to_end.wandb_file import run_of
+
+PLUG_IN = Path(__file__).parent / "plug_in"
+
+# Commands run one after another in one process, which imports torch once. Prints each one's status and output.
+_DRIVER = """
+import contextlib, io, json, runpy, sys
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["run.py", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path("run.py", run_name="__main__")
+        except SystemExit as exit_:
+            status = exit_.code
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), file=sys.__stdout__, flush=True)
+"""
+
+SMALL = ["device=cpu", "dataset.limit=8", "device.batch_tokens=512"]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> str:
+    """PYTHONPATH of a user who has installed two packages: the planted one, and the one that CONTRIBUTING.md shows."""
+    folder = tmp_path_factory.mktemp("documented")
+    _, toml, code = re.search(
+        r"(```toml\n(.*?)```.*?```python\n(.*?)```)", (ROOT / "CONTRIBUTING.md").read_text(), re.S
+    ).groups()
+    assert len(code.splitlines()) < 45
+    entry_points = tomllib.loads(toml)["project"]["entry-points"]["normscope.analyses"]
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "__init__.py").touch()
+    (folder / "my_package" / "input_length.py").write_text(code)
+    metadata = folder / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in entry_points.items())
+    (metadata / "entry_points.txt").write_text(f"[normscope.analyses]\n{lines}")
+    return os.pathsep.join(map(str, (ROOT / "src", ROOT, PLUG_IN, folder)))
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory, saved_model, searched):
+    """Several commands of such a user, and the folder that they wrote to."""
+    folder = tmp_path_factory.mktemp("plug-in")
+    model = f"model.name={saved_model}"
+    commands = {
+        "help": ["--help"],
+        "run": ["analysis=[planted,mixing]", model, *SMALL, f"output_dir={folder}/run", "layers=[2]"],
+        "refused": ["analysis=planted", model, *SMALL, f"output_dir={folder}/refused", "analysis.planted.power=0"],
+        "typo": ["analysis=planted", "analysis.planted.pwoer=3"],
+        "sweep": [
+            "-m",
+            "analysis=planted",
+            "analysis.planted.power=2,3",
+            model,
+            *SMALL,
+            f"output_dir={folder}/sweep",
+            "tracking=disabled",
+        ],
+        "reproduced": [f"reproduce={folder}/run", f"output_dir={folder}/reproduced", "tracking=disabled"],
+        "completed": [f"resume={folder}/run"],
+        "documented": [
+            "analysis=input_length",
+            "analysis.input_length.order=1",
+            model,
+            *SMALL,
+            "tracking=disabled",
+            "report.enabled=false",
+            f"output_dir={folder}/documented",
+        ],
+    }
+    finished = python("-c", _DRIVER, json.dumps(list(commands.values())), PYTHONPATH=searched)
+    assert finished.returncode == 0, finished.stderr
+    lines = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("[")]
+    return dict(zip(commands, lines, strict=True)), folder
+
+
+def test_help_and_the_schema_know_it(outcomes):
+    outcome, _ = outcomes
+    assert "planted" in outcome["help"][1]
+    status, _, err = outcome["typo"]
+    assert status == 2
+    assert "did you mean analysis.planted.power?" in err
+
+
+def test_its_own_check_refuses_bad_input(outcomes):
+    (status, _, err), folder = outcomes[0]["refused"], outcomes[1]
+    assert status == 2
+    assert err.strip() == "normscope: analysis.planted.power=0.0: expected a number of at least 1"
+    assert not (folder / "refused").exists()
+
+
+def test_a_run_publishes_it(outcomes):
+    (status, out, err), folder = outcomes[0]["run"], outcomes[1] / "run"
+    assert status == 0, err
+    table = pd.read_parquet(folder / "tables" / "planted_by_layer.parquet")
+    # It requires all layers, whichever the user has chosen for the others.
+    assert table["layer"].tolist() == [1, 2, 3]
+    assert pd.read_parquet(folder / "tables" / "mixing_by_layer.parquet")["layer"].unique().tolist() == [2]
+    assert (folder / "figures" / "planted_by_layer.png").exists()
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    assert metrics["planted/length/mean"] == pytest.approx(table["length"].mean())
+    page = (folder / "report.html").read_text()
+    for part in ("Length of inputs", "How long inputs are.", "A planted paper", "Inputs are", "read this beside"):
+        assert part in page
+    assert "planted" in out
+    assert "planted: read this beside the numbers" in err
+    logged = json.dumps(run_of(folder))
+    for part in ("planted/length/mean", "planted_by_layer", "by_layer/planted/length"):
+        assert part in logged, part
+
+
+def test_sweeps_compare_it(outcomes):
+    (status, _, err), folder = outcomes[0]["sweep"], outcomes[1] / "sweep"
+    assert status == 0, err
+    values = pd.read_parquet(folder / "comparison.parquet")
+    assert set(values["label"]) == {"analysis.planted.power=2.0", "analysis.planted.power=3.0"}
+    assert "planted/length/mean" in set(values["metric"])
+
+
+def test_its_runs_are_made_again(outcomes):
+    status, out, err = outcomes[0]["reproduced"]
+    assert status == 0, err
+    assert "numbers are the same" in out
+    status, _, err = outcomes[0]["completed"]
+    assert status == 2
+    assert "completed" in err
+
+
+def test_several_processes_share_it(outcomes, tmp_path, saved_model, searched):
+    arguments = ["analysis=planted", f"model.name={saved_model}", *SMALL, "tracking=disabled", "report.enabled=false"]
+    finished = torchrun(2, *arguments, f"output_dir={tmp_path}/run", PYTHONPATH=searched)
+    assert finished.returncode == 0, finished.stderr
+    alone, shared = (
+        pd.read_parquet(folder / "tables" / "planted_by_layer.parquet")
+        for folder in (outcomes[1] / "run", tmp_path / "run")
+    )
+    pd.testing.assert_frame_equal(shared, alone, rtol=1e-12)
+
+
+def test_the_analysis_that_contributing_shows_works(outcomes):
+    status, out, err = outcomes[0]["documented"]
+    assert status == 0, err
+    table = pd.read_parquet(outcomes[1] / "documented" / "tables" / "input_length_by_layer.parquet")
+    assert table.columns.tolist() == ["layer", "length"]
+    assert "input_length" in out
+
+
+def test_a_broken_plug_in_is_skipped_with_a_warning(monkeypatch, caplog, tmp_path):
+    (tmp_path / "broken-1.0.dist-info").mkdir()
+    (tmp_path / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (tmp_path / "broken-1.0.dist-info" / "entry_points.txt").write_text(
+        "[normscope.analyses]\nbroken = no_such_module:INFO\nnumber = math:pi\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    known = analyses.__wrapped__()
+    assert set(known) == set(analyses())
+    assert "analysis plug-in broken (no_such_module:INFO) cannot be imported" in caplog.text
+    assert "analysis plug-in number (math:pi) is ignored: expected an AnalysisInfo, got float" in caplog.text
