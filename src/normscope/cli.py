@@ -115,11 +115,11 @@ def _compare_sweep() -> None:
     """Put the runs of a sweep side by side, as far as they have completed."""
     if _sweep.folder is None or not any(_sweep.folder.glob("*/results.json")):
         return
-    from normscope.reporting import compare_runs, runs
+    from normscope.reporting.comparison import compare, runs
 
     with contextlib.suppress(InputError):  # none has completed
-        comparison = compare_runs.compared(*runs.read([_sweep.folder]))
-        print(f"\ncomparison in {compare_runs.write(comparison, _sweep.folder)}", file=sys.stderr)
+        comparison = compare.compared(*runs.read([_sweep.folder]))
+        print(f"\ncomparison in {compare.write(comparison, _sweep.folder)}", file=sys.stderr)
 
 
 def job(config: DictConfig) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -124,23 +124,27 @@ def symmetrised(forward: Links, backward: Links, heuristic: str) -> Links:
         free = [all(link[side] != other[side] for other in links) for side in (0, 1)]
         return all(free) if both else any(free)
 
-    size = 1 + max((max(link) for link in forward | backward), default=0)
-    while True:
-        before = len(links)
-        for place in itertools.product(range(size), repeat=2):
-            if place in links:
-                for step in ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)):
-                    beside = (place[0] + step[0], place[1] + step[1])
-                    if beside in forward | backward and addable(beside):
-                        links.add(beside)
-        if len(links) == before:
-            break
+    _grow(links, forward | backward, addable)
     if "final" in heuristic:
         for alignment in (forward, backward):
             for link in sorted(alignment):
                 if addable(link):
                     links.add(link)
     return frozenset(links)
+
+
+def _grow(links: set[Link], union: Links, addable: Callable[[Link], bool]) -> None:
+    """Add neighbours of links until none can be added."""
+    size = 1 + max((max(link) for link in union), default=0)
+    before = -1
+    while len(links) > before:
+        before = len(links)
+        for place in itertools.product(range(size), repeat=2):
+            if place in links:
+                for step in ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)):
+                    beside = (place[0] + step[0], place[1] + step[1])
+                    if beside in union and addable(beside):
+                        links.add(beside)
 
 
 def expected(

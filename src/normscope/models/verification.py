@@ -7,21 +7,22 @@ use. (Adding up parts of which one was defined as the remainder would prove noth
 observed, they are rebuilt from query, key, scale and the family's other terms.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, origin
 from normscope.models.block import AttentionBlock
 from normscope.models.layout import BlockLayout, embeddings_of, stacked_heads
 from normscope.models.observer import Observer
-from normscope.models.rotation import length_dependent_rotations
 from normscope.models.score_terms import ScoreTerms
+from normscope.models.untouched import Reference, UntouchedPass, untouched_pass
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
 # rounds at 4e-3 (bfloat16) and is let through with its figure, which the results state.
@@ -36,7 +37,6 @@ BOUNDS: Mapping[torch.dtype, float] = {
 _FLOAT32_INSIDE = 1e-6
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
-_FUSED = "sdpa"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +46,6 @@ class Verification:
     error: float
     layer: int
     part: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Reference:
-    """What the untouched model did in one layer."""
-
-    inputs: Tensor
-    attention_output: Tensor
-    block_output: Tensor | None = None
-    """What the block's norm makes, or what the sum of attention and residual goes into; None where it goes nowhere alone."""
 
 
 def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verification:
@@ -70,76 +60,89 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
         The largest relative difference and where it was.
 
     Raises:
-        InputError: If a difference is beyond what the dtype can explain; the layer and the figure are named.
+        InputError: If a difference is beyond what the dtype can explain; the layer and the difference are named.
     """
-    worst = Verification(0.0, 1, "block input")
-    bound = max(BOUNDS[model.dtype], _FLOAT32_INSIDE if layout.float32_inside else 0.0)
+    comparison = _Comparison(model.dtype, layout, name)
     for lengths in _PROBE_LENGTHS:
         inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
         if layout.reads_target:
             vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
             target = _probe(model, vocabulary, lengths[::-1])
             inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-        try:
-            references, hidden = _references(model, layout, inputs)
-        except Exception as error:
-            # What the model's own code raises, its config has brought about.
-            if not origin(error).startswith(("torch", "transformers")) or isinstance(
-                error, torch.cuda.OutOfMemoryError
-            ):
-                raise
-            if model.dtype not in (torch.bfloat16, torch.float16):
-                raise InputError(
-                    f"model.name={name}: the model fails on a probe, so its config makes no sense: {one_line(error)}"
-                ) from error
-            # Some families' own code mixes formats (DeBERTa's does).
-            kind = str(model.dtype).removeprefix("torch.")
-            raise InputError(
-                f"device.dtype={kind}: {name} cannot run in it: {one_line(error)}; set device.dtype=float32"
-            ) from error
-
-        def note(layer: int, part: str, error: float) -> None:
-            nonlocal worst
-            # `not <` rather than `>`: NaN must not pass.
-            if math.isnan(error):
-                raise InputError(
-                    f"model.name={name}: the {part} of layer {layer} is not a number, so its config or its weights are of no "
-                    "use; check the config's values, or set device.dtype=float64"
-                )
-            if not error < bound:
-                raise InputError(
-                    f"{name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                    f"(relative, at most {bound:.0e} in {model.dtype}); the installed transformers may "
-                    "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
-                    f"{layout.source}"
-                )
-            if error > worst.error:
-                worst = Verification(error, layer, part)
-
-        def compare(block: AttentionBlock, references: Mapping[int, _Reference] = references) -> None:
-            for part, error in _errors(block, references[block.layer]).items():
-                note(block.layer, part, error)
-            if block.own_weights is not None:
-                rebuilt, weights = _side_by_side(terms.weights(block)), _side_by_side(block.weights)
-                note(
-                    block.layer,
-                    "weights from query, key and scale",
-                    _relative(rebuilt, weights, weights, block.token_mask),
-                )
-
-        def compare_hidden(
-            layer: int,
-            vectors: Tensor,
-            hidden: Mapping[int, Tensor] = hidden,
-            token_mask: Tensor = inputs["decoder_" * layout.reads_target + "attention_mask"].bool(),  # noqa: B008 - this batch's, not the next one's
-        ) -> None:
-            if layer in hidden:
-                note(layer, "hidden vector", _relative(vectors, hidden[layer], hidden[layer], token_mask))
-
+        with _explained(model.dtype, name):
+            expected = untouched_pass(model, layout, inputs)
+        token_mask = inputs["decoder_attention_mask" if layout.reads_target else "attention_mask"].bool()
         watched = [] if layout.registry else layout.bind(model)
-        with ScoreTerms(watched) as terms, Observer(model, layout, hidden=range(len(references) + 1)) as observer:
-            observer.run(inputs, compare, compare_hidden)
-    return worst
+        with ScoreTerms(watched) as terms, Observer(model, layout, hidden=range(len(expected.layers) + 1)) as observer:
+            observer.run(
+                inputs,
+                functools.partial(comparison.compare_block, expected, terms),
+                functools.partial(comparison.compare_hidden, expected, token_mask),
+            )
+    return comparison.worst
+
+
+class _Comparison:
+    """Compares what is observed with what the untouched model did, and keeps the largest difference."""
+
+    def __init__(self, dtype: torch.dtype, layout: BlockLayout, name: str) -> None:
+        self._dtype, self._layout, self._name = dtype, layout, name
+        self._bound = max(BOUNDS[dtype], _FLOAT32_INSIDE if layout.float32_inside else 0.0)
+        self.worst = Verification(0.0, 1, "block input")
+
+    def compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:
+        """Compare one block of the observed pass."""
+        for part, error in _errors(block, expected.layers[block.layer]).items():
+            self._note(block.layer, part, error)
+        if block.own_weights is not None:
+            rebuilt, weights = _side_by_side(terms.weights(block)), _side_by_side(block.weights)
+            error = _relative(rebuilt, weights, weights, block.token_mask)
+            self._note(block.layer, "weights from query, key and scale", error)
+
+    def compare_hidden(self, expected: UntouchedPass, token_mask: Tensor, layer: int, vectors: Tensor) -> None:
+        """Compare the hidden vectors of one layer, if a norm makes them."""
+        if layer in expected.hidden:
+            hidden = expected.hidden[layer]
+            self._note(layer, "hidden vector", _relative(vectors, hidden, hidden, token_mask))
+
+    def _note(self, layer: int, part: str, error: float) -> None:
+        if math.isnan(error):
+            raise InputError(
+                f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are of no "
+                "use; check the config's values, or set device.dtype=float64"
+            )
+        if error >= self._bound:
+            raise InputError(
+                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
+                f"(relative, at most {self._bound:.0e} in {self._dtype}); the installed transformers may "
+                "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
+                f"{self._layout.source}"
+            )
+        if error > self.worst.error:
+            self.worst = Verification(error, layer, part)
+
+
+@contextlib.contextmanager
+def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
+    """Turn an exception of the model's own code into advice: its config has brought it about.
+
+    Raises:
+        InputError: In place of the exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not origin(error).startswith(("torch", "transformers")) or isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise InputError(
+                f"model.name={name}: the model fails on a probe, so its config makes no sense: {one_line(error)}"
+            ) from error
+        # Some families' own code mixes formats (DeBERTa's does).
+        kind = str(dtype).removeprefix("torch.")
+        raise InputError(
+            f"device.dtype={kind}: {name} cannot run in it: {one_line(error)}; set device.dtype=float32"
+        ) from error
 
 
 def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
@@ -154,95 +157,7 @@ def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) ->
     return {"input_ids": ids.to(model.device), "attention_mask": token_mask.long().to(model.device)}
 
 
-def _references(
-    model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]
-) -> tuple[dict[int, _Reference], dict[int, Tensor]]:
-    """What the untouched model does: with the batch, or with every text alone where its rotations depend on the company."""
-    if not length_dependent_rotations(model):
-        return _untouched(model, layout, inputs)
-    width = inputs["input_ids"].shape[1]
-    passes = []
-    for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
-        with torch.inference_mode():  # one token makes dynamic scaling forget the longest text so far
-            model(**{name: tensor[row : row + 1, :1] for name, tensor in inputs.items()})
-        passes.append(
-            _untouched(model, layout, {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()})
-        )
-
-    def together(texts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([nn.functional.pad(text, (0, 0, 0, width - text.shape[1])) for text in texts])
-
-    first, first_hidden = passes[0]
-    return {
-        layer: _Reference(
-            **{
-                part: together([getattr(references[layer], part) for references, _ in passes])
-                for part, value in vars(reference).items()
-                if value is not None
-            }
-        )
-        for layer, reference in first.items()
-    }, {layer: together([hidden[layer] for _, hidden in passes]) for layer in first_hidden}
-
-
-def _untouched(
-    model: PreTrainedModel, layout: BlockLayout, inputs: dict[str, Tensor]
-) -> tuple[dict[int, _Reference], dict[int, Tensor]]:
-    """What the model does by itself in every layer, and the hidden vectors as far as norms make them, from layer 0."""
-    seen: list[dict[str, Tensor]] = []
-    hidden: dict[int, Tensor] = {}
-    handles = []
-
-    def enter(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.append({"inputs": args[0] if args else kwargs["hidden_states"]})
-
-    def take_residual(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen[-1]["inputs"] = args[0] if args else kwargs["hidden_states"]
-
-    def take(part: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            seen[-1].setdefault(part, output)
-
-        return hook
-
-    def take_following(_module: nn.Module, args: Any) -> None:
-        seen[-1].setdefault("block_output", args[0])
-
-    blocks = layout.bind(model)
-    for modules in {id(modules.whole): modules for modules in blocks}.values():
-        handles += [
-            modules.whole.register_forward_pre_hook(enter, with_kwargs=True),
-            modules.output.register_forward_hook(take("attention_output")),
-        ]
-        if modules.residual is not modules.whole:
-            handles.append(modules.residual.register_forward_pre_hook(take_residual, with_kwargs=True))
-        if modules.norm is not None:
-            handles.append(modules.norm.register_forward_hook(take("block_output")))
-        if modules.sum_consumer is not None:
-            handles.append(modules.sum_consumer.register_forward_pre_hook(take_following))
-    for layer, norm in layout.hidden_norms(model).items():
-
-        def remember_hidden(_module: nn.Module, _args: Any, output: Tensor, layer: int = layer) -> None:
-            # A norm that several layers share has its turn in each of them.
-            hidden[len(seen) if layer else 0] = output
-
-        if norm not in (other for number, other in layout.hidden_norms(model).items() if number < layer):
-            handles.append(norm.register_forward_hook(remember_hidden))
-    previous = model.config._attn_implementation
-    if layout.registry:
-        model.set_attn_implementation(_FUSED)
-    try:
-        with torch.inference_mode():
-            model(**inputs)
-    finally:
-        if layout.registry:
-            model.set_attn_implementation(previous)
-        for handle in handles:
-            handle.remove()
-    return {number: _Reference(**parts) for number, parts in enumerate(seen, start=1)}, hidden
-
-
-def _errors(block: AttentionBlock, reference: _Reference) -> dict[str, float]:
+def _errors(block: AttentionBlock, reference: Reference) -> dict[str, float]:
     weights = block.weights
     transformed = block.transformed()
     own = (
