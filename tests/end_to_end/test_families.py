@@ -129,7 +129,7 @@ def test_cross_attention_is_refused_by_analyses_that_cannot_look_at_it(
     assert outcome.status == 2
     assert "analysis=score does not look at cross-attention" in outcome.err
     outcome = run_here(capsys, monkeypatch, "model=minilm", "model.stack=cross", f"output_dir={tmp_path / 'run'}")
-    assert (outcome.status, "bert has but one stack" in outcome.err) == (2, True)
+    assert (outcome.status, "bert has only one stack" in outcome.err) == (2, True)
 
 
 def reference(family, folder, tokenizer) -> dict:

@@ -1,4 +1,4 @@
-"""One BlockLayout literal per architecture family. CONTRIBUTING.md says how to add one."""
+"""One BlockLayout literal per architecture family. To add one, see CONTRIBUTING.md."""
 
 import dataclasses
 from typing import Literal
@@ -15,7 +15,7 @@ def _source(model_type: str) -> str:
 
 
 def _bert_like(model_type: str) -> BlockLayout:
-    """BERT's block, which its relatives copied word for word."""
+    """BERT's block, which its relatives copy unchanged."""
     return BlockLayout(
         model_type=model_type,
         layers="encoder.layer",
@@ -34,7 +34,7 @@ def _bert_like(model_type: str) -> BlockLayout:
 
 
 def _llama_like(model_type: str) -> BlockLayout:
-    """Llama's block, likewise."""
+    """Llama's block, which its relatives copy unchanged."""
     return BlockLayout(
         model_type=model_type,
         layers="layers",
@@ -53,7 +53,7 @@ def _llama_like(model_type: str) -> BlockLayout:
 def _bart_like(
     model_type: str, norm_position: Literal["post", "pre"], *, embedding_norm: bool
 ) -> tuple[BlockLayout, ...]:
-    """The three stacks of BART and its relatives; translation models differ in the place of the norm."""
+    """The three stacks of BART and its relatives, which differ in the position of the norm."""
     post = norm_position == "post"
 
     def stack(
@@ -80,17 +80,18 @@ def _bart_like(
             source=_source(model_type),
         )
 
-    own, cross = ("self_attn", "self_attn_layer_norm"), ("encoder_attn", "encoder_attn_layer_norm")
+    self_attention = ("self_attn", "self_attn_layer_norm")
+    cross_attention = ("encoder_attn", "encoder_attn_layer_norm")
     return (
-        stack("encoder", "", *own, "final_layer_norm", None),
-        stack("decoder", "decoder.", *own, "encoder_attn_layer_norm", None),
-        # A norm before attention reads what the residual connection carries; without one attention itself does.
+        stack("encoder", "", *self_attention, "final_layer_norm", None),
+        stack("decoder", "decoder.", *self_attention, "encoder_attn_layer_norm", None),
+        # The residual connection carries the input of the norm before attention or, without one, of attention itself.
         stack(
             "cross",
             "decoder.",
-            *cross,
+            *cross_attention,
             "final_layer_norm",
-            cross[0] if post else cross[1],
+            cross_attention[0] if post else cross_attention[1],
         ),
     )
 
@@ -277,7 +278,7 @@ STACKS: dict[str, dict[Stack, BlockLayout]] = {
         ),
     )
 }
-"""The encoder–decoders, stack by stack."""
+"""The encoder–decoders, by stack."""
 
 
 def layout_of(model_type: str, stack: Stack | None = None) -> BlockLayout:
@@ -285,21 +286,21 @@ def layout_of(model_type: str, stack: Stack | None = None) -> BlockLayout:
 
     Args:
         model_type: The family's name in transformers configs.
-        stack: Which stack of an encoder–decoder; the encoder by default.
+        stack: The stack of an encoder–decoder, by default the encoder.
 
     Raises:
-        InputError: If the family is unknown, which is never guessed, or has no such stack.
+        InputError: If the family is unknown (layouts are never guessed) or has no such stack.
     """
     if model_type in STACKS:
         return STACKS[model_type][stack or "encoder"]
     if model_type not in FAMILIES:
         raise InputError(
-            f"model family {model_type!r} is not known; known families: {', '.join(sorted([*FAMILIES, *STACKS]))}. Set "
+            f"model family {model_type!r} is not supported; expected one of {', '.join(sorted([*FAMILIES, *STACKS]))}. Set "
             "model.name to a model of one of these, or add the family (CONTRIBUTING.md, 'Add a model family')"
         )
     if stack is not None:
         raise InputError(
-            f"model.stack={stack}: {model_type} has but one stack, and no cross-attention; leave it out (analysis=alignment "
-            f"cannot do without), or set model to one of the families {', '.join(sorted(STACKS))}"
+            f"model.stack={stack}: {model_type} has only one stack and no cross-attention; leave it out or, for "
+            f"analysis=alignment, set model.name to a model of one of these families: {', '.join(sorted(STACKS))}"
         )
     return FAMILIES[model_type]

@@ -15,16 +15,16 @@ from normscope.models.block import BlockParameters, full_precision
 Fusion = Literal["stacked", "interleaved"]
 
 Stack = Literal["encoder", "decoder", "cross"]
-"""Which attention of an encoder–decoder: the encoder's or the decoder's own, or the decoder's over the encoder's output."""
+"""An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockLayout:
     """The parts of one family's attention block, as module paths.
 
-    `layers`, `embedding_norm`, `convolution` and `position_embedding` are paths in the base model (what `AutoModel` builds; the
-    encoder of an encoder–decoder where the stack is `encoder`); the others are paths in one layer. A path that a model does not
-    have is an error when the model is bound, before anything runs.
+    `layers`, `embedding_norm`, `convolution` and `position_embedding` are paths from the base model (what `AutoModel` builds,
+    or its encoder if the stack is `encoder`); all others are paths from one layer. Binding a model that lacks one of them
+    fails, before anything runs.
     """
 
     model_type: str
@@ -32,7 +32,7 @@ class BlockLayout:
     layers: str
     """The list of layers."""
     attention: str
-    """The module that is handed to transformers' attention function; or that returns its weights (see `registry`)."""
+    """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
     query: str
     """W_Q and b_Q."""
     key: str
@@ -42,67 +42,67 @@ class BlockLayout:
     output: str
     """W_O: its input is the concatenated heads, its output the attention output."""
     norm_position: NormPosition
-    """Where the block's norm stands: see `maths/mixing.py`."""
+    """The position of the block's norm; see `maths/composition.py`."""
     source: str
     """Where transformers defines the family."""
     stack: Stack | None = None
-    """Which stack of an encoder–decoder this is; None for a model that has but one."""
+    """The stack of an encoder–decoder; None for a model with a single stack."""
     heads: str = "num_attention_heads"
     """Config key of the number of heads."""
     layer_count: str = "num_hidden_layers"
     """Config key of the number of layers."""
     start: Literal["token", "last"] = "token"
-    """What a decoder reads first: the start token, before the target; or the target's last token (mBART)."""
+    """What the decoder reads before the target: the start token, or the target's last token (mBART)."""
     residual: str | None = None
-    """The module whose input is what the residual connection carries; None where the layer's own input is."""
+    """The module whose input the residual connection carries; None if that is the layer's input."""
     norm: str | None = None
     """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
     sum_consumer: str | None = None
-    """What the sum of attention and residual goes into, where no norm makes one of it (`pre`)."""
+    """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`)."""
     shared: str | None = None
-    """Where `layers` lists groups that several layers pass through: the list of a group's layers."""
+    """The list of layers in a group, if `layers` lists groups whose weights several layers share (ALBERT)."""
     fused: Fusion | None = None
-    """How W_Q, W_K and W_V lie in one module: one after another, or head by head."""
+    """How one module holds W_Q, W_K and W_V: one after another, or head by head. None if each has its own."""
     query_bias: str | None = None
-    """b_Q, where it is no part of the module."""
+    """b_Q, if it is a separate parameter."""
     value_bias: str | None = None
-    """b_V, where it is no part of the module."""
+    """b_V, if it is a separate parameter."""
     key_norm: str | None = None
-    """A norm of the keys, head by head or over all heads."""
+    """The norm of the keys, of each head or of all heads together."""
     rotary: bool = False
-    """Whether queries and keys are rotated by position, as `position_embeddings` say that the attention module is given."""
+    """Whether queries and keys are rotated by the `position_embeddings` passed to the attention module."""
     registry: bool = True
-    """Whether attention goes through transformers' attention-function registry; else the module's own weights are observed."""
+    """Whether attention goes through transformers' registry; if not, the weights that the module returns are observed."""
     float32_inside: bool = False
-    """Whether a norm or a rotation that is observed computes in float32 whatever the model's type."""
+    """Whether an observed norm or rotation computes in float32 regardless of the model's dtype."""
     position_terms: str | None = None
-    """Config key of the terms that the score has beside q·k, whose number divides the score (outside the registry)."""
+    """Config key that lists the terms of the score besides q·k; their number enters its scale (outside the registry)."""
     counted_terms: tuple[str, ...] | None = None
-    """Those that count, each once; None where every entry of that key counts, whatever it is."""
+    """The terms that count, each once; None if every entry of that key counts."""
     score_terms: str | None = None
-    """What gives the other terms of the score (outside the registry): an argument of the attention module, or its method."""
+    """The argument or method of the attention module that provides these terms (outside the registry)."""
     embedding_norm: str | None = None
-    """The norm whose output is the hidden vector of layer 0; None where something else comes after it."""
+    """The norm whose output is the hidden vector of layer 0; None if something else follows it."""
     output_norm: str | None = None
     """The norm whose output is the layer's hidden vector."""
     convolution: str | None = None
-    """What some models of the family put after the first layer, with a `LayerNorm` of its own."""
+    """A convolution after the first layer, which some models of the family have; it ends in a `LayerNorm`."""
     position_embedding: str | None = None
-    """A learned position embedding, which bounds the length of a sequence; None where there is none."""
+    """A learned position embedding, which limits the sequence length; None if the family has none."""
 
     def __post_init__(self) -> None:
-        # Without these nothing proves what the residual connection and the norm do.
+        # Verification needs these to prove what the residual connection and the norm do.
         if self.norm_position in ("post", "branch") and self.norm is None:
-            raise ValueError(f"{self.model_type}: a block with norm_position={self.norm_position!r} needs its `norm`")
+            raise ValueError(f"{self.model_type}: a block with norm_position={self.norm_position!r} needs `norm`")
         if self.norm_position == "pre" and self.sum_consumer is None:
             raise ValueError(
-                f"{self.model_type}: a block with norm_position='pre' needs what reads its sum, `sum_consumer`"
+                f"{self.model_type}: a block with norm_position='pre' needs `sum_consumer`, the module that reads its sum"
             )
         if not self.registry and self.score_terms is None:
-            raise ValueError(f"{self.model_type}: without the registry, `score_terms` must say what proves the scores")
+            raise ValueError(f"{self.model_type}: with registry=False, `score_terms` is needed to verify the scores")
 
     def bind(self, model: nn.Module) -> "list[BlockModules]":
-        """The modules of every layer of a model, in order. A layer that is passed through twice is there twice.
+        """The modules of every layer of a model, in order. A layer that runs twice appears twice.
 
         Raises:
             AttributeError: If the model lacks a part that the layout names.
@@ -128,20 +128,20 @@ class BlockLayout:
         ]
 
     def hidden_norms(self, model: nn.Module) -> dict[int, nn.Module]:
-        """The norms whose outputs are hidden vectors, by layer from 0, as far as there are such."""
-        found = {} if self.embedding_norm is None else {0: attrgetter(self.embedding_norm)(model)}
+        """The norms whose outputs are hidden vectors, by layer from 0. Layers without such a norm are left out."""
+        norms = {} if self.embedding_norm is None else {0: attrgetter(self.embedding_norm)(model)}
         if self.output_norm is not None:
-            found |= {
+            norms |= {
                 number: attrgetter(self.output_norm)(layer) for number, layer in enumerate(self._passes(model), start=1)
             }
         if self.convolution is not None and (convolution := attrgetter(self.convolution)(model)) is not None:
-            found[1] = convolution.LayerNorm
-        return found
+            norms[1] = convolution.LayerNorm
+        return norms
 
     def longest_sequence(self, model: Any) -> int | None:
-        """How many tokens the positions allow, or None where nothing bounds them.
+        """The longest sequence that the positions allow, in tokens; None if there is no limit.
 
-        RoBERTa's positions begin after the padding index, so its first rows are never used.
+        RoBERTa's positions start after the padding index, so the first rows of its embedding are never used.
         """
         if self.position_embedding is None:
             limit = getattr(model.config, "max_position_embeddings", None)
@@ -151,33 +151,33 @@ class BlockLayout:
 
     @property
     def is_cross_attention(self) -> bool:
-        """Whether the keys are another sequence than the queries."""
+        """Whether keys and queries come from different sequences."""
         return self.stack == "cross"
 
     @property
     def reads_target(self) -> bool:
-        """Whether the model is given a target text beside the source."""
+        """Whether the model reads a target text as well as the source."""
         return self.stack in ("decoder", "cross")
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The methods that the family's blocks have."""
+        """The methods that are defined for the family's blocks."""
         return tuple(
             m for m in METHODS[self.norm_position] if not self.is_cross_attention or m in CROSS_ATTENTION_METHODS
         )
 
     def extra_terms(self, config: Any) -> int:
-        """How many terms beside q·k count for the scale of the score."""
+        """The number of terms besides q·k that enter the scale of the score."""
         if self.position_terms is None:
             return 0
         terms = getattr(config, self.position_terms) or ()
         return len(terms) if self.counted_terms is None else sum(term in terms for term in self.counted_terms)
 
     def own_scale(self, head_dim: int, extra_terms: int) -> float:
-        """Factor on q·k where the attention module keeps it to itself."""
+        """The factor on q·k, for attention modules that do not pass it to an attention function."""
         if self.position_terms is None:
             return float(head_dim**-0.5)
-        # DeBERTa takes this root in float32, whatever the model's type.
+        # DeBERTa takes this root in float32 regardless of the model's dtype.
         return 1 / float(torch.tensor(head_dim * (1.0 + extra_terms), dtype=torch.float32).sqrt())
 
     def _passes(self, model: Any) -> list[nn.Module]:
@@ -196,14 +196,14 @@ class BlockModules:
     layer: int
     """Counted from 1."""
     whole: nn.Module
-    """The layer: what enters it are the hidden vectors of the layer before."""
+    """The layer itself, which reads the hidden vectors of the previous layer."""
     attention: nn.Module
     query: nn.Module
     key: nn.Module
     value: nn.Module
     output: nn.Module
     residual: nn.Module
-    """What enters it is what the residual connection carries."""
+    """The module whose input the residual connection carries."""
     norm: nn.Module | None
     sum_consumer: nn.Module | None
     key_norm: nn.Module | None
@@ -212,7 +212,7 @@ class BlockModules:
     layout: BlockLayout
 
     def parameters(self, heads: int, key_heads: int) -> BlockParameters:
-        """The weights of the block, split into its heads; those of grouped heads are repeated."""
+        """The weights of the block by head; keys and values that several heads share are repeated."""
         layout = self.layout
         query_weight, query_bias = _by_head(self.query, heads, layout.fused, 0)
         key_weight, key_bias = _by_head(self.key, key_heads, layout.fused, 1)
@@ -243,7 +243,7 @@ class BlockModules:
 
 
 def normalisation(norm: Any) -> Normalisation:
-    """The weights of a norm, in float32 or better: LayerNorm has a bias, RMSNorm has none and does not centre."""
+    """The weights of a norm, in float32 or better. LayerNorm centres and has a bias; RMSNorm does neither."""
     epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
     centred = isinstance(norm, nn.LayerNorm) or getattr(norm, "bias", None) is not None
     bias = getattr(norm, "bias", None)
@@ -251,7 +251,7 @@ def normalisation(norm: Any) -> Normalisation:
 
 
 def embeddings_of(model: Any) -> nn.Embedding:
-    """The embedding of the tokens that a model, or one of its stacks, reads."""
+    """The token embedding of a model, or of one of its stacks."""
     embeddings = model.get_input_embeddings()
     assert isinstance(embeddings, nn.Embedding)
     return embeddings
@@ -262,7 +262,7 @@ def _part(layer: nn.Module, path: str | None) -> Any:
 
 
 def _matrix(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of a projection. GPT-2's Conv1D keeps its weight that way, Linear transposed."""
+    """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
     weight, bias = projection.weight, projection.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
@@ -271,7 +271,7 @@ def _matrix(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def _by_head(projection: nn.Module, heads: int, fused: Fusion | None, part: int) -> tuple[Tensor, Tensor]:
-    """Weight (head, model, head_dim) and bias (head, head_dim; zero where there is none) of W_Q, W_K or W_V."""
+    """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V."""
     weight, bias = _matrix(projection)
     bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
     match fused:
@@ -285,5 +285,5 @@ def _by_head(projection: nn.Module, heads: int, fused: Fusion | None, part: int)
 
 
 def stacked_heads(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W + b of every head: (batch, token, model) to (batch, head, token, head_dim)."""
+    """x W + b for every head: (batch, token, model) to (batch, head, token, head_dim)."""
     return torch.einsum("bkm,hmd->bhkd", vectors, weight) + bias[:, None]

@@ -1,8 +1,8 @@
 """Runs a model and hands out its attention blocks, one layer at a time.
 
-Four points are watched: the attention function, which is replaced through transformers' registry; the output projection
-W_O; the block's norm, whose parameters are read; and the hidden vectors: what enters a layer, and what leaves the last. A
-block is handed out the moment its output projection has run and is forgotten when the visitor returns, so memory grows with
+The observer uses four points: the attention function, which it replaces through transformers' registry; the output projection
+W_O; the block's norm, whose parameters it reads; and the hidden vectors, that is, the input of each layer and the output of the
+last. A block is handed out as soon as its output projection has run and released when the visitor returns, so memory grows with
 neither depth nor corpus.
 """
 
@@ -28,31 +28,31 @@ HiddenVisitor = Callable[[int, Tensor], None]
 
 
 class Replacement(NamedTuple):
-    """What stands in some dimensions of the residual stream, in the place of what the model computed."""
+    """New values for some dimensions of the residual stream."""
 
     dimensions: Tensor
     values: Tensor
 
 
 class StopForward(Exception):
-    """Ends a forward pass once nothing more of it is wanted."""
+    """Ends a forward pass when the rest of it is not needed."""
 
 
 class Observer:
-    """Shows the blocks of a model to a visitor.
+    """Calls a visitor with each attention block of a model.
 
-    Use as a context manager: inside, the model runs our attention function; on leaving, the model is as it was.
+    Use it as a context manager: inside, the model runs our attention function; on exit, the model is restored.
 
     Args:
         model: A base model in evaluation mode.
-        layout: Where its family keeps the parts of a block.
-        layers: Numbers of the layers whose blocks are shown, from 1. None shows all.
-        hidden: Numbers of the layers whose hidden vectors are shown, from 0, the embedding output.
+        layout: The layout of its family.
+        layers: Layers whose blocks are visited, from 1; None for all.
+        hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
 
-    The forward pass ends after the last of what is shown.
+    The forward pass ends after the last block or hidden vectors to visit.
 
     Raises:
-        AttributeError: If the model lacks a part that the layout names.
+        AttributeError: If the model lacks a module that the layout names.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Observer:
             for modules in self._layers
             if modules.layer in self._wanted
         }
-        """Weights of the blocks that are shown, by layer."""
+        """Weights of the blocks to visit, by layer."""
         self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
-        """Weights of the norms whose outputs are hidden vectors, by layer from 0."""
-        # The hidden vectors of a layer come after its block, and before the next one.
+        """Weights of the norms that output hidden vectors, by layer from 0."""
+        # The hidden vectors of a layer come after its block and before the next block.
         self._end = max([*((layer, 0) for layer in self._wanted), *((layer, 1) for layer in hidden)])
         self._exit = contextlib.ExitStack()
         # The state of the current forward pass.
@@ -95,7 +95,7 @@ class Observer:
     def __enter__(self) -> "Observer":
         if id(self._model) in _observed:
             raise RuntimeError(
-                "this model is being observed already: finish or close the other loop over its blocks first"
+                "this model is already being observed; finish or close the other loop over its blocks first"
             )
         _observed.add(id(self._model))
         self._exit.callback(_observed.discard, id(self._model))
@@ -113,7 +113,7 @@ class Observer:
     def _hooks(self) -> Iterator[RemovableHandle]:
         for rotation in length_dependent_rotations(self._model):
             yield rotate_each_alone(rotation, lambda: self._token_mask)
-        # Layers that share their modules share the hooks as well: which layer it is follows from the order of entry.
+        # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.whole): modules for modules in self._layers}.values():
             yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)
             yield modules.whole.register_forward_hook(self._leave)
@@ -137,18 +137,18 @@ class Observer:
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
     ) -> Any:
-        """One forward pass, whose blocks are shown to `visit` in order.
+        """Run one forward pass and call `visit` with its blocks, in order.
 
         Args:
-            inputs: The model's keyword arguments, `input_ids` and `attention_mask` at least.
+            inputs: Keyword arguments of the model, at least `input_ids` and `attention_mask`.
             visit: Called with each block, under `torch.inference_mode`.
-            visit_hidden: Called with the number of a layer and its hidden vectors, where those were asked for.
-            replacements: What stands in some dimensions of the vectors that enter a layer, for the block and the residual
-                connection alike, by layer.
-            whole: A model that has the observed one inside, which is run to its end in its place.
+            visit_hidden: Called with the layer's number and hidden vectors, for each layer in `hidden`.
+            replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
+                both read them.
+            whole: A model that contains the observed one; it is run instead, to its end.
 
         Returns:
-            What `whole` returns, or None.
+            The output of `whole`; None without it.
         """
         self._token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
         self._key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else self._token_mask
@@ -172,8 +172,8 @@ class Observer:
         missing = self._wanted - self._shown
         if missing:
             raise RuntimeError(
-                f"the forward pass did not show all parts of layers {sorted(missing)}: are the layout's `attention` and "
-                "`registry` right?"
+                f"the forward pass skipped parts of layers {sorted(missing)}; check the layout's `attention` and "
+                "`registry`"
             )
         return output
 
@@ -186,7 +186,7 @@ class Observer:
         mask: Mask | None,
         scale: float,
     ) -> Tensor | None:
-        """Attention for a layer that is shown, or None for any other module."""
+        """Attention of a layer whose block is visited; None for any other module."""
         parts = self._parts
         if parts is None or parts.modules.attention is not module or parts.modules.layer not in self._wanted:
             return None
@@ -201,7 +201,7 @@ class Observer:
             return None
         modules = self._layers[self._passed]
         if modules.whole is not module:
-            raise RuntimeError(f"layer {modules.layer} was not passed in its turn")
+            raise RuntimeError(f"layer {modules.layer} ran out of order")
         self._passed += 1
         vectors = args[0] if args else kwargs["hidden_states"]
         self._show_hidden(modules.layer - 1, vectors)
@@ -223,7 +223,7 @@ class Observer:
             self._parts.inputs = args[0] if args else kwargs["hidden_states"]
 
     def _take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        # DeBERTa-v2 sends its positions through the same projection, after the tokens.
+        # DeBERTa-v2 projects its positions with the same module, after the tokens.
         if self._parts is not None and self._parts.attention_inputs is None:
             self._parts.attention_inputs = args[0]
 
@@ -255,7 +255,7 @@ class Observer:
             raise StopForward
 
     def _show(self) -> None:
-        """Show the block once all of its parts are there."""
+        """Visit the block once all of its parts are captured."""
         parts = self._parts
         assert parts is not None
         if parts.modules.layer not in self._wanted:
@@ -271,5 +271,5 @@ class Observer:
         self._stop_after((parts.modules.layer, 0))
 
 
-# Models that are being observed; their hooks would be called twice.
+# Models under observation: a second observer's hooks would interfere with the first's.
 _observed: set[int] = set()
