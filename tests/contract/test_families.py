@@ -293,5 +293,5 @@ def test_a_block_that_is_never_shown_is_no_proof():
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
     with pytest.raises(RuntimeError, match="skipped parts of layers"):
         verify(model, dataclasses.replace(layout_of("llama"), registry=False, score_terms="attention_mask"), "llama")
-    with pytest.raises(RuntimeError, match=r"layer 1: nothing gave its query"):
+    with pytest.raises(RuntimeError, match=r"layer 1: query was not captured"):
         verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotary=False), "llama")

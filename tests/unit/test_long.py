@@ -17,7 +17,7 @@ TOKENS = 4096
 @pytest.fixture
 def parts(monkeypatch):
     """Everything is long, and goes by four queries at a time."""
-    monkeypatch.setitem(blocks.LONG, "cpu", 0)
+    monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 0)
     for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 4)
 
@@ -75,7 +75,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The largest tensor of a pass, all analyses together, is smaller than a mask of one byte a pair."""
     for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 32)
-    monkeypatch.setitem(blocks.LONG, "cpu", 2**18)
+    monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 2**18)
 
     class Largest(TorchDispatchMode):
         size = 0
@@ -114,7 +114,7 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
     ]
     metrics = {}
     for limit in (2**26, 0):
-        monkeypatch.setitem(blocks.LONG, "cpu", limit)
+        monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", limit)
         sampled = "null" if limit else "6"
         folder = f"output_dir={tmp_path / str(limit)}"
         outcome = run_here(capsys, monkeypatch, *given, f"analysis.norms.sampled_queries={sampled}", folder)

@@ -1,4 +1,4 @@
-"""What one attention block is made of, and what it did on one batch."""
+"""One attention block: its weights, and its activations on one batch."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,48 +17,48 @@ from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
 
-LONG = {"cpu": 2**22}
-"""Weights that are built at once, by device: on a CPU as many as stay near it (16 MiB; more is slower, measured)."""
+WEIGHTS_AT_ONCE = {"cpu": 2**22}
+"""Entries of α to materialise at once, by device. 2²² float32 weights (16 MiB) were fastest on a CPU, because of its cache."""
 
-LONG_ELSEWHERE = 2**27
-"""The same on accelerators, which want work in large pieces."""
+WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
+"""The same on other devices, which need large pieces of work to be busy."""
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """A tensor in float32 or better: a model may run in half precision, what is measured of it may not."""
+    """A tensor in float32 or better: models may run in half precision, measurements may not."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockParameters:
-    """The weights of one block, head by head, whatever way its family stores them; in float32 or better."""
+    """The weights of one block by head, however its family stores them; in float32 or better."""
 
     query_weight: Float[Tensor, "head model head_dim"]
     """W_Q."""
     query_bias: Float[Tensor, "head head_dim"]
-    """b_Q; zero where there is none."""
+    """b_Q; zero if absent."""
     key_weight: Float[Tensor, "head model head_dim"]
     """W_K."""
     key_bias: Float[Tensor, "head head_dim"]
-    """b_K; zero where there is none."""
+    """b_K; zero if absent."""
     value_weight: Float[Tensor, "head model head_dim"]
     """W_V."""
     value_bias: Float[Tensor, "head head_dim"]
-    """b_V; zero where there is none."""
+    """b_V; zero if absent."""
     output_weight: Float[Tensor, "head head_dim model"]
     """W_O."""
     output_bias: Float[Tensor, " model"] | None
     """b_O."""
     normalisation: Normalisation | None
-    """The norm after the residual connection, or of the attention output; None where the block has none of these."""
+    """The norm after the residual connection or of the attention output; None if the block has neither."""
     norm_position: NormPosition
-    """Where it stands."""
+    """Its position."""
     key_normalisation: Normalisation | None
-    """A norm of the keys, over one head or over all; None where there is none."""
+    """The norm of the keys, of each head or of all heads together; None if the family has none."""
 
     @cached_property
     def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:
-        """What turns the norm of v W_O into the norm of a vector as small as a head."""
+        """A factor L of W_O with ‖v W_O‖ = ‖v L‖ for every v; see `maths.norms.norm_factors`."""
         return norm_factors(self.output_weight)
 
 
@@ -66,39 +66,39 @@ class BlockParameters:
 class AttentionBlock:
     """One block of one layer: attention, the residual connection and the normalisation that belongs to it.
 
-    It lives while its layer is being visited and must not be kept: it holds the layer's activations. Everything below
-    the fields is derived from them on first use, once, and shared by the analyses.
+    It holds the layer's activations, so do not keep it after the visit. Everything that is not a field is computed from the
+    fields on first use, once, and shared by the analyses.
     """
 
     layer: int
     """Counted from 1."""
     inputs: Float[Tensor, "batch query model"]
-    """x_i: the block's input, which the residual connection carries past attention."""
+    """x_i: the block's input, which the residual connection adds to the attention output."""
     attention_inputs: Float[Tensor, "batch key model"]
-    """What enters W_Q, W_K and W_V: the block's input, or its norm."""
+    """The input of W_K and W_V (and of W_Q in self-attention): the block's input, or its norm."""
     query: Float[Tensor, "batch head query head_dim"]
     key: Float[Tensor, "batch head key head_dim"]
     value: Float[Tensor, "batch head key head_dim"]
     """v = x W_V + b_V."""
     mask: Mask | None
-    """Which keys a query sees, and what position adds to the scores; None where everything is visible."""
+    """The keys visible to each query, and position biases on the scores; None if everything is visible."""
     scale: float
     """Factor on q·k before the softmax."""
     log_normaliser: Float[Tensor, "batch head query"] | None
-    """log Σ_j exp(scale·q_i·k_j); None with `own_weights`."""
+    """ℓ_i = log Σ_j exp(scale·q_i·k_j); None with `own_weights`."""
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     parameters: BlockParameters
     token_mask: Bool[Tensor, "batch query"]
-    """True at tokens, False at padding. Rows of padding hold meaningless finite numbers everywhere."""
+    """True at tokens, False at padding. Rows of padding hold meaningless but finite numbers in every tensor."""
     key_mask: Bool[Tensor, "batch key"]
     """The same for the keys."""
     is_cross_attention: bool
-    """Whether the keys are another sequence than the queries, so that no key is the token itself."""
+    """Whether keys and queries come from different sequences, so that no key is the token itself."""
     key_map: KeyMap
-    """What position and norm make of the keys."""
+    """The map from x W_K + b_K to the keys: their norm and rotation."""
     own_weights: Float[Tensor, "batch head query key"] | None = None
-    """α as the model's own module gave it, where attention is more than a softmax of q·k."""
+    """α as the model's attention module returned it, if query and key alone do not determine it; else None."""
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch head query key"]:
@@ -122,29 +122,29 @@ class AttentionBlock:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """The norm after the residual connection, or of the attention output, where there is one."""
+        """The norm after the residual connection or of the attention output; None if the block has neither."""
         return self.parameters.normalisation
 
     @property
     def norm_position(self) -> NormPosition:
-        """Where the block's norm stands."""
+        """The position of the block's norm."""
         return self.parameters.norm_position
 
     @property
     def everything_visible(self) -> bool:
-        """Whether every token sees every token, padding aside."""
+        """Whether every query sees every key, padding aside."""
         return self.mask is None or self.mask.everything_visible
 
     @property
     def queries_at_once(self) -> int:
-        """Queries, of all sequences together, whose weights are built at once: the others go by parts."""
-        at_once = LONG.get(self.inputs.device.type, LONG_ELSEWHERE)
+        """The number of queries, over all sequences, whose weights may be materialised at once."""
+        at_once = WEIGHTS_AT_ONCE.get(self.inputs.device.type, WEIGHTS_AT_ONCE_ON_ACCELERATORS)
         return max(1, at_once // (self.query.shape[1] * self.key.shape[2]))
 
     def visible(
         self, queries: slice | Int[Tensor, " chosen"] = slice(None), sequences: slice = slice(None)
     ) -> Bool[Tensor, "some #head chosen key"]:
-        """Which keys some queries see (all, by default), in some sequences; padding sees none."""
+        """The keys visible to some queries of some sequences (by default to all); none to padding."""
         indices = [torch.arange(n, device=self.inputs.device) for n in self._lengths]
         token_mask = self.token_mask[sequences][:, None, queries, None]
         seen = None if self.mask is None else self.mask.visible(indices[1][queries], indices[2], indices[0][sequences])
@@ -160,12 +160,12 @@ class AttentionBlock:
     def visible_keys(
         self, row: int, queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
     ) -> Int[Tensor, " pair"]:
-        """The keys at some places among those that queries of one sequence see.
+        """The n-th visible key of queries in one sequence.
 
         Args:
-            row: The sequence.
-            queries: A query for each pair.
-            ranks: From 0 to below the query's `visible_counts`.
+            row: Index of the sequence.
+            queries: The query of each pair.
+            ranks: n for each pair, from 0 to below the query's `visible_counts`.
         """
         device, mask = self.key_mask.device, self.mask or Mask()
         keys = mask.visible_keys(row, queries.to(device), ranks.to(device), self.key_mask[row])
@@ -174,7 +174,7 @@ class AttentionBlock:
     def weights_of(
         self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None)
     ) -> Float[Tensor, "some head chosen key"]:
-        """Rows of α, those of some queries, in some sequences, without building the others."""
+        """Rows of α: the weights of some queries of some sequences, without materialising the others."""
         if self.own_weights is not None:
             return self.own_weights[sequences][:, :, queries]
         query, key = self.query[sequences][:, :, queries], self.key[sequences]
@@ -201,7 +201,7 @@ class AttentionBlock:
 
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
-        """Σ_i α_ij over the real queries: all the weight that falls on each key; zero at padding."""
+        """Σ_i α_ij over the queries that are tokens: the total weight that each key receives; zero at padding."""
         if self.own_weights is not None or "weights" in self.__dict__:
             return (self.token_mask.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
         assert self.log_normaliser is not None
@@ -217,7 +217,7 @@ class AttentionBlock:
 
     @cached_property
     def self_weights(self) -> Float[Tensor, "batch head query"]:
-        """α_ii, what each token gives to itself, without building `weights`."""
+        """α_ii, the weight of each token on itself, without materialising `weights`."""
         if self.is_cross_attention:
             return torch.zeros_like(self.query[..., 0])
         if self.own_weights is not None:
@@ -229,7 +229,7 @@ class AttentionBlock:
 
     @cached_property
     def preserving(self) -> Float[Tensor, "batch query model"]:
-        """F_ii, what each token takes from itself through attention; zero where no key is the token itself."""
+        """F_ii, what each token takes from itself through attention; zero in cross-attention."""
         if self.is_cross_attention:
             return torch.zeros_like(self.attention_output)
         return preserving_vectors(self.self_weights, self.value, self.parameters.output_weight)
@@ -253,7 +253,7 @@ class AttentionBlock:
 
     @cached_property
     def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch query"]]:
-        """r_i of every token, by each method that is defined for the block."""
+        """r_i of every token by method, for the methods that are defined for the block."""
         ratios = mixing_ratios(self.self_weights, self.composition)
         return {
             method: r
@@ -264,7 +264,7 @@ class AttentionBlock:
     def pair_maps(self) -> dict[Method, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.
 
-        Built in strips of queries, so the weights of single heads never exist for all pairs at once.
+        The weights of single heads are materialised in strips of queries, never for all pairs at once.
         """
         means: list[Tensor] = []
 
@@ -285,23 +285,23 @@ class AttentionBlock:
     def weight_of_groups(
         self, members: Bool[Tensor, "group batch key"], without: Sequence[int] = ()
     ) -> Float[Tensor, "batch head query group"]:
-        """Σ_{j∈group} α_ij, with the part of some dimensions taken out of the scores where that is asked for.
+        """Σ_{j∈group} α_ij, optionally with scores that ignore some dimensions of the keys' inputs.
 
-        scores − scale·Σ_j C_j: the same queries over keys from which x_j W_K[j] is taken away.
+        Subtracting Σ_{d∈without} x_d W_K[d] from every key removes exactly these dimensions' part of the scores.
         """
-        taken = (
+        removed = (
             self.key_map(part_of_keys(self.attention_inputs, self.parameters.key_weight, without)) if without else None
         )
         if self.own_weights is None:
-            key = self.key if taken is None else self.key - taken
+            key = self.key if removed is None else self.key - removed
             return attention_maths.attention_by_group(self.query, key, members, self.mask, self.scale)
         weights = self.own_weights
-        if taken is not None:
-            # exp(score − difference) / Σ, with scores that are only known through their softmax.
-            difference = self.scale * self.query @ taken.transpose(-1, -2)
+        if removed is not None:
+            # exp(score − difference) / Σ: log α is the score up to a constant per query, which cancels.
+            difference = self.scale * self.query @ removed.transpose(-1, -2)
             weights = (weights.log() - difference).softmax(dim=-1)
         return torch.einsum("bhqk,gbk->bhqg", weights, members.to(weights.dtype))
 
     def transformed(self) -> Float[Tensor, "batch head key model"]:
-        """f^h(x_j) of every head, explicitly. As large as `head` times the activations: for looking, not for corpora."""
+        """f^h(x_j) of every head, explicitly: `head` times the size of the activations, so not for whole corpora."""
         return torch.einsum("bhkd,hdm->bhkm", self.value, self.parameters.output_weight)

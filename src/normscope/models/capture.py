@@ -1,4 +1,4 @@
-"""What is gathered of a layer while the forward pass goes through it, and the block that it makes."""
+"""The tensors captured from one layer during a forward pass, and the block built from them."""
 
 import dataclasses
 
@@ -13,11 +13,11 @@ from normscope.models.layout import BlockModules, stacked_heads
 
 @dataclasses.dataclass
 class LayerCapture:
-    """What has been gathered of the layer that the forward pass is in."""
+    """The tensors captured so far from the layer that is running."""
 
     modules: BlockModules
     extra_terms: int
-    """Terms that the score has beside q·k, where the module keeps them to itself."""
+    """Number of terms of the score besides q·k, if attention does not go through the registry."""
     inputs: Tensor | None = None
     attention_inputs: Tensor | None = None
     query: Tensor | None = None
@@ -32,12 +32,16 @@ class LayerCapture:
     attention_output: Tensor | None = None
 
     def block(self, parameters: BlockParameters, token_mask: Tensor, key_mask: Tensor) -> AttentionBlock:
-        """The block, once every part is there."""
+        """Build the block, once every part is captured.
+
+        Raises:
+            RuntimeError: If a part is missing.
+        """
         inputs, attention_inputs, output = (
-            full_precision(self._there(part)) for part in ("inputs", "attention_inputs", "attention_output")
+            full_precision(self._captured(part)) for part in ("inputs", "attention_inputs", "attention_output")
         )
         if self.own_weights is not None:
-            # The module keeps its queries, keys and values to itself.
+            # The module does not expose its queries, keys and values.
             self.query, self.key, self.value = (
                 stacked_heads(attention_inputs, weight, bias)
                 for weight, bias in (
@@ -52,9 +56,9 @@ class LayerCapture:
             layer=self.modules.layer,
             inputs=inputs,
             attention_inputs=attention_inputs,
-            query=full_precision(self._there("query")),
-            key=full_precision(self._there("key")),
-            value=full_precision(self._there("value")),
+            query=full_precision(self._captured("query")),
+            key=full_precision(self._captured("key")),
+            value=full_precision(self._captured("value")),
             mask=self.mask,
             scale=self.scale,
             log_normaliser=self.log_normaliser,
@@ -72,16 +76,16 @@ class LayerCapture:
         norm = parameters.key_normalisation
         if norm is None:
             return KeyMap(cosine, sine)
-        key = full_precision(self._there("unnormed_key"))
-        factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over a head, or over all heads
+        key = full_precision(self._captured("unnormed_key"))
+        factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
         return KeyMap(cosine, sine, repeat_heads(factors, heads))
 
-    def _there(self, part: str) -> Tensor:
+    def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)
         if tensor is None:
             raise RuntimeError(
-                f"layer {self.modules.layer}: nothing gave its {part}; are the layout's paths right, and `registry`?"
+                f"layer {self.modules.layer}: {part} was not captured; check the layout's paths and `registry`"
             )
         return tensor
