@@ -283,9 +283,9 @@ def test_decoders_that_read_a_source(model_type, stack):
 
 def test_a_layout_that_nothing_could_prove_is_refused():
     layout = layout_of("llama")
-    with pytest.raises(ValueError, match="needs what reads its sum"):
+    with pytest.raises(ValueError, match="needs `sum_consumer`"):
         dataclasses.replace(layout, sum_consumer=None)
-    with pytest.raises(ValueError, match="needs its `norm`"):
+    with pytest.raises(ValueError, match="needs `norm`"):
         dataclasses.replace(layout, norm_position="branch")
 
 

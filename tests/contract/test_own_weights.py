@@ -114,5 +114,5 @@ def test_the_attention_module_is_left_as_it_was(family):
 
 
 def test_a_layout_whose_scores_nothing_proves_is_refused():
-    with pytest.raises(ValueError, match="`score_terms` must say"):
+    with pytest.raises(ValueError, match="`score_terms` is needed"):
         dataclasses.replace(layout_of("mpnet"), score_terms=None)
