@@ -54,8 +54,10 @@ AXES = (Axis(-20, 4, 5), Axis(-4, 4, 6))
 def _feed_pairs(accumulator: RankCorrelation, values: torch.Tensor) -> None:
     group = (values[1] > 0).long() - (values[0] <= -1).long() * 2
     for layer in (0, 1):
-        first = values.exp().transpose(0, 1)[:, :, :, None].expand(-1, -1, -1, values.shape[2])
-        accumulator.update(layer, first.transpose(-1, -2), values.exp().transpose(0, 1), group.clamp(min=-1))
+        second = values.exp().transpose(0, 1)
+        # Unlike the second, and on a grid of its own: a state that mixes up the two is another state.
+        first = second[:, :, :, None] / second[:, :, None]
+        accumulator.update(layer, first, second, group.clamp(min=-1))
 
 
 def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:

@@ -1,15 +1,16 @@
 """Plant errors, one at a time, and print the share that the tests notice: `make mutants ARGS="--seed 1"`."""
 
 import argparse
+import collections
 import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from tests.mutation.covering import ROOT, SOURCE, Covering, covering_tests
-from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.running import Outcome, Trial, run_trials
+from tests.mutation.covering import ROOT, SOURCE, covering_tests
+from tests.mutation.forks import Result
+from tests.mutation.mutants import mutants_of
+from tests.mutation.trials import Trial, run_trials
 
 EXPECTED = 0.9
 """The share that the tests should notice."""
@@ -21,52 +22,45 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn (default: 0)")
     parser.add_argument("--mutants", type=int, default=400, help="how many (default: 400)")
     parser.add_argument("--processes", type=int, default=2, help="how many run at a time (default: 2)")
-    parser.add_argument("--packages", nargs="+", default=["maths", "statistics", "analyses"], help="of src/normscope")
+    packages = ["maths", "statistics", "analyses", "alignment"]
+    parser.add_argument("--packages", nargs="+", default=packages, help="of src/normscope")
     parser.add_argument("--cache", type=Path, default=ROOT / ".mutation.json", help="keeps which tests cover what")
     given = parser.parse_args()
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        covering = covering_tests(given.cache, given.processes, Path(folder))
+    covering = covering_tests(given.cache)
     files = sorted(path for package in given.packages for path in (SOURCE / package).rglob("*.py"))
     every = [mutant for path in files for mutant in mutants_of(path.relative_to(ROOT), path.read_text())]
     drawn = random.Random(given.seed).sample(every, min(given.mutants, len(every)))
     print(f"{len(drawn)} of {len(every)} mutants, seed {given.seed}", flush=True)
-    trials = [trial_of(mutant, covering) for mutant in drawn]
-    outcomes, checks = run_trials([trial for trial in trials if trial.tests], given.processes, _print)
-    survivors = [outcome.trial.mutant for outcome in outcomes if not outcome.killed]
+    trials = [Trial.of(mutant, covering) for mutant in drawn]
+    results, failing = run_trials([trial for trial in trials if trial.tests], given.processes, _print)
+
+    missed = [result.key.mutant for result in results if not result.answer]
     uncovered = [trial.mutant for trial in trials if not trial.tests]
-    share = 1 - (len(survivors) + len(uncovered)) / len(drawn)
-    print(
-        "\nsurvivors:\n" + "\n".join(map(str, survivors)) + "\n\ncovered by no test:\n" + "\n".join(map(str, uncovered))
-    )
-    print(f"\nkilled: {share:.1%} of {len(drawn)} in {(time.monotonic() - started) / 60:.0f} minutes")
-    unsound = [check.trial.tests for check in checks if check.killed]
-    if unsound:
-        print(f"these tests fail alone with nothing planted, so what they killed does not count: {unsound}")
-    return int(share < EXPECTED or bool(unsound))
+    for title, mutants in (("survived", missed), ("covered by no test", uncovered)):
+        print(f"\n{title}: {len(mutants)}", *mutants, sep="\n")
+    share = _print_shares([str(mutant.path) for mutant in drawn], [str(one.path) for one in missed + uncovered if one])
+    print(f"{(time.monotonic() - started) / 60:.0f} minutes")
+    if failing:
+        print(f"these tests fail alone with nothing planted, so what they killed does not count: {failing}")
+    return int(share < EXPECTED or bool(failing))
 
 
-def trial_of(mutant: Mutant, covering: Covering) -> Trial:
-    """A mutant and the tests that run its lines; what runs at import is covered by all that run anything of its file."""
-    found = {}
-    for test, facts in covering.items():
-        lines = facts["lines"].get(str(mutant.path), [])
-        if any(line in mutant.lines for line in lines) or (mutant.scope is None and lines):
-            found[test] = facts["duration"]
-    if not found and mutant.scope is not None:
-        found = {
-            test: facts["duration"]
-            for test, facts in covering.items()
-            if any(line in mutant.statement for line in facts["lines"].get(str(mutant.path), []))
-        }
-    quickest = sorted(found, key=lambda test: (found[test], test))
-    return Trial(mutant, tuple(quickest), 60 + 5 * sum(found.values()))
+def _print(result: Result[Trial]) -> None:
+    word = f"killed by {result.answer}" if result.answer else "SURVIVED"
+    print(f"{result.seconds:6.1f} s {word}: {result.key.mutant}", flush=True)
 
 
-def _print(outcome: Outcome) -> None:
-    word = f"killed by {outcome.by or 'time or memory'}" if outcome.killed else "SURVIVED"
-    print(f"{outcome.seconds:6.1f} s {word}: {outcome.trial.mutant}", flush=True)
+def _print_shares(drawn: list[str], alive: list[str]) -> float:
+    """Print the share that was killed, by package and of all; returns the latter."""
+    package = len(SOURCE.relative_to(ROOT).parts)
+    of_package, left = (collections.Counter(path.split("/")[package] for path in paths) for paths in (drawn, alive))
+    print()
+    for name, count in (*sorted(of_package.items()), ("all", len(drawn))):
+        killed = count - (len(alive) if name == "all" else left[name])
+        print(f"{name}: {killed} of {count} killed, {killed / count:.1%}")
+    return 1 - len(alive) / len(drawn)
 
 
 if __name__ == "__main__":

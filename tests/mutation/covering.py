@@ -1,15 +1,9 @@
-"""Which tests run which lines, measured once for each file of tests and kept until the file or the source changes.
-
-The module is a plugin of pytest as well: it notes the lines that each test runs, and those that fixtures of a wider scope run
-for all tests which use them.
-"""
+"""Which tests run which lines, measured once for each file of tests and kept until that file or anything else changes."""
 
 import collections
 import hashlib
 import json
-import os
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,41 +11,45 @@ from typing import Any
 import coverage
 import pytest
 
+from tests.mutation.forks import Job, run_jobs
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "normscope"
-_REPORTS = "NORMSCOPE_COVERAGE_REPORTS"
-"""Environment variable: the folder in which every process of pytest leaves its report."""
+OPTIONS = ["-o", "addopts=", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir", str(ROOT)]
+"""Of pytest, in place of those that the project sets."""
+
+FOLDERS = ("unit", "oracles", "property", "contract")
+"""Quick tests. Those that run the whole program from its command line take too long to run once per error."""
+_OTHERS = {"test_configs", "test_imports", "test_plug_ins", "test_mutation"}
+"""Files in these folders that read the source or start programs."""
 
 Covering = dict[str, dict[str, Any]]
 """By test: its `duration` in seconds and its `lines` by file."""
 
 
-def covering_tests(cache: Path, processes: int, folder: Path) -> Covering:
-    """Durations and lines of every test that is not slow.
+def covering_tests(cache: Path) -> Covering:
+    """Durations and lines of every quick test that passes with nothing planted.
 
     Args:
         cache: A file that keeps what was measured.
-        processes: How many tests run at a time.
-        folder: For temporary files.
 
     Raises:
-        RuntimeError: If a test fails.
+        RuntimeError: If pytest does not come to its end.
     """
     kept = json.loads(cache.read_text()) if cache.exists() else {}
-    keys = {str(path.relative_to(ROOT)): key for path, key in _keys()}
+    keys = dict(_keys())
     stale = [path for path, key in keys.items() if kept.get(path, {}).get("key") != key]
     if stale:
         print(f"measuring what {len(stale)} files of tests cover", flush=True)
-        measured = _measured(stale, processes, folder)
         kept = {path: kept[path] for path in keys if path not in stale}
         kept |= {path: {"key": keys[path], "tests": {}} for path in stale}
-        for test, facts in measured.items():
+        for test, facts in _measured(stale).items():
             kept[test.split("::")[0]]["tests"][test] = facts
         cache.write_text(json.dumps(kept))
     return {test: facts for path in kept.values() for test, facts in path["tests"].items()}
 
 
-def _keys() -> Iterator[tuple[Path, str]]:
+def _keys() -> Iterator[tuple[str, str]]:
     shared = hashlib.sha256()
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     for folder in (SOURCE, ROOT / "tests", ROOT / "benchmarks", ROOT / "conf"):
@@ -59,41 +57,35 @@ def _keys() -> Iterator[tuple[Path, str]]:
             if "mutation" not in path.parts:
                 shared.update(path.read_bytes())
     for path in tests:
-        own = shared.copy()
-        own.update(path.read_bytes())
-        yield path, own.hexdigest()
+        if path.parent.name in FOLDERS and path.stem not in _OTHERS:
+            own = shared.copy()
+            own.update(path.read_bytes())
+            yield str(path.relative_to(ROOT)), own.hexdigest()
 
 
-def _measured(paths: list[str], processes: int, folder: Path) -> Covering:
-    plugin = ["-p", "tests.mutation.covering", "-n", str(processes), "-p", "no:randomly"]
-    environment = os.environ | {_REPORTS: str(folder), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    outcome = subprocess.run([sys.executable, "-m", "pytest", *plugin, *paths], cwd=ROOT, env=environment, check=False)
-    if outcome.returncode:
-        raise RuntimeError("the tests fail without any error planted")
-    lines: dict[str, dict[str, set[int]]] = collections.defaultdict(lambda: collections.defaultdict(set))
-    tests = {}
-    for report in map(json.loads, (path.read_text() for path in folder.glob("*.coverage.json"))):
-        tests |= report["tests"]
-        for context, by_file in report["lines"].items():
-            for file, numbers in by_file.items():
-                lines[context][file].update(numbers)
-    covering: Covering = {}
-    for test, facts in tests.items():
-        own: dict[str, set[int]] = collections.defaultdict(set)
-        for context in (test, *facts["fixtures"]):
-            for file, numbers in lines[context].items():
-                own[file] |= numbers
-        covering[test] = {"duration": facts["duration"], "lines": {file: sorted(own[file]) for file in sorted(own)}}
-    return covering
+def _measured(paths: list[str]) -> Covering:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "coverage.json"
+
+        def measure() -> str:
+            return str(pytest.main([*OPTIONS, *paths], plugins=[_Recorder(report)]))
+
+        (result,) = run_jobs([Job("coverage", measure, 3600)], quiet=False)
+        if not report.exists():
+            raise RuntimeError(f"pytest ended with {result.answer}")
+        covering: Covering = json.loads(report.read_text())
+        return covering
 
 
 class _Recorder:
-    """Notes the lines that run in each test and in each fixture."""
+    """A plugin of pytest that notes the lines which run in each test and in each fixture of a wider scope."""
 
     def __init__(self, report: Path) -> None:
         self._report = report
         self._coverage = coverage.Coverage(data_file=None, config_file=False, source=[str(SOURCE)])
-        self._tests: dict[str, dict[str, Any]] = {}
+        self._durations: dict[str, float] = collections.defaultdict(float)
+        self._failed: set[str] = set()
+        self._fixtures: dict[str, list[str]] = {}
         self._context = ""
         self._coverage.start()
 
@@ -101,8 +93,7 @@ class _Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
         indices = item.callspec.indices if hasattr(item, "callspec") else {}
-        fixtures = [_fixture(chosen[-1], indices.get(name)) for name, chosen in definitions.items()]
-        self._tests[item.nodeid] = {"duration": 0.0, "fixtures": fixtures}
+        self._fixtures[item.nodeid] = [_fixture(chosen[-1], indices.get(name)) for name, chosen in definitions.items()]
         self._switch(item.nodeid)
         result = yield
         self._switch("")
@@ -119,18 +110,29 @@ class _Recorder:
             self._switch(before)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.nodeid in self._tests:
-            self._tests[report.nodeid]["duration"] += report.duration
+        self._durations[report.nodeid] += report.duration
+        if report.failed:
+            self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         self._coverage.stop()
         data = self._coverage.get_data()
-        lines: dict[str, dict[str, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+        lines: dict[str, dict[str, set[int]]] = collections.defaultdict(lambda: collections.defaultdict(set))
         for file in data.measured_files():
             for line, contexts in data.contexts_by_lineno(file).items():
                 for context in contexts:
-                    lines[context][str(Path(file).relative_to(ROOT))].append(line)
-        self._report.write_text(json.dumps({"tests": self._tests, "lines": lines}))
+                    lines[context][str(Path(file).relative_to(ROOT))].add(line)
+        covering: Covering = {}
+        for test in self._fixtures.keys() - self._failed:
+            own: dict[str, set[int]] = collections.defaultdict(set)
+            for context in (test, *self._fixtures[test]):
+                for path, numbers in lines[context].items():
+                    own[path] |= numbers
+            covering[test] = {
+                "duration": self._durations[test],
+                "lines": {path: sorted(numbers) for path, numbers in own.items()},
+            }
+        self._report.write_text(json.dumps(covering))
 
     def _switch(self, context: str) -> None:
         self._context = context
@@ -141,10 +143,3 @@ def _fixture(definition: Any, index: int | None) -> str:
     """The name of what one value of a fixture runs."""
     index = index if definition.params is not None else None
     return f"{definition.baseid}::{definition.argname}[{index}]"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Record in the processes that run tests, not in the one that hands them out."""
-    folder = os.environ.get(_REPORTS)
-    if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
-        config.pluginmanager.register(_Recorder(Path(folder) / f"{os.getpid()}.coverage.json"))

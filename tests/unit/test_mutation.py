@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import trial_of
+from tests.mutation.trials import Trial
 from tests.mutation.mutants import mutants_of
 
 FILE = Path("src/normscope/maths/some.py")
@@ -87,7 +87,7 @@ def test_a_mutant_meets_the_tests_that_run_its_line_the_quickest_first():
         "other": {"duration": 0.1, "lines": {str(FILE): [5]}},
         "elsewhere": {"duration": 0.1, "lines": {"src/normscope/maths/other.py": [1, 3]}},
     }
-    tests = {mutant.after: trial_of(mutant, covering).tests for mutant in mutants_of(FILE, source)}
+    tests = {mutant.after: Trial.of(mutant, covering).tests for mutant in mutants_of(FILE, source)}
     assert tests["return a / b"] == ("quick", "slow")
     assert tests["return a * b"] == ("other", "quick")
     assert tests["ONE = a - b"] == ("other", "quick", "slow"), "what runs at import concerns whoever runs the file"

@@ -163,6 +163,41 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, masked):
         np.testing.assert_array_equal(found, expected[:, :, group])
 
 
+def test_a_histogram_counts_a_single_pair_and_takes_none():
+    histogram = PairHistogram(*AXES, 2)
+    histogram.add(torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1), 3.0), torch.ones(1, 1, dtype=torch.long), None)
+    for shape in ((1, 1, 0, 3), (0, 1, 2, 3), (1, 1, 2, 0)):  # no query, no sequence, no key
+        batch, heads, _, keys = shape
+        group = torch.zeros(batch, keys, dtype=torch.long)
+        histogram.add(torch.ones(shape), torch.full((batch, heads, keys), 30.0), group, None)
+    assert (histogram.low, histogram.counts.shape[1]) == (cell(AXES[1], 3.0), 1), "nothing is held for what is not there"
+    assert histogram.counts.nonzero().tolist() == [[cell(AXES[0], 0.5), 0, 1]]
+    assert histogram.counts.sum() == 1
+
+
+@pytest.mark.parametrize("saved", ["kept", "counted"])
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(saved):
+    """Kept pairs are saved, loaded and then counted with later ones, on grids that differ."""
+    generator = torch.Generator().manual_seed(2)
+    grids = Axis(-4, 2, 6), Axis(-1, 4, 3)
+    budget = 40 if saved == "kept" else 0
+    at_once, counted = RankCorrelation(1, 2, *grids, budget), RankCorrelation(1, 2, *grids, 0)
+    interrupted = RankCorrelation(1, 2, *grids, budget)
+    for batch in range(2):
+        first, second = torch.rand(2, 1, 5, 7, generator=generator), 9 * torch.rand(2, 1, 7, generator=generator)
+        group = torch.randint(-1, 2, (2, 7), generator=generator)
+        seen = torch.rand(2, 1, 5, 7, generator=generator) > 0.3
+        for correlation in (at_once, counted, interrupted):
+            correlation.update(0, first, second, group, seen)
+        assert ("first_0" in interrupted.state_dict()) == (saved == "kept" and batch == 0)
+        state = {name: tensor.clone() for name, tensor in interrupted.state_dict().items()}
+        interrupted = RankCorrelation(1, 2, *grids, budget)
+        interrupted.load_state_dict(state)
+    for correlation in (at_once, interrupted):
+        assert correlation.compute(union=True) == counted.compute(union=True)
+        assert torch.equal(correlation.state_dict()["counts_0"], counted.state_dict()["counts_0"])
+
+
 def test_ranks_are_those_of_scipy():
     values = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], dtype=F64)
     np.testing.assert_array_equal(midranks(values), scipy.stats.rankdata(values))
