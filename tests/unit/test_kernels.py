@@ -1,0 +1,99 @@
+"""Fused kernels: what is asked of one before it is used, and what the one for CUDA is given."""
+
+import pytest
+import torch
+
+from normscope.maths import kernels
+
+F64 = torch.float64
+SCALE = 0.3
+
+
+def explicit(query, key, value, mask, causal, scale):
+    scores = query.double() @ key.double().transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores + mask.double()
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    return (scores.softmax(-1) @ value.double()).to(query.dtype), scores.logsumexp(-1).to(query.dtype)
+
+
+WRONG = {
+    "output": lambda q, k, v, m, c, s: (explicit(q, k, v, m, c, s)[0] * 1.001, explicit(q, k, v, m, c, s)[1]),
+    "normaliser": lambda q, k, v, m, c, s: (explicit(q, k, v, m, c, s)[0], explicit(q, k, v, m, c, s)[1] + 1e-3),
+    "mask": lambda q, k, v, m, c, s: explicit(q, k, v, None, c, s),
+    "mask if causal": lambda q, k, v, m, c, s: explicit(q, k, v, None if c else m, c, s),
+    "causal": lambda q, k, v, m, c, s: explicit(q, k, v, m, False, s),
+    "causal if masked": lambda q, k, v, m, c, s: explicit(q, k, v, m, c and m is None, s),
+    "scale": lambda q, k, v, m, c, s: explicit(q, k, v, m, c, q.shape[-1] ** -0.5),
+    "shape": lambda q, k, v, m, c, s: tuple(part.unsqueeze(-1) for part in explicit(q, k, v, m, c, s)),
+}
+
+
+@pytest.fixture
+def kernel_of_cpu(monkeypatch):
+    def use(kernel):
+        kernels._is_right.cache_clear()
+        monkeypatch.setitem(kernels._KERNELS, "cpu", kernel)
+
+    yield use
+    kernels._is_right.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_kernel_is_trusted_if_everything_is_right(kernel_of_cpu, dtype):
+    heads = torch.zeros(1, 1, 1, 4, dtype=dtype)
+    kernel_of_cpu(explicit)
+    assert kernels.kernel_for(heads, heads) is explicit
+    assert kernels.kernel_for(heads, heads[..., :3]) is None, "values are as wide as queries"
+    kernel_of_cpu(kernels._cpu)
+    assert kernels.kernel_for(heads, heads) is kernels._cpu
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_kernel_is_not_trusted_if_anything_is_wrong(kernel_of_cpu, wrong):
+    heads = torch.zeros(1, 1, 1, 4, dtype=torch.float32)
+    kernel_of_cpu(WRONG[wrong])
+    assert kernels.kernel_for(heads, heads) is None
+
+
+def memory_efficient(query, key, value, bias, with_normaliser, dropout, causal, *, scale):
+    """torch's kernel: it wants heads and rows of a mask that begin at multiples of eight numbers, and pads its normaliser."""
+    assert with_normaliser is True
+    assert dropout == 0
+    for tensor in (query, key, value, *([] if bias is None else [bias])):
+        assert tensor.stride(-1) == 1
+        assert not any(stride % 8 for stride in tensor.stride()[:-1])
+    assert not any(tensor.shape[-1] % 8 for tensor in (query, key, value))
+    assert bias is None or bias.shape == (*query.shape[:3], key.shape[2])
+    output, normaliser = explicit(query, key, value, bias, causal, scale)
+    return output, torch.nn.functional.pad(normaliser, (0, 5), value=torch.nan), torch.zeros(()), torch.zeros(())
+
+
+@pytest.mark.parametrize("width", [8, 12])
+@pytest.mark.parametrize("masked", ["no mask", "keys", "keys of an even number", "pairs"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_of_cuda_is_given_aligned_heads_and_masks(monkeypatch, width, masked, causal):
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", memory_efficient)
+    keys = 48 if "even" in masked else 41
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, n, width, dtype=F64, generator=generator) for n in (37, keys, keys))
+    mask = None
+    if masked != "no mask":
+        mask = torch.randn(2, 1, 37 if masked == "pairs" else 1, keys, dtype=F64, generator=generator)
+    output, normaliser = kernels._cuda(query, key, value, mask, causal, SCALE)
+    for found, expected in zip((output, normaliser), explicit(query, key, value, mask, causal, SCALE), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_only_what_is_out_of_line_is_filled_up():
+    aligned = torch.randn(2, 3, 5, 16)
+    assert kernels._filled_up(aligned) is aligned
+    for unaligned in (torch.randn(2, 3, 5, 12), aligned[..., :8].transpose(-1, -2)[..., :3], torch.randn(2, 5, 20)[..., :8]):
+        filled = kernels._filled_up(unaligned)
+        width = unaligned.shape[-1]
+        assert filled.shape[:-1] == unaligned.shape[:-1]
+        assert filled.shape[-1] == -(-width // 8) * 8, "as few zeros as there must be"
+        assert torch.equal(filled[..., :width], unaligned)
+        assert not filled[..., width:].any()
+        assert filled.is_contiguous()
