@@ -15,7 +15,7 @@ from tests.mutation.forks import Job, run_jobs
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "normscope"
-OPTIONS = ["-o", "addopts=", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir", str(ROOT)]
+OPTIONS = [*"-o addopts= -p no:cacheprovider -p no:faulthandler -m".split(), "not slow", "--rootdir", str(ROOT)]
 """Of pytest, in place of those that the project sets."""
 
 FOLDERS = ("unit", "oracles", "property", "contract")

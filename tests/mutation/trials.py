@@ -86,7 +86,8 @@ def run_trials(
             results.append(result)
             report(result)
         killers = {result.answer: result.key.seconds for result in results if result.answer in result.key.tests}
-        failing.extend(one.key.tests[0] for one in run([Trial(None, (t,), s) for t, s in killers.items()], work) if one.answer)
+        alone = [Trial(None, (test,), seconds) for test, seconds in killers.items()]
+        failing.extend(result.key.tests[0] for result in run(alone, work) if result.answer)
 
     session = _Session(rest)
     files = sorted({test.split("::")[0] for trial in trials for test in trial.tests})

@@ -21,11 +21,11 @@ def explicit(query, key, value, mask, causal, scale):
 WRONG = {
     "output": lambda q, k, v, m, c, s: (explicit(q, k, v, m, c, s)[0] * 1.001, explicit(q, k, v, m, c, s)[1]),
     "normaliser": lambda q, k, v, m, c, s: (explicit(q, k, v, m, c, s)[0], explicit(q, k, v, m, c, s)[1] + 1e-3),
-    "mask": lambda q, k, v, m, c, s: explicit(q, k, v, None, c, s),
+    "mask": lambda q, k, v, _, c, s: explicit(q, k, v, None, c, s),
     "mask if causal": lambda q, k, v, m, c, s: explicit(q, k, v, None if c else m, c, s),
-    "causal": lambda q, k, v, m, c, s: explicit(q, k, v, m, False, s),
+    "causal": lambda q, k, v, m, _, s: explicit(q, k, v, m, False, s),
     "causal if masked": lambda q, k, v, m, c, s: explicit(q, k, v, m, c and m is None, s),
-    "scale": lambda q, k, v, m, c, s: explicit(q, k, v, m, c, q.shape[-1] ** -0.5),
+    "scale": lambda q, k, v, m, c, _: explicit(q, k, v, m, c, q.shape[-1] ** -0.5),
     "shape": lambda q, k, v, m, c, s: tuple(part.unsqueeze(-1) for part in explicit(q, k, v, m, c, s)),
 }
 
@@ -89,7 +89,11 @@ def test_the_kernel_of_cuda_is_given_aligned_heads_and_masks(monkeypatch, width,
 def test_only_what_is_out_of_line_is_filled_up():
     aligned = torch.randn(2, 3, 5, 16)
     assert kernels._filled_up(aligned) is aligned
-    for unaligned in (torch.randn(2, 3, 5, 12), aligned[..., :8].transpose(-1, -2)[..., :3], torch.randn(2, 5, 20)[..., :8]):
+    for unaligned in (
+        torch.randn(2, 3, 5, 12),
+        aligned[..., :8].transpose(-1, -2)[..., :3],
+        torch.randn(2, 5, 20)[..., :8],
+    ):
         filled = kernels._filled_up(unaligned)
         width = unaligned.shape[-1]
         assert filled.shape[:-1] == unaligned.shape[:-1]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.trials import Trial
 from tests.mutation.mutants import mutants_of
+from tests.mutation.trials import Trial
 
 FILE = Path("src/normscope/maths/some.py")
 

@@ -170,7 +170,9 @@ def test_a_histogram_counts_a_single_pair_and_takes_none():
         batch, heads, _, keys = shape
         group = torch.zeros(batch, keys, dtype=torch.long)
         histogram.add(torch.ones(shape), torch.full((batch, heads, keys), 30.0), group, None)
-    assert (histogram.low, histogram.counts.shape[1]) == (cell(AXES[1], 3.0), 1), "nothing is held for what is not there"
+    assert (histogram.low, histogram.counts.shape[1]) == (cell(AXES[1], 3.0), 1), (
+        "nothing is held for what is not there"
+    )
     assert histogram.counts.nonzero().tolist() == [[cell(AXES[0], 0.5), 0, 1]]
     assert histogram.counts.sum() == 1
 
