@@ -36,6 +36,11 @@ class Normalisation(NamedTuple):
         # The sum of centred parts is the centred sum, so parts of a vector may be scaled one by one.
         return self.centre(vectors) * self.weight
 
+    def normalised(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
+        """What the norm makes of vectors: LN(v), or RMSNorm(v)."""
+        normalised = self.scaled(vectors) / self.deviation(vectors).unsqueeze(-1)
+        return normalised if self.bias is None else normalised + self.bias
+
 
 def scaled_norm(vectors: Float[Tensor, "*batch model"], normalisation: Normalisation) -> Float[Tensor, "*batch"]:
     """‖γ ⊙ (v − mean(v))‖ with one temporary tensor, where `normalisation.scaled` would make two."""

@@ -8,6 +8,8 @@ from normscope.maths.attention import repeat_heads
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import BlockModules, stacked_heads
 
 
@@ -89,3 +91,33 @@ class LayerCapture:
                 f"layer {self.modules.layer}: {part} was not captured; check the layout's paths and `registry`"
             )
         return tensor
+
+
+@dataclasses.dataclass
+class FeedForwardCapture:
+    """The tensors captured so far from the feed-forward network of the layer that is running."""
+
+    modules: FeedForwardModules
+    attention: AttentionBlock | None = None
+    """The attention block of the same layer, kept until the model leaves the layer."""
+    inputs: Tensor | None = None
+    output: Tensor | None = None
+
+    def block(self) -> FeedForwardBlock:
+        """Build the block, once the model leaves the layer.
+
+        Raises:
+            RuntimeError: If a part is missing.
+        """
+        if self.attention is None or self.inputs is None or self.output is None:
+            raise RuntimeError(
+                f"layer {self.modules.layer}: its attention block or its feed-forward network was not captured; check the "
+                "layout's paths"
+            )
+        return FeedForwardBlock(
+            layer=self.modules.layer,
+            inputs=full_precision(self.inputs),
+            output=full_precision(self.output),
+            parameters=self.modules.parameters(),
+            attention=self.attention,
+        )

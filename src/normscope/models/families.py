@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from normscope.errors import InputError
-from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layout import BlockLayout, FeedForwardLayout, Stack
 
 _MODELS = "https://github.com/huggingface/transformers/blob/main/src/transformers/models"
 
@@ -12,6 +12,22 @@ _MODELS = "https://github.com/huggingface/transformers/blob/main/src/transformer
 def _source(model_type: str) -> str:
     name = model_type.replace("-", "_")
     return f"{_MODELS}/{name}/modeling_{name}.py"
+
+
+_BERT_NETWORK = FeedForwardLayout(
+    input="intermediate.dense",
+    activation="intermediate.intermediate_act_fn",
+    output="output.dense",
+    norm="output.LayerNorm",
+)
+_LLAMA_NETWORK = FeedForwardLayout(
+    input="mlp.gate_proj",
+    multiplier="mlp.up_proj",
+    activation="mlp.act_fn",
+    output="mlp.down_proj",
+    norm="post_attention_layernorm",
+    float32_inside=True,
+)
 
 
 def _bert_like(model_type: str) -> BlockLayout:
@@ -29,6 +45,7 @@ def _bert_like(model_type: str) -> BlockLayout:
         embedding_norm="embeddings.LayerNorm",
         output_norm="output.LayerNorm",
         position_embedding="embeddings.position_embeddings",
+        feed_forward=(_BERT_NETWORK,),
         source=_source(model_type),
     )
 
@@ -46,6 +63,7 @@ def _llama_like(model_type: str) -> BlockLayout:
         norm_position="pre",
         sum_consumer="post_attention_layernorm",
         rotary=True,
+        feed_forward=(_LLAMA_NETWORK,),
         source=_source(model_type),
     )
 
@@ -55,6 +73,7 @@ def _bart_like(
 ) -> tuple[BlockLayout, ...]:
     """The three stacks of BART and its relatives, which differ in the position of the norm."""
     post = norm_position == "post"
+    network = FeedForwardLayout(input="fc1", activation="activation_fn", output="fc2", norm="final_layer_norm")
 
     def stack(
         name: Stack, prefix: str, attention: str, norm: str, sum_consumer: str, residual: str | None
@@ -77,6 +96,7 @@ def _bart_like(
             sum_consumer=None if post else sum_consumer,
             embedding_norm=f"{prefix}layernorm_embedding" if embedding_norm else None,
             output_norm="final_layer_norm" if post else None,
+            feed_forward=() if name == "decoder" else (network,),
             source=_source(model_type),
         )
 
@@ -110,8 +130,22 @@ def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, su
         residual=residual,
         norm_position="pre",
         sum_consumer=sum_consumer,
+        feed_forward=() if name == "decoder" else _t5_networks(sum_consumer),
         source=_source("t5"),
     )
+
+
+def _t5_networks(path: str) -> tuple[FeedForwardLayout, ...]:
+    """The network of T5, and the gated one of its version 1.1."""
+    plain = FeedForwardLayout(
+        input=f"{path}.DenseReluDense.wi",
+        activation=f"{path}.DenseReluDense.act",
+        output=f"{path}.DenseReluDense.wo",
+        norm=f"{path}.layer_norm",
+        float32_inside=True,
+    )
+    gated = dataclasses.replace(plain, input=f"{path}.DenseReluDense.wi_0", multiplier=f"{path}.DenseReluDense.wi_1")
+    return plain, gated
 
 
 FAMILIES: dict[str, BlockLayout] = {
@@ -136,6 +170,14 @@ FAMILIES: dict[str, BlockLayout] = {
             embedding_norm="embeddings.LayerNorm",
             output_norm="output_layer_norm",
             position_embedding="embeddings.position_embeddings",
+            feed_forward=(
+                FeedForwardLayout(
+                    input="ffn.lin1",
+                    activation="ffn.activation",
+                    output="ffn.lin2",
+                    norm="output_layer_norm",
+                ),
+            ),
             source=_source("distilbert"),
         ),
         BlockLayout(
@@ -151,6 +193,14 @@ FAMILIES: dict[str, BlockLayout] = {
             norm_position="post",
             output_norm="full_layer_layer_norm",
             position_embedding="embeddings.position_embeddings",
+            feed_forward=(
+                FeedForwardLayout(
+                    input="ffn",
+                    activation="activation",
+                    output="ffn_output",
+                    norm="full_layer_layer_norm",
+                ),
+            ),
             source=_source("albert"),
         ),
         BlockLayout(
@@ -168,6 +218,7 @@ FAMILIES: dict[str, BlockLayout] = {
             embedding_norm="embeddings.LayerNorm",
             output_norm="output.LayerNorm",
             position_embedding="embeddings.position_embeddings",
+            feed_forward=(_BERT_NETWORK,),
             source=_source("mpnet"),
         ),
         dataclasses.replace(
@@ -183,6 +234,7 @@ FAMILIES: dict[str, BlockLayout] = {
             position_terms="pos_att_type",
             score_terms="disentangled_att_bias",
             position_embedding=None,
+            feed_forward=(dataclasses.replace(_BERT_NETWORK, float32_inside=True),),
         ),
         dataclasses.replace(
             _bert_like("deberta-v2"),
@@ -210,6 +262,15 @@ FAMILIES: dict[str, BlockLayout] = {
             rotary=True,
             float32_inside=True,
             embedding_norm="embeddings.norm",
+            feed_forward=(
+                FeedForwardLayout(
+                    input="mlp.Wi",
+                    fused=True,
+                    activation="mlp.act",
+                    output="mlp.Wo",
+                    norm="mlp_norm",
+                ),
+            ),
             source=_source("modernbert"),
         ),
         dataclasses.replace(
@@ -218,6 +279,7 @@ FAMILIES: dict[str, BlockLayout] = {
             norm_position="pre",
             sum_consumer="intermediate.LayerNorm",
             output_norm=None,
+            feed_forward=(dataclasses.replace(_BERT_NETWORK, norm="intermediate.LayerNorm"),),
         ),
         _llama_like("eurobert"),
         BlockLayout(
@@ -232,6 +294,14 @@ FAMILIES: dict[str, BlockLayout] = {
             norm_position="pre",
             sum_consumer="ln_2",
             position_embedding="wpe",
+            feed_forward=(
+                FeedForwardLayout(
+                    input="mlp.c_fc",
+                    activation="mlp.act",
+                    output="mlp.c_proj",
+                    norm="ln_2",
+                ),
+            ),
             source=_source("gpt2"),
         ),
         BlockLayout(
@@ -245,13 +315,24 @@ FAMILIES: dict[str, BlockLayout] = {
             output="attention.dense",
             norm_position="parallel",
             rotary=True,
+            feed_forward=(
+                FeedForwardLayout(
+                    input="mlp.dense_h_to_4h",
+                    activation="mlp.act",
+                    output="mlp.dense_4h_to_h",
+                    norm="post_attention_layernorm",
+                    parallel="use_parallel_residual",
+                ),
+            ),
             source=_source("gpt_neox"),
         ),
         _llama_like("llama"),
         _llama_like("mistral"),
         _llama_like("qwen2"),
         dataclasses.replace(_llama_like("qwen3"), key_norm="self_attn.k_norm", float32_inside=True),
-        _llama_like("gemma"),
+        dataclasses.replace(
+            _llama_like("gemma"), feed_forward=(dataclasses.replace(_LLAMA_NETWORK, unit_offset=True),)
+        ),
         dataclasses.replace(
             _llama_like("olmo2"),
             norm_position="branch",
@@ -259,6 +340,7 @@ FAMILIES: dict[str, BlockLayout] = {
             sum_consumer=None,
             key_norm="self_attn.k_norm",
             float32_inside=True,
+            feed_forward=(dataclasses.replace(_LLAMA_NETWORK, norm=None, output_norm="post_feedforward_layernorm"),),
         ),
     )
 }

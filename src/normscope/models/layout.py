@@ -19,6 +19,35 @@ Stack = Literal["encoder", "decoder", "cross"]
 
 
 @dataclasses.dataclass(frozen=True)
+class FeedForwardLayout:
+    """The parts of one family's feed-forward network, as module paths in one layer.
+
+    The network is g(u) W_2 + b_2 with u = y W_1 + b_1 or, if it is gated, (g(u) ⊙ w) W_2 + b_2 with w = y V + c.
+    """
+
+    input: str
+    """W_1 and b_1, which make what the activation is applied to (Llama's `gate_proj`)."""
+    activation: str
+    """g, a module or a function."""
+    output: str
+    """W_2 and b_2."""
+    multiplier: str | None = None
+    """V and c of a gated network (Llama's `up_proj`); None if it is not gated."""
+    fused: bool = False
+    """Whether `input` holds W_1 and V, one after the other, so that the network is gated without a `multiplier`."""
+    norm: str | None = None
+    """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
+    output_norm: str | None = None
+    """The norm of the network's output, inside the residual connection."""
+    parallel: str | None = None
+    """Config key of whether the network reads the layer's input, beside attention, and not the sum of both."""
+    unit_offset: bool = False
+    """Whether the norms store γ − 1."""
+    float32_inside: bool = False
+    """Whether the norms compute in float32 whatever the model's type."""
+
+
+@dataclasses.dataclass(frozen=True)
 class BlockLayout:
     """The parts of one family's attention block, as module paths.
 
@@ -89,6 +118,9 @@ class BlockLayout:
     """A convolution after the first layer, which some models of the family have; it ends in a `LayerNorm`."""
     position_embedding: str | None = None
     """A learned position embedding, which limits the sequence length; None if the family has none."""
+    feed_forward: tuple[FeedForwardLayout, ...] = ()
+    """The forms that the feed-forward network may have; a layer has the first whose modules it has. Empty if no network follows
+    the block: a decoder's self-attention feeds cross-attention."""
 
     def __post_init__(self) -> None:
         # Verification needs these to prove what the residual connection and the norm do.
@@ -124,15 +156,24 @@ class BlockLayout:
                 value_bias=_part(layer, self.value_bias),
                 layout=self,
             )
-            for number, layer in enumerate(self._passes(model), start=1)
+            for number, layer in enumerate(self.passes(model), start=1)
         ]
+
+    def passes(self, model: Any) -> list[nn.Module]:
+        """The layers of a model, in order. A layer that runs twice appears twice."""
+        layers = attrgetter(self.layers)(model)
+        if self.shared is None:
+            return list(layers)
+        passes = model.config.num_hidden_layers
+        groups = [layers[int(number / (passes / len(layers)))] for number in range(passes)]
+        return [layer for group in groups for layer in attrgetter(self.shared)(group)]
 
     def hidden_norms(self, model: nn.Module) -> dict[int, nn.Module]:
         """The norms whose outputs are hidden vectors, by layer from 0. Layers without such a norm are left out."""
         norms = {} if self.embedding_norm is None else {0: attrgetter(self.embedding_norm)(model)}
         if self.output_norm is not None:
             norms |= {
-                number: attrgetter(self.output_norm)(layer) for number, layer in enumerate(self._passes(model), start=1)
+                number: attrgetter(self.output_norm)(layer) for number, layer in enumerate(self.passes(model), start=1)
             }
         if self.convolution is not None and (convolution := attrgetter(self.convolution)(model)) is not None:
             norms[1] = convolution.LayerNorm
@@ -180,14 +221,6 @@ class BlockLayout:
         # DeBERTa takes this root in float32 regardless of the model's dtype.
         return 1 / float(torch.tensor(head_dim * (1.0 + extra_terms), dtype=torch.float32).sqrt())
 
-    def _passes(self, model: Any) -> list[nn.Module]:
-        layers = attrgetter(self.layers)(model)
-        if self.shared is None:
-            return list(layers)
-        passes = model.config.num_hidden_layers
-        groups = [layers[int(number / (passes / len(layers)))] for number in range(passes)]
-        return [layer for group in groups for layer in attrgetter(self.shared)(group)]
-
 
 @dataclasses.dataclass(frozen=True)
 class BlockModules:
@@ -221,7 +254,7 @@ class BlockModules:
             query_bias = query_bias + full_precision(self.query_bias).view(heads, -1)
         if self.value_bias is not None:
             value_bias = value_bias + full_precision(self.value_bias).view(key_heads, -1)
-        output_weight, output_bias = _matrix(self.output)
+        output_weight, output_bias = weight_and_bias(self.output)
         repeats = heads // key_heads
         key_weight, key_bias, value_weight, value_bias = (
             part if repeats == 1 else part.repeat_interleave(repeats, dim=0)
@@ -242,12 +275,20 @@ class BlockModules:
         )
 
 
-def normalisation(norm: Any) -> Normalisation:
-    """The weights of a norm, in float32 or better. LayerNorm centres and has a bias; RMSNorm does neither."""
+def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
+    """The weights of a norm, in float32 or better. LayerNorm centres and has a bias; RMSNorm does neither.
+
+    Args:
+        norm: The module.
+        unit_offset: Whether it stores γ − 1.
+    """
     epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
     centred = isinstance(norm, nn.LayerNorm) or getattr(norm, "bias", None) is not None
     bias = getattr(norm, "bias", None)
-    return Normalisation(full_precision(norm.weight), None if bias is None else full_precision(bias), epsilon, centred)
+    weight = full_precision(norm.weight)
+    return Normalisation(
+        weight + 1 if unit_offset else weight, None if bias is None else full_precision(bias), epsilon, centred
+    )
 
 
 def embeddings_of(model: Any) -> nn.Embedding:
@@ -261,7 +302,7 @@ def _part(layer: nn.Module, path: str | None) -> Any:
     return None if path is None else attrgetter(path)(layer)
 
 
-def _matrix(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
+def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
     weight, bias = projection.weight, projection.bias
     assert isinstance(weight, Tensor)
@@ -272,7 +313,7 @@ def _matrix(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def _by_head(projection: nn.Module, heads: int, fused: Fusion | None, part: int) -> tuple[Tensor, Tensor]:
     """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V."""
-    weight, bias = _matrix(projection)
+    weight, bias = weight_and_bias(projection)
     bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
     match fused:
         case None:

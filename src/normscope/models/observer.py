@@ -1,9 +1,10 @@
 """Runs a model and hands out its attention blocks, one layer at a time.
 
-The observer uses four points: the attention function, which it replaces through transformers' registry; the output projection
-W_O; the block's norm, whose parameters it reads; and the hidden vectors, that is, the input of each layer and the output of the
-last. A block is handed out as soon as its output projection has run and released when the visitor returns, so memory grows with
-neither depth nor corpus.
+The observer uses five points: the attention function, which it replaces through transformers' registry; the output projection
+W_O; the block's norm, whose parameters it reads; the feed-forward network; and the hidden vectors, that is, the input of each
+layer and the output of the last. A block is handed out as soon as its output projection has run and released when the visitor
+returns, so memory grows with neither depth nor corpus. If feed-forward networks are visited, the network's block is handed out
+when the model leaves its layer, since families differ in what runs first, and the attention block is kept until then.
 """
 
 import contextlib
@@ -19,11 +20,14 @@ from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, active
 from normscope.models.block import AttentionBlock, full_precision
-from normscope.models.capture import LayerCapture
+from normscope.models.capture import FeedForwardCapture, LayerCapture
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 
 Visitor = Callable[[AttentionBlock], None]
+FeedForwardVisitor = Callable[[FeedForwardBlock], None]
 HiddenVisitor = Callable[[int, Tensor], None]
 
 
@@ -32,6 +36,10 @@ class Replacement(NamedTuple):
 
     dimensions: Tensor
     values: Tensor
+
+
+# The order of the visits to one layer.
+_ATTENTION, _FEED_FORWARD, _HIDDEN = range(3)
 
 
 class StopForward(Exception):
@@ -48,11 +56,13 @@ class Observer:
         layout: The layout of its family.
         layers: Layers whose blocks are visited, from 1; None for all.
         hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
+        feed_forward: Whether the feed-forward networks of `layers` are visited as well.
 
     The forward pass ends after the last block or hidden vectors to visit.
 
     Raises:
         AttributeError: If the model lacks a module that the layout names.
+        InputError: If `feed_forward` is set and a layer has no network that can be observed.
     """
 
     def __init__(
@@ -61,6 +71,8 @@ class Observer:
         layout: BlockLayout,
         layers: Sequence[int] | None = None,
         hidden: Collection[int] = (),
+        *,
+        feed_forward: bool = False,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -78,18 +90,31 @@ class Observer:
         """Weights of the blocks to visit, by layer."""
         self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
         """Weights of the norms that output hidden vectors, by layer from 0."""
-        # The hidden vectors of a layer come after its block and before the next block.
-        self._end = max([*((layer, 0) for layer in self._wanted), *((layer, 1) for layer in hidden)])
+        self._networks = {
+            modules.layer: modules
+            for modules in (bind_feed_forward(model, layout) if feed_forward else ())
+            if modules.layer in self._wanted
+        }
+        # The hidden vectors of a layer come after its blocks and before the next layer's.
+        self._end = max(
+            [
+                *((layer, _ATTENTION) for layer in self._wanted),
+                *((layer, _FEED_FORWARD) for layer in self._networks),
+                *((layer, _HIDDEN) for layer in hidden),
+            ]
+        )
         self._exit = contextlib.ExitStack()
         # The state of the current forward pass.
         self._whole = False
         self._passed = 0
         self._parts: LayerCapture | None = None
+        self._network: FeedForwardCapture | None = None
         self._shown: set[int] = set()
         self._token_mask: Tensor | None = None
         self._key_mask: Tensor | None = None
         self._visit: Visitor | None = None
         self._visit_hidden: HiddenVisitor | None = None
+        self._visit_feed_forward: FeedForwardVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
 
     def __enter__(self) -> "Observer":
@@ -127,12 +152,16 @@ class Observer:
                 yield modules.key_norm.register_forward_pre_hook(self._take_unnormed_key)
             if not self._layout.registry:
                 yield modules.attention.register_forward_hook(self._take_own_weights)
+        for network in {id(network.input): network for network in self._networks.values()}.values():
+            yield network.input.register_forward_pre_hook(self._take_feed_forward_inputs)
+            yield network.output.register_forward_hook(self._take_feed_forward_output)
 
     def run(
         self,
         inputs: Mapping[str, Tensor],
         visit: Visitor,
         visit_hidden: HiddenVisitor | None = None,
+        visit_feed_forward: FeedForwardVisitor | None = None,
         *,
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
@@ -143,6 +172,8 @@ class Observer:
             inputs: Keyword arguments of the model, at least `input_ids` and `attention_mask`.
             visit: Called with each block, under `torch.inference_mode`.
             visit_hidden: Called with the layer's number and hidden vectors, for each layer in `hidden`.
+            visit_feed_forward: Called with the block of each feed-forward network when the model leaves its layer, if the
+                observer was made with `feed_forward`. The block holds the attention block of the same layer.
             replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
@@ -152,7 +183,7 @@ class Observer:
         """
         self._token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
         self._key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else self._token_mask
-        self._visit, self._visit_hidden = visit, visit_hidden
+        self._visit, self._visit_hidden, self._visit_feed_forward = visit, visit_hidden, visit_feed_forward
         self._replacements = replacements or {}
         self._whole = whole is not None
         self._passed = 0
@@ -167,7 +198,8 @@ class Observer:
             pass
         finally:
             active.reset(token)
-            self._parts = self._token_mask = self._key_mask = self._visit = self._visit_hidden = None
+            self._parts = self._network = self._token_mask = self._key_mask = None
+            self._visit = self._visit_hidden = self._visit_feed_forward = None
             self._replacements = {}
         missing = self._wanted - self._shown
         if missing:
@@ -210,12 +242,17 @@ class Observer:
             vectors = vectors.clone()
             vectors[..., replaced.dimensions] = replaced.values.to(vectors)
         self._parts = LayerCapture(modules, self._extra_terms, inputs=vectors)
+        network = None if self._visit_feed_forward is None else self._networks.get(modules.layer)
+        self._network = None if network is None else FeedForwardCapture(network)
         if replaced is None:
             return None
         return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if self._visit is not None and self._passed == len(self._layers):
+        if self._visit is None:
+            return
+        self._show_feed_forward()
+        if self._passed == len(self._layers):
             self._show_hidden(len(self._layers), output[0] if isinstance(output, tuple) else output)
 
     def _take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -245,10 +282,25 @@ class Observer:
             self._parts.attention_output = output
             self._show()
 
+    def _take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._network is not None:
+            self._network.inputs = args[0]
+
+    def _take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        if self._network is not None:
+            self._network.output = output
+
+    def _show_feed_forward(self) -> None:
+        network, self._network = self._network, None
+        if network is not None:
+            assert self._visit_feed_forward is not None
+            self._visit_feed_forward(network.block())
+        self._stop_after((self._passed, _FEED_FORWARD))
+
     def _show_hidden(self, layer: int, vectors: Tensor) -> None:
         if layer in self._hidden and self._visit_hidden is not None:
             self._visit_hidden(layer, full_precision(vectors))
-        self._stop_after((layer, 1))
+        self._stop_after((layer, _HIDDEN))
 
     def _stop_after(self, shown: tuple[int, int]) -> None:
         if shown == self._end and not self._whole:
@@ -266,9 +318,12 @@ class Observer:
         self._parts = None
         assert self._token_mask is not None
         assert self._key_mask is not None
-        self._visit(parts.block(self.parameters[parts.modules.layer], self._token_mask, self._key_mask))
+        block = parts.block(self.parameters[parts.modules.layer], self._token_mask, self._key_mask)
+        if self._network is not None:
+            self._network.attention = block
+        self._visit(block)
         self._shown.add(parts.modules.layer)
-        self._stop_after((parts.modules.layer, 0))
+        self._stop_after((parts.modules.layer, _ATTENTION))
 
 
 # Models under observation: a second observer's hooks would interfere with the first's.

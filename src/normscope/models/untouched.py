@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.layout import BlockLayout, BlockModules
 from normscope.models.rotation import length_dependent_rotations
 
@@ -24,6 +25,10 @@ class Reference:
     attention_output: Tensor
     block_output: Tensor | None = None
     """The output of the block's norm, or what the sum of attention and residual goes into; None where it goes nowhere alone."""
+    feed_forward_inputs: Tensor | None = None
+    """What W_1 reads; None if feed-forward networks are not compared, as with the next two."""
+    feed_forward_output: Tensor | None = None
+    layer_output: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +41,30 @@ class UntouchedPass:
     """The hidden vectors that are outputs of norms, by layer from 0."""
 
 
-def untouched_pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
-    """Run the untouched model on a batch, or on each text alone if its rotations depend on the longest text of a batch."""
+def untouched_pass(
+    model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor], *, feed_forward: bool = False
+) -> UntouchedPass:
+    """Run the untouched model on a batch, or on each text alone if its rotations depend on the longest text of a batch.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: Where its family keeps the parts of a block.
+        inputs: The batch.
+        feed_forward: Whether to record the feed-forward networks and the outputs of layers as well.
+
+    Raises:
+        InputError: If `feed_forward` is set and a layer has no network that can be observed.
+    """
+    networks = bind_feed_forward(model, layout) if feed_forward else []
     if not length_dependent_rotations(model):
-        return _pass(model, layout, inputs)
+        return _pass(model, layout, networks, inputs)
     width = inputs["input_ids"].shape[1]
     passes = []
     for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
         with torch.inference_mode():  # one token makes dynamic scaling forget the longest text so far
             model(**{name: tensor[row : row + 1, :1] for name, tensor in inputs.items()})
-        passes.append(_pass(model, layout, {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}))
+        alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}
+        passes.append(_pass(model, layout, networks, alone))
     return _together(passes, width)
 
 
@@ -69,11 +88,13 @@ def _together(passes: Sequence[UntouchedPass], width: int) -> UntouchedPass:
     return UntouchedPass(layers, {layer: padded([each.hidden[layer] for each in passes]) for layer in first.hidden})
 
 
-def _pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
+def _pass(
+    model: PreTrainedModel, layout: BlockLayout, networks: Sequence[FeedForwardModules], inputs: Mapping[str, Tensor]
+) -> UntouchedPass:
     recorder = _Recorder()
     previous = model.config._attn_implementation
     with contextlib.ExitStack() as exit_:
-        for handle in recorder.hooks(model, layout):
+        for handle in recorder.hooks(model, layout, networks):
             exit_.callback(handle.remove)
         if layout.registry:
             model.set_attn_implementation(_FUSED)
@@ -91,10 +112,17 @@ class _Recorder:
         self.layers: list[dict[str, Tensor]] = []
         self.hidden: dict[int, Tensor] = {}
 
-    def hooks(self, model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:
+    def hooks(
+        self, model: PreTrainedModel, layout: BlockLayout, networks: Sequence[FeedForwardModules]
+    ) -> Iterator[RemovableHandle]:
         """Register the hooks. Layers that share their modules share the hooks."""
         for modules in {id(modules.whole): modules for modules in layout.bind(model)}.values():
             yield from self._layer_hooks(modules)
+            if networks:
+                yield modules.whole.register_forward_hook(self._leave)
+        for network in {id(network.input): network for network in networks}.values():
+            yield network.input.register_forward_pre_hook(self._record_feed_forward_inputs)
+            yield network.output.register_forward_hook(self._record("feed_forward_output"))
         norms = layout.hidden_norms(model)
         for layer, norm in norms.items():
             if norm not in (other for number, other in norms.items() if number < layer):
@@ -118,6 +146,12 @@ class _Recorder:
 
     def _record_sum(self, _module: nn.Module, args: Any) -> None:
         self.layers[-1].setdefault("block_output", args[0])
+
+    def _record_feed_forward_inputs(self, _module: nn.Module, args: Any) -> None:
+        self.layers[-1].setdefault("feed_forward_inputs", args[0])
+
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        self.layers[-1]["layer_output"] = output[0] if isinstance(output, tuple) else output
 
     def _record(self, part: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:

@@ -5,6 +5,9 @@ observed one. Every block input, attention output, block output and hidden vecto
 vectors are built explicitly from α and v and compared with the output projection and with the short cuts that the analyses
 use. (Adding up parts of which one was defined as the remainder would prove nothing.) Where only a module's own weights can be
 observed, they are rebuilt from query, key, scale and the family's other terms.
+
+If an analysis needs the feed-forward networks, they are compared as well: each is rebuilt from its parameters and its
+activation, the attention block's output and the network's must make the layer's, and the norms are run on probe vectors.
 """
 
 import contextlib
@@ -14,11 +17,14 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, origin
-from normscope.models.block import AttentionBlock
+from normscope.maths.normalisation import Normalisation
+from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, embeddings_of, stacked_heads
 from normscope.models.observer import Observer
 from normscope.models.score_terms import ScoreTerms
@@ -48,21 +54,25 @@ class Verification:
     part: str
 
 
-def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verification:
+def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool = False) -> Verification:
     """Compare the observed model with the untouched one, every layer of it.
 
     Args:
         model: A base model in evaluation mode.
         layout: Where its family keeps the parts of a block.
         name: For messages.
+        feed_forward: Whether to compare the feed-forward networks and the outputs of layers as well.
 
     Returns:
         The largest relative difference and where it was.
 
     Raises:
-        InputError: If a difference is beyond what the dtype can explain; the layer and the difference are named.
+        InputError: If a difference is beyond what the dtype can explain; the layer and the difference are named. If
+            `feed_forward` is set and a layer has no network that can be observed.
     """
     comparison = _Comparison(model.dtype, layout, name)
+    if feed_forward:
+        comparison.compare_norms(model, layout)
     for lengths in _PROBE_LENGTHS:
         inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
         if layout.reads_target:
@@ -70,14 +80,16 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str) -> Verificati
             target = _probe(model, vocabulary, lengths[::-1])
             inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
         with _explained(model.dtype, name):
-            expected = untouched_pass(model, layout, inputs)
+            expected = untouched_pass(model, layout, inputs, feed_forward=feed_forward)
         token_mask = inputs["decoder_attention_mask" if layout.reads_target else "attention_mask"].bool()
         watched = [] if layout.registry else layout.bind(model)
-        with ScoreTerms(watched) as terms, Observer(model, layout, hidden=range(len(expected.layers) + 1)) as observer:
+        observer = Observer(model, layout, hidden=range(len(expected.layers) + 1), feed_forward=feed_forward)
+        with ScoreTerms(watched) as terms, observer:
             observer.run(
                 inputs,
                 functools.partial(comparison.compare_block, expected, terms),
                 functools.partial(comparison.compare_hidden, expected, token_mask),
+                functools.partial(comparison.compare_feed_forward, expected),
             )
     return comparison.worst
 
@@ -87,7 +99,10 @@ class _Comparison:
 
     def __init__(self, dtype: torch.dtype, layout: BlockLayout, name: str) -> None:
         self._dtype, self._layout, self._name = dtype, layout, name
-        self._bound = max(BOUNDS[dtype], _FLOAT32_INSIDE if layout.float32_inside else 0.0)
+        self._bound = _bound(dtype, layout.float32_inside)
+        # The networks' norms compute in float32 in families whose attention does not.
+        inside = layout.float32_inside or any(form.float32_inside for form in layout.feed_forward)
+        self._feed_forward_bound = _bound(dtype, inside)
         self.worst = Verification(0.0, 1, "block input")
 
     def compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:
@@ -105,21 +120,43 @@ class _Comparison:
             hidden = expected.hidden[layer]
             self._note(layer, "hidden vector", _relative(vectors, hidden, hidden, token_mask))
 
-    def _note(self, layer: int, part: str, error: float) -> None:
+    def compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
+        """Compare one feed-forward network of the observed pass, and what leaves its layer."""
+        for part, error in _feed_forward_errors(block, expected.layers[block.layer]).items():
+            self._note(block.layer, part, error, self._feed_forward_bound)
+
+    def compare_norms(self, model: PreTrainedModel, layout: BlockLayout) -> None:
+        """Compare γ, β and ε of the feed-forward networks' norms with what the norms do."""
+        for modules in bind_feed_forward(model, layout):
+            parameters = modules.parameters()
+            for module, norm in (
+                (modules.norm, parameters.normalisation),
+                (modules.output_norm, parameters.output_normalisation),
+            ):
+                if module is not None and norm is not None:
+                    error = _norm_error(module, norm, model.dtype)
+                    self._note(modules.layer, "feed-forward norm", error, self._feed_forward_bound)
+
+    def _note(self, layer: int, part: str, error: float, bound: float | None = None) -> None:
+        bound = self._bound if bound is None else bound
         if math.isnan(error):
             raise InputError(
                 f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are of no "
                 "use; check the config's values, or set device.dtype=float64"
             )
-        if error >= self._bound:
+        if error >= bound:
             raise InputError(
                 f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                f"(relative, at most {self._bound:.0e} in {self._dtype}); the installed transformers may "
+                f"(relative, at most {bound:.0e} in {self._dtype}); the installed transformers may "
                 "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
                 f"{self._layout.source}"
             )
         if error > self.worst.error:
             self.worst = Verification(error, layer, part)
+
+
+def _bound(dtype: torch.dtype, float32_inside: bool) -> float:
+    return max(BOUNDS[dtype], _FLOAT32_INSIDE if float32_inside else 0.0)
 
 
 @contextlib.contextmanager
@@ -186,6 +223,43 @@ def _errors(block: AttentionBlock, reference: Reference) -> dict[str, float]:
         composed = block.composition.output(block.composition.stages[-1])
         errors["block output"] = _relative(composed, expected, expected, block.token_mask)
     return errors
+
+
+def _feed_forward_errors(block: FeedForwardBlock, reference: Reference) -> dict[str, float]:
+    inputs, output, layer_output = reference.feed_forward_inputs, reference.feed_forward_output, reference.layer_output
+    assert inputs is not None
+    assert output is not None
+    assert layer_output is not None
+    parameters, token_mask = block.parameters, block.token_mask
+    rebuilt = block.activations @ parameters.output_weight
+    if parameters.output_bias is not None:
+        rebuilt = rebuilt + parameters.output_bias
+    errors = {
+        "feed-forward input": _relative(block.inputs, inputs, inputs, token_mask),
+        "feed-forward output": _relative(block.output, output, output, token_mask),
+        "feed-forward network": _relative(rebuilt, output, output, token_mask),
+        "layer output": _relative(block.layer_output, layer_output, layer_output, token_mask),
+    }
+    if parameters.normalisation is not None and block.norm_inputs is not None:
+        normed = layer_output if parameters.norm_position == "post" else inputs
+        made = parameters.normalisation.normalised(block.norm_inputs)
+        errors["feed-forward norm"] = _relative(made, normed, normed, token_mask)
+    return errors
+
+
+def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> float:
+    """The largest difference between a norm module and its parameters, on probe vectors.
+
+    Vectors whose variance is near ε prove ε, which the activations of a model are too large to show.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2, 8, len(norm.weight), generator=generator, dtype=torch.float64)
+    vectors[0] *= math.sqrt(norm.epsilon)
+    probe = vectors.to(norm.weight.device, dtype)
+    with torch.inference_mode():
+        expected = module(probe)
+    made = norm.normalised(full_precision(probe))
+    return _relative(made, expected, expected, torch.ones(probe.shape[:-1], dtype=torch.bool))
 
 
 def _side_by_side(heads: Tensor) -> Tensor:

@@ -1,0 +1,147 @@
+"""What the feed-forward network of one layer is made of, and what it did on one batch.
+
+Row vectors. The network reads y_i of token i and gives
+
+    g(u_i) W_2 + b_2            u_i = y_i W_1 + b_1
+    (g(u_i) ⊙ w_i) W_2 + b_2    w_i = y_i V + c, if it is gated
+
+With s_i for what the attention block gives and LN_2 for the norm of this half of the layer, the layer's output z_i is
+
+    post      y = s       z = LN_2(s + network(y))
+    pre       y = LN_2(s) z = s + network(y)
+    parallel  y = LN_2(x) z = s + network(y), where x enters the layer: the network does not read attention
+    branch    y = s       z = s + LN_2(network(y))
+
+Source: gated networks are those of Shazeer 2020 (arXiv:2002.05202).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from normscope.maths.composition import NormPosition
+from normscope.maths.normalisation import Normalisation
+from normscope.models.block import AttentionBlock
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeedForwardParameters:
+    """The weights of one feed-forward network, whatever way its family stores them; in float32 or better."""
+
+    input_weight: Float[Tensor, "model neuron"]
+    """W_1, which makes what the activation is applied to."""
+    input_bias: Float[Tensor, " neuron"] | None
+    """b_1; None where there is none."""
+    multiplier_weight: Float[Tensor, "model neuron"] | None
+    """V of a gated network; None if it is not gated."""
+    multiplier_bias: Float[Tensor, " neuron"] | None
+    """c of a gated network; None where there is none."""
+    output_weight: Float[Tensor, "neuron model"]
+    """W_2."""
+    output_bias: Float[Tensor, " model"] | None
+    """b_2; None where there is none."""
+    activation: Callable[[Tensor], Tensor]
+    """g, applied neuron by neuron."""
+    norm_position: NormPosition
+    """Where the norm of this half of the layer stands."""
+    normalisation: Normalisation | None
+    """LN_2 after the residual connection (`post`) or before the network (`pre`, `parallel`); None where there is none."""
+    output_normalisation: Normalisation | None
+    """LN_2 of the network's output, inside the residual connection (`branch`); None where there is none."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether g(u) is multiplied with another projection of what the network reads."""
+        return self.multiplier_weight is not None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeedForwardBlock:
+    """The feed-forward network of one layer, and the attention block that came before it.
+
+    It lives while its layer is being left and must not be kept: it holds the layer's activations. Everything below the
+    fields is derived from them on first use, once, and shared by the analyses. Rows of padding hold meaningless finite
+    numbers everywhere.
+    """
+
+    layer: int
+    """Counted from 1."""
+    inputs: Float[Tensor, "batch token model"]
+    """y_i: what W_1 reads, after the norm where one comes before the network."""
+    output: Float[Tensor, "batch token model"]
+    """The network's output as the model computed it, with b_2, before a norm and the residual connection."""
+    parameters: FeedForwardParameters
+    attention: AttentionBlock
+    """The attention block of the same layer."""
+
+    @property
+    def token_mask(self) -> Bool[Tensor, "batch token"]:
+        """True at tokens, False at padding."""
+        return self.attention.token_mask
+
+    @cached_property
+    def pre_activations(self) -> Float[Tensor, "batch token neuron"]:
+        """u_i = y_i W_1 + b_1."""
+        return _projected(self.inputs, self.parameters.input_weight, self.parameters.input_bias)
+
+    @cached_property
+    def multipliers(self) -> Float[Tensor, "batch token neuron"] | None:
+        """w_i = y_i V + c of a gated network; None if it is not gated."""
+        weight = self.parameters.multiplier_weight
+        return None if weight is None else _projected(self.inputs, weight, self.parameters.multiplier_bias)
+
+    @cached_property
+    def activations(self) -> Float[Tensor, "batch token neuron"]:
+        """g(u_i), or g(u_i) ⊙ w_i of a gated network: what W_2 reads."""
+        activated = self.parameters.activation(self.pre_activations)
+        return activated if self.multipliers is None else activated * self.multipliers
+
+    @cached_property
+    def residual(self) -> Float[Tensor, "batch token model"]:
+        """s_i: the output of the attention block, which the residual connection carries past the network.
+
+        Computed from the attention block's input, output and norm.
+        """
+        block = self.attention
+        match block.norm_position:
+            case "post":
+                return _normalised(block.inputs + block.attention_output, block.normalisation)
+            case "branch":
+                return block.inputs + _normalised(block.attention_output, block.normalisation)
+            case "pre" | "parallel":
+                return block.inputs + block.attention_output
+
+    @cached_property
+    def residual_sum(self) -> Float[Tensor, "batch token model"]:
+        """s_i + network(y_i), or s_i + LN_2(network(y_i)) for `branch`."""
+        return self.residual + _normalised(self.output, self.parameters.output_normalisation)
+
+    @property
+    def norm_inputs(self) -> Float[Tensor, "batch token model"] | None:
+        """What `parameters.normalisation` is given; None where there is no such norm."""
+        if self.parameters.normalisation is None:
+            return None
+        match self.parameters.norm_position:
+            case "post":
+                return self.residual_sum
+            case "parallel":
+                return self.attention.inputs
+            case "pre" | "branch":
+                return self.residual
+
+    @cached_property
+    def layer_output(self) -> Float[Tensor, "batch token model"]:
+        """z_i, what leaves the layer."""
+        norm = self.parameters.normalisation
+        return _normalised(self.residual_sum, norm if self.parameters.norm_position == "post" else None)
+
+
+def _projected(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return vectors @ weight if bias is None else vectors @ weight + bias
+
+
+def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:
+    return vectors if norm is None else norm.normalised(vectors)
