@@ -1,0 +1,325 @@
+"""The feed-forward network of every family, in float64, on a tiny random model with random biases, norms and a padded batch."""
+
+import dataclasses
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from normscope.errors import InputError
+from normscope.models.families import FAMILIES, STACKS, layout_of
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.observer import Observer
+from normscope.models.verification import BOUNDS, verify
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
+
+LENGTHS = (9, 6, 3)
+CROSS = sorted(STACKS)
+GATED = {"modernbert", "eurobert", "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2"}
+
+VARIANTS = {
+    "T5 1.1": STACK_CONFIGS["t5"] | {"feed_forward_proj": "gated-gelu"},
+    "GPT-NeoX, one after the other": FAMILY_CONFIGS["gpt_neox"] | {"use_parallel_residual": False},
+    "Llama with biases": FAMILY_CONFIGS["llama"] | {"mlp_bias": True},
+    "EuroBERT with biases": FAMILY_CONFIGS["eurobert"] | {"mlp_bias": True},
+    "ModernBERT with biases": FAMILY_CONFIGS["modernbert"] | {"mlp_bias": True, "norm_bias": True},
+    "another activation": FAMILY_CONFIGS["bert"] | {"hidden_act": "gelu_10"},
+    "a learned activation": FAMILY_CONFIGS["gpt2"] | {"activation_function": "prelu"},
+    "a wide epsilon": FAMILY_CONFIGS["albert"] | {"layer_norm_eps": 0.3},
+}
+
+
+def inputs_of(model, layout) -> dict[str, torch.Tensor]:
+    inputs = token_batch(model, LENGTHS)
+    if layout.reads_target:
+        inputs |= {f"decoder_{name}": tensor for name, tensor in token_batch(model, (4, 2, 7), seed=2).items()}
+    return inputs
+
+
+def blocks_of(model, layout, inputs, layers=None) -> list[FeedForwardBlock]:
+    blocks: list[FeedForwardBlock] = []
+    with Observer(model, layout, layers, feed_forward=True) as observer:
+        observer.run(inputs, lambda _block: None, None, blocks.append)
+    return blocks
+
+
+def layer_outputs(model, layout, inputs) -> list[torch.Tensor]:
+    """What leaves each layer of the untouched model."""
+    outputs: list[torch.Tensor] = []
+
+    def leave(_module, _args, output):
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    layers = {id(layer): layer for layer in layout.passes(model)}
+    handles = [layer.register_forward_hook(leave) for layer in layers.values()]
+    with torch.inference_mode():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def normed(vectors, norm):
+    """Torch's own LayerNorm or RMSNorm; the vectors themselves without a norm."""
+    if norm is None:
+        return vectors
+    size = vectors.shape[-1:]
+    if norm.centred:
+        return nn.functional.layer_norm(vectors, size, norm.weight, norm.bias, norm.epsilon)
+    return nn.functional.rms_norm(vectors, size, norm.weight, norm.epsilon)
+
+
+def layer_by_hand(block: FeedForwardBlock) -> torch.Tensor:
+    """The layer's output from what enters it, what attention gives, and parameters: nothing else of the pass is used."""
+    weights, attention = block.parameters, block.attention
+    first = attention.normalisation
+    s = attention.inputs + (
+        normed(attention.attention_output, first) if attention.norm_position == "branch" else attention.attention_output
+    )
+    if attention.norm_position == "post":
+        s = normed(s, first)
+    read = {"pre": s, "parallel": attention.inputs}.get(weights.norm_position)
+    y = s if read is None else normed(read, weights.normalisation)
+    u = y @ weights.input_weight + (0 if weights.input_bias is None else weights.input_bias)
+    hidden = weights.activation(u)
+    if weights.multiplier_weight is not None:
+        multiplier_bias = 0 if weights.multiplier_bias is None else weights.multiplier_bias
+        hidden = hidden * (y @ weights.multiplier_weight + multiplier_bias)
+    network = hidden @ weights.output_weight + (0 if weights.output_bias is None else weights.output_bias)
+    z = s + normed(network, weights.output_normalisation)
+    return normed(z, weights.normalisation) if weights.norm_position == "post" else z
+
+
+def assert_exact(model, layout) -> None:
+    """Attention and the network, built from parameters alone, make the output of every layer of the untouched model."""
+    form = bind_feed_forward(model, layout)[0].layout
+    bound = 1e-5 if form.float32_inside or layout.float32_inside else 1e-10
+    inputs = inputs_of(model, layout)
+    outputs = layer_outputs(model, layout, inputs)
+    blocks = blocks_of(model, layout, inputs)
+    assert [block.layer for block in blocks] == list(range(1, len(outputs) + 1))
+    for block, output in zip(blocks, outputs, strict=True):
+        token_mask = block.token_mask
+        for made in (layer_by_hand(block), block.layer_output):
+            torch.testing.assert_close(made[token_mask], output[token_mask], rtol=bound, atol=bound)
+        assert block.attention.layer == block.layer
+    # 1e-6 is what one float32 norm inside a float64 layer leaves, relative to the length of a vector.
+    assert verify(model, layout, "tiny", feed_forward=True).error < (1e-6 if bound == 1e-5 else 1e-12)
+
+
+def test_every_stack_that_has_a_network_says_where():
+    assert all(layout.feed_forward for layout in FAMILIES.values())
+    for stacks in STACKS.values():
+        assert {stack: bool(layout.feed_forward) for stack, layout in stacks.items()} == {
+            "encoder": True,
+            "decoder": False,
+            "cross": True,
+        }
+
+
+def test_attention_and_network_make_the_layer(family, family_model):
+    assert_exact(family_model, layout_of(family))
+
+
+@pytest.mark.parametrize("model_type", CROSS)
+def test_the_network_of_a_decoder_follows_cross_attention(model_type):
+    assert_exact(tiny_stack(model_type, "cross", torch.float64), layout_of(model_type, "cross"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_configs_that_change_the_network(variant):
+    config = VARIANTS[variant]
+    model = tiny_model(config, torch.float64)
+    if config["model_type"] in STACKS:
+        model = model.get_encoder()
+    assert_exact(model, layout_of(config["model_type"]))
+
+
+def test_the_parts_of_the_network(family, family_model):
+    """u, w and what W_2 reads, against the model's own modules."""
+    layout = layout_of(family)
+    inputs = inputs_of(family_model, layout)
+    read, given = [], []
+    modules = bind_feed_forward(family_model, layout)
+    handles = []
+    for network in {id(each.input): each for each in modules}.values():
+        handles.append(network.input.register_forward_hook(lambda _module, _args, output: given.append(output)))
+        handles.append(network.output.register_forward_pre_hook(lambda _module, args: read.append(args[0])))
+    blocks = blocks_of(family_model, layout, inputs)
+    for handle in handles:
+        handle.remove()
+    for block, hidden, made in zip(blocks, read, given, strict=True):
+        expected = made.chunk(2, dim=-1)[0] if modules[0].layout.fused else made
+        torch.testing.assert_close(block.pre_activations, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(block.activations, hidden, rtol=1e-10, atol=1e-10)
+        assert block.parameters.gated == (block.multipliers is not None)
+        assert block.parameters.gated == (layout.model_type in GATED)
+
+
+def test_the_pass_ends_after_the_last_thing_wanted(family, family_model):
+    """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
+    layout = layout_of(family)
+    networks, layers = bind_feed_forward(family_model, layout), layout.passes(family_model)
+    calls: list[str] = []
+    shared = len({id(layer) for layer in layers}) < len(layers)
+    first = {id(layer): number for number, layer in reversed(list(enumerate(layers, start=1)))}
+    handles = []
+    for network, layer in zip(networks, layers, strict=True):
+        if first[id(layer)] == network.layer:
+            number = "" if shared else f" {network.layer}"
+            handles += [
+                layer.register_forward_pre_hook(lambda *_, n=number: calls.append(f"layer{n}"), with_kwargs=True),
+                network.output.register_forward_hook(lambda *_, n=number: calls.append(f"network{n}")),
+            ]
+
+    def called(**wanted) -> list[str]:
+        calls.clear()
+        seen: list[str] = []
+        with Observer(family_model, layout, [2], **wanted) as observer:
+            observer.run(
+                token_batch(family_model, LENGTHS),
+                lambda block: seen.append(f"attention {block.layer}"),
+                lambda layer, _vectors: seen.append(f"hidden {layer}"),
+                lambda block: seen.append(f"network {block.layer}"),
+            )
+        return [*calls, *seen]
+
+    try:
+        both = ["layer 1", "network 1", "layer 2", "network 2"]
+        names = [name.split()[0] for name in both] if shared else both
+        assert called() == [*names[:3], "attention 2"]
+        assert called(feed_forward=True) == [*names, "attention 2", "network 2"]
+        third = [names[0] if shared else "layer 3"]
+        expected = [*names, *third, "hidden 1", "attention 2", "network 2", "hidden 2"]
+        assert called(feed_forward=True, hidden=[1, 2]) == expected
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("feed_forward", [False, True])
+def test_attention_blocks_live_only_while_someone_needs_them(family, family_model, feed_forward):
+    blocks: list[weakref.ref] = []
+    alive_at_the_network: list[bool] = []
+    layout = layout_of(family)
+    handles = [
+        network.output.register_forward_pre_hook(lambda *_: alive_at_the_network.append(blocks[-1]() is not None))
+        for network in {id(each.input): each for each in bind_feed_forward(family_model, layout)}.values()
+    ]
+
+    def visit(block):
+        # No earlier layer's: memory does not grow with depth.
+        assert not any(earlier() for earlier in blocks)
+        blocks.append(weakref.ref(block))
+
+    def visit_feed_forward(block):
+        assert block.attention is blocks[-1]()
+
+    try:
+        with Observer(family_model, layout, hidden=[3], feed_forward=feed_forward) as observer:
+            observer.run(token_batch(family_model, LENGTHS), visit, None, visit_feed_forward)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert alive_at_the_network == [feed_forward] * 3
+    assert not any(block() for block in blocks)
+
+
+def test_without_being_asked_the_network_is_left_alone(family, family_model):
+    with Observer(family_model, layout_of(family)):
+        for network in bind_feed_forward(family_model, layout_of(family)):
+            for module in (network.input, network.output):
+                for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+                    assert getattr(hook, "__self__", None).__class__ is not Observer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "gpt2", "gemma", "olmo2", "learned activation"])
+def test_half_precision_is_measured_in_float32(model_type, dtype):
+    config = VARIANTS["a learned activation"] if " " in model_type else FAMILY_CONFIGS[model_type]
+    model, layout = tiny_model(config, dtype), layout_of(config["model_type"])
+    for block in blocks_of(model, layout, inputs_of(model, layout)):
+        assert block.activations.dtype == block.layer_output.dtype == block.output.dtype == torch.float32
+    assert verify(model, layout, model_type, feed_forward=True).error < BOUNDS[dtype]
+
+
+class Mixture(nn.Module):
+    """A mixture of experts, as families that are relatives of known ones have."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(24, 2).double(), nn.ModuleList([network, network])
+
+    def forward(self, vectors):
+        shares = self.router(vectors).softmax(dim=-1)
+        return sum(shares[..., [number]] * expert(vectors) for number, expert in enumerate(self.experts))
+
+
+class Doubled(nn.Module):
+    """A network whose modules are those of the family, and which does something else with them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = network.gate_proj, network.up_proj, network.down_proj
+        self.act_fn, self.network = network.act_fn, network
+
+    def forward(self, vectors):
+        return 2 * self.network(vectors)
+
+
+@pytest.fixture
+def llama():
+    return tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
+
+
+def test_a_mixture_of_experts_is_refused_only_if_the_network_is_needed(llama):
+    llama.layers[1].mlp = Mixture(llama.layers[1].mlp)
+    verify(llama, layout_of("llama"), "llama")
+    with pytest.raises(InputError) as refused:
+        verify(llama, layout_of("llama"), "llama", feed_forward=True)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert message.startswith("model.name=llama: layer 2 has no feed-forward network that can be observed: expected")
+    assert "mixtures of experts are not supported" in message
+
+
+def test_a_network_that_does_something_else_is_refused(llama):
+    llama.layers[1].mlp = Doubled(llama.layers[1].mlp)
+    verify(llama, layout_of("llama"), "llama")
+    with pytest.raises(InputError, match=r"the layer output of layer 2 differs by \d"):
+        verify(llama, layout_of("llama"), "llama", feed_forward=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "part"),
+    [
+        ("gemma", {"unit_offset": False}, "feed-forward norm of layer 1"),
+        ("llama", {"unit_offset": True}, "feed-forward norm of layer 1"),
+        ("olmo2", {"output_norm": None}, "layer output of layer 1"),
+        ("bert", {"norm": "attention.output.LayerNorm"}, "layer output of layer 1"),
+        ("llama", {"input": "mlp.up_proj", "multiplier": "mlp.gate_proj"}, "feed-forward network of layer 1"),
+        ("llama", {"multiplier": None}, "feed-forward network of layer 1"),
+        ("gpt_neox", {"parallel": "use_cache"}, "feed-forward norm of layer 1"),
+        ("gpt2", {"activation": "mlp.dropout"}, "feed-forward network of layer 1"),
+    ],
+)
+def test_a_wrong_layout_is_noticed(model_type, change, part):
+    layout = layout_of(model_type)
+    wrong = dataclasses.replace(layout, feed_forward=(dataclasses.replace(layout.feed_forward[0], **change),))
+    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
+    with pytest.raises(InputError, match=rf"the {part} differs by \d"):
+        verify(model, wrong, model_type, feed_forward=True)
+
+
+def test_epsilon_is_proved_by_what_the_norm_does():
+    """An ε that is wrong by 1 % changes no activation of this model by 1e-10, but what the norm does to small vectors."""
+    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
+    verify(model, layout, "bert", feed_forward=True)
+    norm = model.encoder.layer[1].output.LayerNorm
+    epsilon, forward = norm.eps, norm.forward
+    norm.forward = lambda vectors: nn.functional.layer_norm(vectors, (24,), norm.weight, norm.bias, 1.01 * epsilon)
+    with pytest.raises(InputError, match=r"feed-forward norm of layer 2 differs by \d"):
+        verify(model, layout, "bert", feed_forward=True)
+    norm.forward = forward
