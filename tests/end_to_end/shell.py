@@ -47,7 +47,8 @@ def run_once(*arguments: str) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         draw_nothing(monkeypatch)
-        monkeypatch.setattr(sys, "argv", ["run.py", "report.enabled=false", *arguments])
+        # Behind the others: argparse takes no more positional arguments once an option has come between them.
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "report.enabled=false"])
         with pytest.raises(SystemExit) as exit_:
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
     return Outcome(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
