@@ -19,11 +19,11 @@ from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
-from normscope.models.given_texts import Text, batch_of, described
 from normscope.models.iteration import observe_blocks
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import load as load_options
 from normscope.models.observer import Observer
+from normscope.models.text_batches import Text, batch_from_texts, describe_type
 from normscope.models.verification import verify
 from normscope.reporting.figures import draw, png
 
@@ -188,7 +188,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         InputError: If it is anything else, or a text that the model cannot read whole. Raised when the first block is asked
             for.
     """
-    batch = texts if isinstance(texts, Batch) else batch_of(model, texts)
+    batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
     with Observer(model.model, model.layout) as observer:
         yield from observe_blocks(observer, batch.to(model.device).model_inputs())
 
@@ -210,8 +210,8 @@ def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:
         InputError: If it is none of these, or longer than the model takes.
     """
     if isinstance(text, list):
-        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {described(text)}")
-    batch = batch_of(model, text)
+        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {describe_type(text)}")
+    batch = batch_from_texts(model, text)
     if batch.sequences != 1:
         raise InputError(f"decompose takes one text; got a BatchEncoding of {batch.sequences}")
     methods = model.layout.methods

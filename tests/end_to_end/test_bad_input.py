@@ -48,7 +48,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["dataset=text"], "dataset.path is not set"),
         (["dataset.max_length=600"], "expected at most 512"),
         (["output_dir=/proc/nowhere"], "output_dir"),
-        (["+model.architecture.model_type=nope"], "model.architecture is no transformers config"),
+        (["+model.architecture.model_type=nope"], "model.architecture is not a valid transformers config"),
     ],
 )
 def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
@@ -169,7 +169,7 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
         (["analysis.norms.seed=-1"], "analysis.norms.seed=-1"),
         (["model.sha256=00ff", "model.random_init=true"], "random weights are asked for"),
         (["device.name=cpu:x"], "device.name=cpu:x: expected auto"),
-        (["model=bert-random", "+model.architecture.hidden_size=100"], "cannot be built from its config"),
+        (["model=bert-random", "+model.architecture.hidden_size=100"], "cannot build the model from its config"),
         (["recipe.paper=nobody"], "recipe.paper=nobody"),
         (
             ["analysis=frequency", "analysis.frequency.source=/nope.txt"],

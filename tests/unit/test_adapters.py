@@ -12,7 +12,7 @@ from normscope.errors import InputError
 from normscope.models.loading import load
 from tests.tiny import FAMILY_CONFIGS
 
-# peft asks transformers by a name that is going to change.
+# peft uses a deprecated attribute of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 CPU = DeviceOptions(name="cpu")
@@ -20,7 +20,7 @@ CPU = DeviceOptions(name="cpu")
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, tokenizer):
-    """A causal language model's adapter, and the weights that it should make."""
+    """An adapter of a causal language model, the merged weights and the folder of the model."""
     settings = FAMILY_CONFIGS["llama"] | {"vocab_size": len(tokenizer)}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
@@ -42,11 +42,11 @@ def test_an_adapter_is_merged_into_its_model(adapted):
     adapter, expected, base = adapted
     loaded = load(ModelOptions(name=str(adapter), seed=0), CPU)
     plain = load(ModelOptions(name=str(base), seed=0), CPU)
-    found = loaded.model.state_dict()
-    assert found.keys() == expected.keys()
+    merged = loaded.model.state_dict()
+    assert merged.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor)
-    assert not torch.equal(found["layers.0.self_attn.q_proj.weight"], plain.model.layers[0].self_attn.q_proj.weight)
+        torch.testing.assert_close(merged[name], tensor)
+    assert not torch.equal(merged["layers.0.self_attn.q_proj.weight"], plain.model.layers[0].self_attn.q_proj.weight)
     assert loaded.weights_sha256.startswith(plain.weights_sha256 + " + ")
 
 
@@ -60,7 +60,7 @@ def test_an_adapter_of_another_model_is_refused(adapted, tmp_path, saved_model):
     with pytest.raises(InputError, match="the adapter does not fit its model"):
         load(ModelOptions(name=str(tmp_path), seed=0), CPU)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    with pytest.raises(InputError, match="names no base_model_name_or_path"):
+    with pytest.raises(InputError, match="expected base_model_name_or_path in its adapter_config.json, got None"):
         load(ModelOptions(name=str(tmp_path), seed=0), CPU)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     (tmp_path / "adapter_model.safetensors").unlink()

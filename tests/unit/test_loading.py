@@ -1,4 +1,4 @@
-"""What is loaded is what the files say, and what they say is used."""
+"""A loaded model is exactly what its files describe; anything else is refused."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelSta
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.loading import load
-from normscope.models.tokenizer_knowledge import refuse_ignorant
+from normscope.models.tokenizer_checks import check_vocabulary
 from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
 
@@ -23,7 +23,7 @@ EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)
 
 @pytest.fixture
 def folder(saved_model, tmp_path) -> Path:
-    """A model of three layers with its tokenizer, to be damaged."""
+    """A model of three layers and its tokenizer, for tests to damage."""
     return Path(shutil.copytree(saved_model, tmp_path / "model"))
 
 
@@ -39,7 +39,7 @@ def change_weights(folder: Path, changes: Any) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def refused(folder: Path, message: str, **options: Any) -> None:
+def assert_refused(folder: Path, message: str, **options: Any) -> None:
     with pytest.raises(InputError, match=message) as caught:
         load(ModelOptions(name=str(folder), seed=0, **options), DeviceOptions(name="cpu"))
     assert "\n" not in str(caught.value)
@@ -50,8 +50,9 @@ def refused(folder: Path, message: str, **options: Any) -> None:
 
 def test_fewer_layers_in_the_config_than_in_the_weights(folder):
     change_config(folder, num_hidden_layers=2)
-    refused(
-        folder, r"16 tensors that the model does not use, encoder\.layer\.2\.attention\.output\.LayerNorm\.bias first"
+    assert_refused(
+        folder,
+        r"16 tensors that the model does not use, for example encoder\.layer\.2\.attention\.output\.LayerNorm\.bias",
     )
 
 
@@ -60,58 +61,58 @@ def test_fewer_layers_in_the_config_than_in_the_weights(folder):
 )
 def test_extra_tensors_of_a_block(folder, extra):
     change_weights(folder, lambda weights: weights.update({extra: torch.ones(2)}))
-    refused(folder, rf"1 tensors that the model does not use, {extra.replace('bert.', '(bert.)?')} first")
+    assert_refused(folder, rf"1 tensors that the model does not use, for example {extra.replace('bert.', '(bert.)?')}")
 
 
 def test_weights_of_another_family(folder):
     change_config(folder, model_type="roberta")
-    refused(folder, "config.json says model_type roberta, but architectures BertModel, which is of the family bert")
+    assert_refused(folder, "model_type roberta and architectures BertModel, of the family bert")
     change_config(folder, model_type="roberta", architectures=None)
     prefixed = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(prefixed, folder / "model.safetensors", metadata={"format": "pt"})
-    refused(folder, "its weights lack .* of the model's tensors")
+    assert_refused(folder, "its weights lack .* of the model's tensors")
 
 
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [(torch.complex64, "C64"), (torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")],
 )
-def test_weights_that_are_no_plain_numbers(folder, dtype, name):
+def test_weights_of_unsupported_dtypes(folder, dtype, name):
     key = "encoder.layer.1.attention.self.query.weight"
     change_weights(folder, lambda weights: weights.update({key: weights[key].to(dtype)}))
-    refused(folder, rf"the weight {key.replace('.', '[.]')} in model.safetensors is of type {name}")
+    assert_refused(folder, rf"got {name} for {key.replace('.', '[.]')} in model.safetensors")
 
 
-def test_pickled_weights_that_are_no_plain_numbers(folder):
+def test_pickled_weights_of_unsupported_dtypes(folder):
     weights = load_file(folder / "model.safetensors")
     key = "encoder.layer.1.attention.self.query.weight"
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     load(ModelOptions(name=str(folder), allow_pickle=True, seed=0), DeviceOptions(name="cpu"))
     torch.save(weights | {key: weights[key].to(torch.int8)}, folder / "pytorch_model.bin")
-    refused(folder, rf"the weight {key} in pytorch_model.bin is of type int8", allow_pickle=True)
+    assert_refused(folder, rf"got int8 for {key} in pytorch_model.bin", allow_pickle=True)
 
 
 def test_quantised_checkpoints(folder):
     change_config(folder, quantization_config={"quant_method": "fp8"})
-    refused(folder, "quantised weights are not what the model computes with")
+    assert_refused(folder, "quantised weights are not the ones that the model computes with")
 
 
-def test_heads_poolers_and_leftovers_of_older_versions_pass(folder):
-    leftovers = {
+def test_heads_poolers_and_buffers_of_older_versions_are_accepted(folder):
+    harmless = {
         "cls.predictions.bias": torch.ones(3),
         "classifier.weight": torch.ones(3).to(torch.int8),
         "bert.pooler.dense.bias": torch.ones(24),
         "embeddings.position_ids": torch.arange(160)[None],
     }
-    change_weights(folder, lambda weights: weights.update(leftovers))
+    change_weights(folder, lambda weights: weights.update(harmless))
     assert load(ModelOptions(name=str(folder), seed=0), DeviceOptions(name="cpu")).layers == 3
 
 
 @pytest.mark.parametrize(
     "family", ["bert", "roberta", "electra", "distilbert", "albert", "modernbert", "deberta-v2", "mpnet"]
 )
-def test_checkpoints_with_a_head_pass(family, tmp_path, tokenizer):
+def test_checkpoints_with_a_head_are_accepted(family, tmp_path, tokenizer):
     settings = FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}
     whole = AutoModelForMaskedLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
     whole.save_pretrained(tmp_path)
@@ -122,14 +123,14 @@ def test_checkpoints_with_a_head_pass(family, tmp_path, tokenizer):
             assert torch.equal(parameter, whole.get_parameter(f"{whole.base_model_prefix}.{name}")), name
 
 
-def test_feed_forward_networks_in_pieces_give_the_same_numbers(folder):
-    """The length of a batch need not be a multiple of the piece."""
+def test_chunked_feed_forward_networks_give_the_same_numbers(folder):
+    """The length of a batch need not be a multiple of the chunk size."""
     whole = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
     change_config(folder, chunk_size_feed_forward=4)
-    pieces = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
+    chunked = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
     inputs = token_batch(whole.model, (7,))
-    assert torch.equal(whole.model(**inputs).last_hidden_state, pieces.model(**inputs).last_hidden_state)
-    assert verify(pieces.model, pieces.layout, "pieces").error < 1e-12
+    assert torch.equal(whole.model(**inputs).last_hidden_state, chunked.model(**inputs).last_hidden_state)
+    assert verify(chunked.model, chunked.layout, "chunked").error < 1e-12
 
 
 # Configs.
@@ -160,13 +161,13 @@ def test_misspelled_keys_of_an_architecture(minilm_folder, architecture, message
 
 
 @pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
-def test_known_keys_of_an_architecture_pass(family, minilm_folder):
+def test_known_keys_of_an_architecture_are_accepted(family, minilm_folder):
     architecture = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": 30522}
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
     assert load(options, DeviceOptions(name="cpu")).layers == 3
 
 
-def test_keys_that_only_the_code_reads_pass(minilm_folder):
+def test_keys_that_only_the_code_reads_are_accepted(minilm_folder):
     architecture = FAMILY_CONFIGS["llama"] | {"vocab_size": 30522, "is_causal": False, "rope_theta": 100.0}
     architecture |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
@@ -197,7 +198,7 @@ def test_keys_that_only_the_code_reads_pass(minilm_folder):
         ("albert", {}, False),
     ],
 )
-def test_the_first_token_is_a_category_where_tokens_see_only_the_past(minilm_folder, family, changes, causal):
+def test_causal_models_are_recognised(minilm_folder, family, changes, causal):
     architecture = FAMILY_CONFIGS[family] | {"vocab_size": 30522} | changes
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
     model = load(options, EXACTLY)
@@ -208,7 +209,7 @@ def test_the_first_token_is_a_category_where_tokens_see_only_the_past(minilm_fol
     outputs = [
         model.model(**inputs | {"input_ids": ids}).last_hidden_state[0, 0] for ids in (inputs["input_ids"], last)
     ]
-    assert torch.allclose(*outputs, rtol=0, atol=1e-12) == causal  # what the model itself does with a later token
+    assert torch.allclose(*outputs, rtol=0, atol=1e-12) == causal  # whether a later token changes the model's output
     assert verify(model.model, model.layout, family).error < 1e-12
 
 
@@ -222,7 +223,7 @@ def test_the_first_token_is_a_category_where_tokens_see_only_the_past(minilm_fol
         ("bart", "cross", False),
     ],
 )
-def test_decoders_see_only_the_past(minilm_folder, family, stack, causal):
+def test_only_decoder_self_attention_is_causal(minilm_folder, family, stack, causal):
     architecture = STACK_CONFIGS[family] | {"vocab_size": 30522}
     options = ModelOptions(
         name="tiny", architecture=architecture, tokenizer=str(minilm_folder), stack=ModelStack(stack), seed=0
@@ -255,10 +256,10 @@ def test_a_decoder_with_a_smaller_vocabulary(stack, minilm_folder, tokenizer):
     loaded = load(options, EXACTLY)
     assert loaded.vocabulary == len(tokenizer) + 9
     options.architecture = config | {"vocab_size": len(tokenizer), "decoder_vocab_size": 900}
-    with pytest.raises(InputError, match=f"embeddings for 900 tokens, but there is a tokenizer of {len(tokenizer)}"):
+    with pytest.raises(InputError, match=f"has 900 embeddings, but the tokenizer has {len(tokenizer)} tokens"):
         load(options, EXACTLY)
     options.architecture = config | {"vocab_size": len(tokenizer), "decoder_start_token_id": len(tokenizer)}
-    with pytest.raises(InputError, match=f"there is a decoder_start_token_id of {len(tokenizer)}"):
+    with pytest.raises(InputError, match=f"but its decoder_start_token_id is {len(tokenizer)}"):
         load(options, EXACTLY)
 
 
@@ -269,8 +270,9 @@ def test_a_folder_without_tokenizer_files(folder):
     for file in folder.iterdir():
         if file.name not in ("config.json", "model.safetensors"):
             file.unlink()
-    refused(
-        folder, r"the tokenizer of '.*', with 5 tokens, knows no text; are its files .* there\? Set model.tokenizer"
+    assert_refused(
+        folder,
+        r"the tokenizer of '.*', with 5 tokens, knows no text; check that its files .* exist, or set model.tokenizer",
     )
 
 
@@ -281,17 +283,17 @@ def test_empty_tokenizers_of_every_kind(family, tmp_path):
     settings = dict((FAMILY_CONFIGS | STACK_CONFIGS)[family])
     AutoConfig.for_model(settings.pop("model_type"), **settings).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="knows no text|cannot read text"):
-        refuse_ignorant(AutoTokenizer.from_pretrained(tmp_path), "it", None)
+        check_vocabulary(AutoTokenizer.from_pretrained(tmp_path), "it", None)
 
 
 def test_a_tokenizer_far_smaller_than_the_embedding(tmp_path, tokenizer):
     tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": 2 * len(tokenizer) + 1}, torch.float32).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    refused(tmp_path, rf"knows {len(tokenizer)} tokens, but the model has embeddings of {2 * len(tokenizer) + 1}")
+    assert_refused(tmp_path, f"has {len(tokenizer)} tokens, but the model has {2 * len(tokenizer) + 1} embeddings")
     assert load(ModelOptions(name=str(tmp_path), random_init=True, seed=0), DeviceOptions(name="cpu")).layers == 3
 
 
-def test_tokenizers_of_a_language_of_their_own_pass():
+def test_vocabularies_of_other_scripts_are_accepted():
     from normscope.translation.vocabulary import joint_vocabulary
 
-    refuse_ignorant(joint_vocabulary(["⠓⠑⠇⠇⠕ ⠺⠕⠗⠇⠙", "⠃⠽⠑ ⠝⠕⠺"] * 3, 60, 100), "it", 40)
+    check_vocabulary(joint_vocabulary(["⠓⠑⠇⠇⠕ ⠺⠕⠗⠇⠙", "⠃⠽⠑ ⠝⠕⠺"] * 3, 60, 100), "it", 40)

@@ -1,4 +1,4 @@
-"""What transformers calls instead of its own fused attention and its own masks while a model is observed."""
+"""The attention and mask functions that transformers calls while a model is observed."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -14,9 +14,9 @@ from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import STRIP, Allowed, Mask
 
 IMPLEMENTATION = "normscope"
-"""The name under which our attention function stands in transformers' registry."""
+"""The name of our attention and mask functions in transformers' registries."""
 
-# What transformers may pass to an attention function without changing what it computes; windows are in the mask.
+# Keyword arguments of attention functions that do not change the result; sliding windows are in the mask.
 _HARMLESS_KEYWORDS = frozenset(
     {
         "position_ids",
@@ -33,17 +33,17 @@ _HARMLESS_KEYWORDS = frozenset(
 
 @runtime_checkable
 class Attends(Protocol):
-    """Who computes attention in the place of the model."""
+    """Computes attention in place of the model."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float
     ) -> Tensor | None:
-        """Attention for a module that is observed, or None for any other."""
+        """The attention of an observed module, or None for any other."""
         ...
 
 
 active: ContextVar[Attends | None] = ContextVar("normscope_observer", default=None)
-"""The observer of the forward pass that is running."""
+"""The observer of the current forward pass."""
 
 
 def _attention_function(
@@ -58,15 +58,15 @@ def _attention_function(
     position_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls instead of its own fused attention while a model is observed."""
+    """transformers' attention interface: observed modules call the observer, others the usual fused attention."""
     observer = active.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if observer is not None:
-        unknown = [name for name, given in keywords.items() if given is not None and name not in _HARMLESS_KEYWORDS]
+        unknown = [name for name, value in keywords.items() if value is not None and name not in _HARMLESS_KEYWORDS]
         if unknown:
-            raise NotImplementedError(f"{type(module).__name__} passes {unknown} to attention, which is not understood")
+            raise NotImplementedError(f"{type(module).__name__} passes {unknown} to attention, which is not supported")
         if dropout:
-            raise ValueError("a model must be in evaluation mode to be observed: call model.eval()")
+            raise ValueError("expected a model in evaluation mode, got dropout; call model.eval()")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         mask = _as_mask(attention_mask, causal=causal and query.shape[2] > 1)
         if position_bias is not None:
@@ -93,12 +93,12 @@ def _attention_function(
     )
 
 
-def _as_mask(given: Mask | Tensor | None, *, causal: bool) -> Mask | None:
-    """What stands in the place of a mask, as ours; `causal` is what holds where there is none."""
-    if isinstance(given, Tensor):
-        visible = given  # True where visible, as transformers' own fused attention wants it
+def _as_mask(mask: Mask | Tensor | None, *, causal: bool) -> Mask | None:
+    """A mask as a `Mask`; without one, `causal` decides."""
+    if isinstance(mask, Tensor):
+        visible = mask  # True where visible, as transformers' fused attention expects
         return Mask(allowed=lambda sequence, head, query, key: visible[sequence, head, query, key])
-    return given or (Mask(causal=True) if causal else None)
+    return mask or (Mask(causal=True) if causal else None)
 
 
 def _mask_function(
@@ -114,7 +114,7 @@ def _mask_function(
     device: torch.device | str = "cpu",
     **keywords: Any,
 ) -> Mask | Tensor | None:
-    """What transformers calls to make a mask: one that is told a part at a time, where its rule says all there is to it."""
+    """transformers' mask interface: a `Mask`, which holds the rule, wherever the rule is all that matters; else a matrix."""
     if active.get() is None or q_offset or kv_offset or use_vmap:
         matrix: Tensor | None = sdpa_mask(
             batch_size=batch_size,
@@ -135,19 +135,19 @@ def _mask_function(
     if rule is _EVERYTHING:
         return None if token_mask is None else Mask(keys=token_mask)
     if rule is _CAUSAL:
-        # Padding at the end is after every token, so that none sees it.
+        # Padding at the end comes after every token, so a causal mask hides it.
         padded_at_the_end = token_mask is None or bool((token_mask[:, 1:] <= token_mask[:, :-1]).all())
         return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=token_mask, queries=token_mask)
     return Mask(keys=token_mask, allowed=rule, reach=local_size, queries=token_mask if q_length == kv_length else None)
 
 
-# Transformers types the rules of its masks by what they mean (numbers), not by what it gives them (tensors).
+# transformers annotates mask functions with ints, but calls them with tensors.
 _EVERYTHING: Allowed = cast(Allowed, bidirectional_mask_function)
 _CAUSAL: Allowed = cast(Allowed, causal_mask_function)
 
 
 def _rule(function: Allowed, lengths: tuple[int, int, int], reach: int | None, device: torch.device) -> Allowed:
-    """The simplest function that says the same: a window as long as the text is none."""
+    """The simplest equivalent rule: a window as long as the text, for example, allows everything."""
     if function in (_EVERYTHING, _CAUSAL):
         return function
     sequences, queries, keys = lengths
@@ -165,6 +165,6 @@ def _rule(function: Allowed, lengths: tuple[int, int, int], reach: int | None, d
     return _CAUSAL if causal else function
 
 
-# A new name needs a mask function of its own as well, or transformers may leave padding visible without a word.
+# The name needs a mask function too: without one, transformers may leave padding visible.
 AttentionInterface.register(IMPLEMENTATION, _attention_function)
 AttentionMaskInterface.register(IMPLEMENTATION, _mask_function)

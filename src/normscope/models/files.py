@@ -1,4 +1,4 @@
-"""Where the files of a model are: an installed package, a local folder, the Hub's cache, or the Hub itself."""
+"""Finds a model's files: in an installed package, a local folder, the Hub's cache or the Hub."""
 
 import dataclasses
 import functools
@@ -32,25 +32,25 @@ _CONNECT_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A folder with the files of one model."""
+    """The folder with a model's files."""
 
     folder: Path
     revision: str | None = None
-    """Commit of the Hub repository."""
+    """Commit of the Hub repository; None for a local folder or a package."""
     pinned: bool = False
-    """Whether the preset's pin (package, revision, checksum) speaks of this model."""
+    """Whether the preset's pin (package, revision, checksum) applies to this model."""
 
 
 def locate(name: str, options: ModelOptions, weights: bool) -> Source:
-    """Find the files of a model, nearest place first.
+    """Find the files of a model, looking in local places first.
 
     Args:
         name: Local folder or Hub name.
-        options: The model's options; their pin applies where it names the same model.
-        weights: Whether weight files are wanted, or only config and tokenizer.
+        options: The model's options; their pin applies if it has the same name.
+        weights: Whether weight files are needed, or only config and tokenizer.
 
     Raises:
-        InputError: If they are nowhere to be had.
+        InputError: If they cannot be found.
     """
     pinned = options.pin.name == name
     if pinned and options.pin.package is not None and options.revision is None:
@@ -60,7 +60,7 @@ def locate(name: str, options: ModelOptions, weights: bool) -> Source:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise InputError(f"model.name={name}: the folder has no config.json, so it holds no transformers model")
+            raise InputError(f"model.name={name}: expected a transformers model, got a folder without config.json")
         if weights:
             _require_weights(folder, name, options.allow_pickle)
         return Source(folder, pinned=pinned)
@@ -74,7 +74,7 @@ def locate(name: str, options: ModelOptions, weights: bool) -> Source:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of a folder's weight file; of the list of digests and names where there are several."""
+    """SHA-256 of a folder's weight file or, for several, of the list of their digests and names."""
     files = weight_files(folder)
     digests = [_file_digest(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     if len(files) == 1:
@@ -84,7 +84,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model folder, safetensors if there are any."""
+    """The weight files in a model's folder: safetensors if there are any, else pickles."""
     for patterns in (SAFE_WEIGHTS, PICKLED_WEIGHTS):
         files = sorted(
             file for pattern in patterns for file in folder.glob(pattern) if not file.name.endswith(".index.json")
@@ -96,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @functools.cache
 def _file_digest(file: Path, _size: int, _changed: int) -> str:
-    """Computed once for all runs of a process, until the file changes."""
+    """Computed once per process, until the file changes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -104,7 +104,7 @@ def _file_digest(file: Path, _size: int, _changed: int) -> str:
 def _require_weights(folder: Path, name: str, allow_pickle: bool) -> None:
     files = weight_files(folder)
     if not files:
-        raise InputError(f"model.name={name}: no weights there (expected model.safetensors)")
+        raise InputError(f"model.name={name}: expected model.safetensors in the folder, got no weights")
     if files[0].suffix == ".bin" and not allow_pickle:
         raise InputError(
             f"model.name={name}: its weights are pickled ({files[0].name}), which can run code; convert them to safetensors, "
@@ -113,7 +113,7 @@ def _require_weights(folder: Path, name: str, allow_pickle: bool) -> None:
 
 
 def _package_folder(package: str) -> Path | None:
-    """The model folder inside an installed package, whose code is never imported."""
+    """The model's folder in an installed package, found without importing its code."""
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
@@ -133,21 +133,23 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
         return cached
     hint = "give a local folder instead: model.name=/path/to/folder"
     if not hub_reachable():
-        raise InputError(f"model.name={name}: it is not in the local cache and the Hub cannot be reached; {hint}")
+        raise InputError(f"model.name={name}: not in the local cache, and the Hub cannot be reached; {hint}")
     try:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
         raise InputError(f"model.name={name}: access is restricted; log in with `hf auth login`, or {hint}") from error
     except RevisionNotFoundError as error:
-        raise InputError(f"model.revision={revision}: {name} has no such revision on the Hub") from error
+        raise InputError(f"model.revision={revision}: {name} has no such branch, tag or commit on the Hub") from error
     except RepositoryNotFoundError as error:
-        raise InputError(f"model.name={name}: neither a folder here nor a model on the Hub") from error
+        raise InputError(f"model.name={name}: expected a local folder or a model on the Hub, found neither") from error
     except (HfHubHTTPError, OSError) as error:
-        raise InputError(f"model.name={name}: the Hub could not deliver it ({type(error).__name__}); {hint}") from error
+        raise InputError(
+            f"model.name={name}: downloading from the Hub failed ({type(error).__name__}); {hint}"
+        ) from error
     if weights and not weight_files(folder):
         raise InputError(
-            f"model.name={name}: the Hub holds no safetensors of it; set model.allow_pickle=true to take its pickled weights "
-            "if you trust them, or model.revision to a revision that has safetensors"
+            f"model.name={name}: the Hub has no safetensors for it; set model.revision to a revision that has, or "
+            "model.allow_pickle=true to load its pickled weights if you trust them"
         )
     return folder
 

@@ -1,4 +1,4 @@
-"""Runs the model of a run again with something in it replaced, for analyses that ask what would happen."""
+"""Runs the model again with some of its activations replaced, for analyses of cause and effect."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,28 +21,28 @@ T = TypeVar("T")
 MASKED_SHARE = 0.15
 """Share of the ordinary tokens that BERT's training masks."""
 
-# A head returns a number for every token of the vocabulary: with 250,000 of them, 1,024 tokens make a gigabyte.
+# A head returns a logit for every token of the vocabulary: with 250,000 of them, 1,024 tokens need a gigabyte.
 _HEAD_TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ablation:
-    """Dimensions of the residual stream to replace where a layer reads it."""
+    """Replaces some dimensions of the residual stream in the input of some layers."""
 
     dimensions: Sequence[int]
     values: Mapping[int, Float[Tensor, " dimension"]]
-    """Their new values, by the layer (from 1) that reads them. Other layers read what the model computed."""
+    """New values, by the layer (from 1) that reads them; other layers read what the model computed."""
 
 
 class InterventionRunner:
-    """Runs a loaded model on sequences of the corpus, or on any other batches.
+    """Runs a loaded model on sampled sequences of the corpus, or on any other batches.
 
     Args:
         model: See `loading.load`.
-        encoder: Makes batches, and masks tokens.
+        encoder: Makes batches and masks tokens.
         layers: Layers whose blocks are observed.
         batch_tokens: Largest number of tokens in a batch, padding included.
-        progress: Wraps the steps of a long computation in a progress bar, given their number and a title.
+        progress: Wraps an iterable in a progress bar, given its length and a title.
     """
 
     def __init__(
@@ -58,8 +58,10 @@ class InterventionRunner:
 
     def batches(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> list[Batch]:
         """Batches of sequences that a `SequenceSample` has kept, on the model's device."""
-        chosen = [unpacked(kinds) for kinds in sequences]
-        return [batch.to(self._model.device) for batch in batches_of(chosen, self._encoder, self._batch_tokens)]
+        unpacked_sequences = [unpacked(kinds) for kinds in sequences]
+        return [
+            batch.to(self._model.device) for batch in batches_of(unpacked_sequences, self._encoder, self._batch_tokens)
+        ]
 
     def observe(
         self,
@@ -67,10 +69,10 @@ class InterventionRunner:
         visit: Callable[[AttentionBlock], None],
         ablation: Ablation | None = None,
     ) -> None:
-        """Run batches through the model and visit the blocks of the chosen layers.
+        """Run batches through the model and visit the blocks of the runner's layers.
 
         Args:
-            batches: One batch or several, on any device.
+            batches: One batch or more, on any device.
             visit: Called with each block, batch by batch, layer by layer.
             ablation: What to replace.
         """
@@ -81,13 +83,13 @@ class InterventionRunner:
 
     @property
     def predicts_masked_tokens(self) -> bool:
-        """Whether the checkpoint has a masked-language-modelling head, and the tokenizer a mask token."""
+        """Whether the checkpoint has a masked-language-modelling head and its tokenizer a mask token."""
         return self._model.tokenizer.mask_token_id is not None and self._model.masked_language_head is not None
 
     def masked_token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
-        """Cross-entropy (nats, summed) of 15 % of the ordinary tokens when they are masked, and how many they are.
+        """Summed cross-entropy (nats) of predicting masked tokens, 15 % of the ordinary ones, and the number of masked tokens.
 
-        The choice depends on the sequences alone: the same tokens are masked whatever is ablated.
+        The choice of tokens depends only on the sequences, so every ablation masks the same ones.
         """
         ids = batch.input_ids.cpu().numpy()
         masked = np.stack(
@@ -96,7 +98,7 @@ class InterventionRunner:
                 for row, token_mask in zip(ids, batch.token_mask.cpu().numpy(), strict=True)  # padding is on the right
             ]
         )
-        hidden = torch.from_numpy(masked != ids).to(batch.input_ids.device)
+        predicted = torch.from_numpy(masked != ids).to(batch.input_ids.device)
         inputs = batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
         with self._observer as observer:
             output = observer.run(
@@ -105,9 +107,9 @@ class InterventionRunner:
                 replacements=self._replacements(ablation),
                 whole=self._model.masked_language_head,
             )
-        logits = full_precision(output.logits[hidden])
-        loss = torch.nn.functional.cross_entropy(logits, batch.input_ids[hidden], reduction="sum")
-        return float(loss), int(hidden.sum())
+        logits = full_precision(output.logits[predicted])
+        loss = torch.nn.functional.cross_entropy(logits, batch.input_ids[predicted], reduction="sum")
+        return float(loss), int(predicted.sum())
 
     def progress(self, steps: Iterable[T], total: int, title: str) -> Iterable[T]:
         """The steps, with a progress bar."""
@@ -115,7 +117,7 @@ class InterventionRunner:
 
     @cached_property
     def _observer(self) -> Observer:
-        # One for all passes: it splits the weights into heads, and there are hundreds of passes.
+        # Shared by hundreds of passes, because it splits the weights into heads when created.
         return Observer(self._model.model, self._model.layout, self._layers)
 
     def _replacements(self, ablation: Ablation | None) -> dict[int, Replacement]:

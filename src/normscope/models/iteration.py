@@ -1,4 +1,4 @@
-"""The blocks of a forward pass as an iterator."""
+"""Iterates over the blocks of a forward pass."""
 
 import queue
 import threading
@@ -11,9 +11,9 @@ from normscope.models.observer import Observer, StopForward
 
 
 def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator[AttentionBlock]:
-    """The blocks of one forward pass as an iterator: the model advances only as blocks are asked for.
+    """Iterate over the blocks of one forward pass, which advances only when the next block is requested.
 
-    The pass runs in a thread of its own that waits while a block is being looked at. Leaving the loop early ends it.
+    The pass runs in a separate thread, which waits while the caller uses a block. Leaving the loop early ends the pass.
     """
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
     answers: queue.SimpleQueue[AttentionBlock | BaseException | None] = queue.SimpleQueue()

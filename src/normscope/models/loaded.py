@@ -1,4 +1,4 @@
-"""A model that can be observed, with what is needed to feed it and to name it in results."""
+"""A loaded model, with its tokenizer and layout."""
 
 import dataclasses
 import inspect
@@ -15,26 +15,26 @@ from normscope.models.observer import Observer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that can be observed, with what is needed to feed it and to name it in results."""
+    """A model that is ready to observe, with all that is needed to encode its inputs and identify it in results."""
 
     model: PreTrainedModel
-    """The base model, in evaluation mode, without gradients."""
+    """The base model, in evaluation mode and without gradients."""
     tokenizer: PreTrainedTokenizerBase
     layout: BlockLayout
     name: str
     revision: str | None
-    """Commit of the Hub repository, where the weights came from one."""
+    """Commit of the Hub repository; None for weights from elsewhere."""
     weights_sha256: str | None
     """Digest of the weight files; None for random weights."""
     max_length: int | None
-    """Tokens that the model and its tokenizer take; None where nothing bounds them."""
+    """The longest sequence that the model and its tokenizer accept, in tokens; None without a limit."""
 
     load_head: Callable[[], PreTrainedModel | None] = lambda: None
-    """Loads the masked language model around `model`; None where there is none."""
+    """Loads the masked language model around `model`; returns None if the checkpoint has none."""
 
     @cached_property
     def masked_language_head(self) -> PreTrainedModel | None:
-        """The masked language model around `model`, if the checkpoint has its weights."""
+        """The masked language model around `model`; None if the checkpoint has no weights for its head."""
         return self.load_head()
 
     @property
@@ -44,13 +44,13 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that have an embedding, the decoder's among them where one is looked at."""
+        """The number of token embeddings; the larger of encoder and decoder if the decoder is observed."""
         readers = [self.model, self.model.get_decoder()] if self.layout.reads_target else [self.model]
         return max(embeddings_of(reader).num_embeddings for reader in readers)
 
     @property
     def takes_segments(self) -> bool:
-        """Whether the model is told which text of a pair a token is from."""
+        """Whether the model reads segment ids, which text of a pair each token belongs to."""
         return (
             "token_type_ids" in self.tokenizer.model_input_names
             and "token_type_ids" in inspect.signature(self.model.forward).parameters
@@ -58,14 +58,14 @@ class LoadedModel:
 
     @property
     def translates(self) -> bool:
-        """Whether it has an encoder and a decoder."""
+        """Whether the model is an encoder–decoder."""
         return self.layout.stack is not None
 
     @cached_property
     def causal(self) -> bool:
-        """Whether tokens see only those before them.
+        """Whether tokens see only earlier tokens.
 
-        Config keys and modules contradict each other here, so it is read off what two tokens see of each other.
+        Config keys and modules contradict each other, so this is read from the attention mask of two tokens.
         """
         if self.is_cross_attention:
             return False
@@ -73,21 +73,21 @@ class LoadedModel:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if self.layout.reads_target:
             inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
-        seen: list[torch.Tensor] = []
+        visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, [1]) as observer:
-            observer.run(inputs, lambda block: seen.append(block.visible()[0, 0]))
-        return bool(seen[0][1, 0]) and not bool(seen[0][0, 1])
+            observer.run(inputs, lambda block: visible.append(block.visible()[0, 0]))
+        return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @property
     def is_cross_attention(self) -> bool:
-        """Whether it is the decoder's attention over the encoder's output that is looked at."""
+        """Whether the decoder's cross-attention is observed."""
         return self.layout.is_cross_attention
 
     @property
     def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
-        """Makes what the decoder reads of the target's tokens; None if no decoder is looked at.
+        """Shifts the target's tokens into the decoder's input; None if no decoder is observed.
 
-        Row t of its attention then predicts token t of the target.
+        Row t of the decoder's attention then predicts token t of the target.
         """
         if not self.layout.reads_target:
             return None
@@ -98,10 +98,10 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are kept in."""
+        """The dtype of the weights."""
         return self.model.dtype

@@ -1,7 +1,7 @@
-"""Names to models: a preset, a Hub name or a local folder becomes weights, tokenizer and layout.
+"""Loads models: from a preset, a Hub name or a local folder to weights, tokenizer and layout.
 
-Local files are looked for first, so that nothing waits for a network that is not there. Loading fails closed: a tensor that
-the checkpoint lacks, a checksum that differs, a weight that is not a number, an unknown family is an error, never a guess.
+Local files come first, so a cached model loads without a network. Loading never guesses: a missing tensor, a wrong checksum, a
+NaN or an unknown family is an error.
 """
 
 import dataclasses
@@ -13,23 +13,22 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError, one_line
-from normscope.models.adapters import ADAPTER_WEIGHTS, adapted_model, adapter_folder, merged
-from normscope.models.architecture import configured
+from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
+from normscope.models.architecture import config_from_architecture
+from normscope.models.config_checks import check_family, check_supported
 from normscope.models.families import layout_of
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.mlm_head import masked_language_head
 from normscope.models.model_info import ModelInfo
-from normscope.models.tokenizer_knowledge import refuse_ignorant
-from normscope.models.unsupported import refuse_other_family, refuse_unsupported
-from normscope.models.unused_weights import refuse_other_numbers, refuse_unused
+from normscope.models.tokenizer_loading import load_tokenizer
+from normscope.models.weight_checks import check_all_used, check_dtypes, check_finite, check_none_missing
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -38,9 +37,6 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-# Tensors of a base model that no block depends on: a masked-language-model checkpoint has none of them.
-_UNOBSERVED_PARTS = ("pooler.",)
-
 log = logging.getLogger("normscope")
 
 
@@ -48,7 +44,7 @@ def load(options: ModelOptions, device: DeviceOptions) -> LoadedModel:
     """Load the model that a config describes.
 
     Raises:
-        InputError: If it cannot be found or must not be trusted; the message names the config key.
+        InputError: If it cannot be found, is not supported or must not be trusted; the message names the config key.
     """
     return open_model(options).load(device)
 
@@ -62,20 +58,20 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if options.trust_remote_code:
-        log.warning("model.trust_remote_code=true: code from %s will be executed", options.name)
+        log.warning("model.trust_remote_code=true: code from %s may be executed", options.name)
     if options.allow_pickle:
-        log.warning("model.allow_pickle=true: weights that are not safetensors may be read from %s", options.name)
+        log.warning("model.allow_pickle=true: pickled weights, which can run code, may be read from %s", options.name)
     adapter = adapter_folder(options.name)
     if options.architecture:
-        source, config = None, configured(options.architecture)
+        source, config = None, config_from_architecture(options.architecture)
     else:
-        name = options.name if adapter is None else adapted_model(adapter)
+        name = options.name if adapter is None else base_model_name(adapter)
         source = locate(name, options, weights=not options.random_init)
         config = _pretrained_config(source, options)
-    config.use_cache = False  # nothing is generated, and a cache would keep every layer's keys
-    config.chunk_size_feed_forward = 0  # pieces of a feed-forward network give the same numbers, but need even lengths
+    config.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
+    config.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     layout = layout_of(config.model_type, None if options.stack is None else options.stack.value)
-    refuse_unsupported(config)
+    check_supported(config)
     return OpenedModel(options, config, layout, source, adapter)
 
 
@@ -87,13 +83,13 @@ class OpenedModel:
     config: PretrainedConfig
     layout: BlockLayout
     source: Source | None
-    """Its files; None if the config itself was written by the user."""
+    """Its files; None for a model from `model.architecture`."""
     adapter: Path | None
-    """A PEFT adapter to merge into it."""
+    """The folder of a PEFT adapter to merge into it; None without one."""
 
     @property
     def info(self) -> ModelInfo:
-        """Its shape."""
+        """The model's shape."""
         return ModelInfo.of(self.options.name, self.config, self.layout)
 
     def load(self, device: DeviceOptions) -> LoadedModel:
@@ -104,11 +100,12 @@ class OpenedModel:
         """
         target, name = torch_device(device.name), self.options.name
         model = self._model(DTYPES[device.dtype])
-        _refuse_non_finite(model, name)
-        tokenizer = self._tokenizer(model)
+        check_finite(model, name)
+        _check_shape(model, self.layout, name)
+        tokenizer = load_tokenizer(self.options, self.source, model, self.layout, random_weights=self._random)
         lengths = (self.layout.longest_sequence(model), tokenizer.model_max_length)
-        # Tokenizers that know no limit say so by an astronomical number.
-        known = [length for length in lengths if length is not None and length < 10**9]
+        # Tokenizers without a limit have an astronomical number instead.
+        limits = [length for length in lengths if length is not None and length < 10**9]
         model.to(target)  # type: ignore[arg-type]
         return LoadedModel(
             model=model.eval().requires_grad_(False),
@@ -117,7 +114,7 @@ class OpenedModel:
             name=name,
             revision=None if self.source is None else self.source.revision,
             weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
-            max_length=min(known, default=None),
+            max_length=min(limits, default=None),
             load_head=lambda: self._head(model),
         )
 
@@ -130,58 +127,32 @@ class OpenedModel:
             torch.manual_seed(self.options.seed)
             try:
                 model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
-            except Exception as error:  # every architecture has its own way to fail on a config that makes no sense
+            except Exception as error:  # each architecture fails on an invalid config in its own way
                 raise InputError(
-                    f"model.name={self.options.name}: it cannot be built from its config: {one_line(error)}"
+                    f"model.name={self.options.name}: cannot build the model from its config: {one_line(error)}"
                 ) from error
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
             model = _pretrained(self.source, self.config, self.options, dtype)
         if self.adapter is not None:
-            model = merged(model, self.adapter)
+            model = merge_adapter(model, self.adapter)
         return model.get_encoder() if self.layout.stack == "encoder" else model
-
-    def _tokenizer(self, model: PreTrainedModel) -> PreTrainedTokenizerBase:
-        options, rows = self.options, embeddings_of(model).num_embeddings
-        tokenizer = _tokenizer(self.source, options)
-        if len(tokenizer) > rows:
-            raise InputError(
-                f"the tokenizer of {options.tokenizer or options.name!r} knows {len(tokenizer)} tokens, the model only "
-                f"{rows}; set model.tokenizer to the one that the model was trained with"
-            )
-        refuse_ignorant(tokenizer, options.tokenizer or options.name, None if self._random else rows)
-        if self.layout.reads_target:
-            _refuse_unreadable_targets(model, tokenizer, options)
-        _refuse_senseless(model, self.layout, tokenizer, options.name)
-        return tokenizer
 
     def _head(self, model: PreTrainedModel) -> PreTrainedModel | None:
         if self._random or self.source is None or self.adapter is not None:
             return None
-        return _head(self.source, self.config, model, self.options)
-
-
-def _refuse_senseless(
-    model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase, name: str
-) -> None:
-    """Refuse what the libraries let through: no layers, padding outside the vocabulary, a limit that is no length."""
-    if not len(layout.bind(model)):
-        raise InputError(f"model.name={name}: its config gives it no layers")
-    padding, vocabulary = model.config.pad_token_id, embeddings_of(model).num_embeddings
-    if padding is not None and not 0 <= padding < vocabulary:
-        raise InputError(
-            f"model.name={name}: pad_token_id={padding} in its config: expected one of its {vocabulary} tokens"
-        )
-    limit = tokenizer.model_max_length
-    if not isinstance(limit, int | float) or not limit >= 1:
-        raise InputError(
-            f"model.name={name}: model_max_length={limit!r} in its tokenizer_config.json: expected a length"
+        return masked_language_head(
+            self.source.folder,
+            self.config,
+            model,
+            allow_pickle=self.options.allow_pickle,
+            trust_remote_code=self.options.trust_remote_code,
         )
 
 
 def torch_device(name: str) -> torch.device:
-    """The device of a config name; `auto` takes CUDA, then MPS, then the CPU.
+    """The device with this name; `auto` prefers CUDA, then MPS, then the CPU.
 
     Raises:
         InputError: If this machine has no such device.
@@ -192,7 +163,7 @@ def torch_device(name: str) -> torch.device:
         "cpu": True,
     }
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
+        return torch.device(next(kind for kind, exists in available.items() if exists))
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise InputError(f"device.name={name}: expected auto, cpu, cuda, cuda:<number> or mps")
     kind, _, number = name.partition(":")
@@ -201,13 +172,24 @@ def torch_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
+    """Check what transformers does not: that the model has layers, and an embedding for padding."""
+    if not len(layout.bind(model)):
+        raise InputError(f"model.name={name}: expected a config with at least one layer, got none")
+    padding, embeddings = model.config.pad_token_id, embeddings_of(model).num_embeddings
+    if padding is not None and not 0 <= padding < embeddings:
+        raise InputError(
+            f"model.name={name}: expected pad_token_id in its config to be from 0 to {embeddings - 1}, got {padding}"
+        )
+
+
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
-    except Exception as error:  # a file of somebody else's, read by code of somebody else's
+    except Exception as error:  # a foreign file, parsed by a library: it may raise anything
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
     assert isinstance(config, PretrainedConfig)
-    refuse_other_family(config, options.name)
+    check_family(config, options.name)
     return config
 
 
@@ -225,15 +207,15 @@ def _check_digest(source: Source, options: ModelOptions) -> None:
     digest = weights_digest(source.folder)
     if digest != expected.lower():
         raise InputError(
-            f"the weights of {options.name} in {source.folder} have SHA-256 {digest}, expected {expected}; they are not "
-            "what was asked for: reinstall them or change model.sha256"
+            f"the weights of {options.name} in {source.folder} have SHA-256 {digest}, expected {expected}; "
+            "reinstall the model or change model.sha256"
         )
 
 
 def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Casting complex values")  # refused below, by name
+            warnings.filterwarnings("ignore", "Casting complex values")  # `check_dtypes` refuses these
             model, loading = AutoModel.from_pretrained(
                 source.folder,
                 config=config,
@@ -242,102 +224,9 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
                 trust_remote_code=options.trust_remote_code,
                 output_loading_info=True,
             )
-    except Exception as error:  # a truncated or corrupt file surfaces as any of a dozen types
+    except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
-    missing = sorted(key for key in loading["missing_keys"] if not key.startswith(_UNOBSERVED_PARTS))
-    if missing:
-        computed = _computed(config)
-        missing = [key for key in missing if key not in computed]
-    if missing:
-        raise InputError(
-            f"model.name={options.name}: its weights lack {len(missing)} of the model's tensors, {missing[0]} first; "
-            "they would be random. Is it a checkpoint of this family?"
-        )
-    refuse_unused(model, loading["unexpected_keys"], options.name)
-    refuse_other_numbers(model, source.folder, options.name)
+    check_none_missing(config, loading["missing_keys"], options.name)
+    check_all_used(model, loading["unexpected_keys"], options.name)
+    check_dtypes(model, source.folder, options.name)
     return model
-
-
-def _computed(config: PretrainedConfig) -> set[str]:
-    """Tensors that an architecture never trains (Marian's sinusoids): it computes them, and checkpoints leave them out."""
-    with torch.device("meta"):
-        untouched = AutoModel.from_config(config)
-    return {key for key, parameter in untouched.named_parameters() if not parameter.requires_grad}
-
-
-def _head(
-    source: Source, config: PretrainedConfig, model: PreTrainedModel, options: ModelOptions
-) -> PreTrainedModel | None:
-    return masked_language_head(
-        source.folder,
-        config,
-        model,
-        allow_pickle=options.allow_pickle,
-        trust_remote_code=options.trust_remote_code,
-    )
-
-
-def _refuse_non_finite(model: PreTrainedModel, name: str) -> None:
-    for key, parameter in model.named_parameters():
-        # One pass without a temporary as large as the parameter: a sum is finite only if every part is.
-        if not torch.isfinite(parameter.sum(dtype=torch.float64)):
-            raise InputError(f"model.name={name}: the weight {key} holds NaN or infinity; use another checkpoint")
-
-
-def _refuse_unreadable_targets(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: ModelOptions
-) -> None:
-    """Refuse a decoder that has no embedding for what it would be given."""
-    known = embeddings_of(model.get_decoder()).num_embeddings
-    if getattr(tokenizer, "separate_vocabs", False):
-        raise InputError(
-            f"model.stack={options.stack}: {options.name} writes its target with a vocabulary of its own, which only "
-            "model.stack=encoder can do without"
-        )
-    start = model.config.decoder_start_token_id
-    if len(tokenizer) > known or (start is not None and not 0 <= start < known):
-        what = f"a decoder_start_token_id of {start}" if len(tokenizer) <= known else f"a tokenizer of {len(tokenizer)}"
-        raise InputError(
-            f"model.stack={options.stack}: the decoder of {options.name} has embeddings for {known} tokens, but there is "
-            f"{what}; set model.tokenizer to the one that it was trained with, or model.stack=encoder"
-        )
-
-
-def _tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
-    name = options.tokenizer
-    if name is None and source is None:
-        raise InputError(
-            "model.architecture comes without a tokenizer; set model.tokenizer to a model's name or folder"
-        )
-    folder = locate(name, options, weights=False).folder if name is not None else source.folder  # type: ignore[union-attr]
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-    except Exception as error:  # missing files and missing optional packages surface as many types
-        raise InputError(
-            f"model.name={options.name}: no tokenizer could be made from {folder}: {one_line(error)}. Set model.tokenizer "
-            "to the name or folder of one"
-        ) from error
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    for attribute, key, language in (
-        ("src_lang", "source_language", options.source_language),
-        ("tgt_lang", "target_language", options.target_language),
-    ):
-        if language is not None:
-            _set_language(tokenizer, attribute, f"model.{key}={language}", language)
-    return tokenizer
-
-
-def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, given: str, language: str) -> None:
-    if not hasattr(tokenizer, attribute):
-        raise InputError(f"{given}: this model's tokenizer knows no languages; leave it out")
-    try:
-        setattr(tokenizer, attribute, language)
-        code = tokenizer.convert_tokens_to_ids(getattr(tokenizer, attribute))
-    except (KeyError, ValueError) as error:
-        raise InputError(f"{given}: the tokenizer has no such language: {one_line(error)}") from error
-    # M2M100 keeps its codes by another name than the languages'.
-    known = getattr(tokenizer, "lang_code_to_token", {})
-    if code == tokenizer.unk_token_id and language not in known:
-        raise InputError(
-            f"{given}: the tokenizer has no such language; expected a code as in its vocabulary, eng_Latn or en"
-        )

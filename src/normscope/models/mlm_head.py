@@ -1,4 +1,4 @@
-"""The masked-language-modelling head of a checkpoint, where it has one."""
+"""Loads the masked-language-modelling head of a checkpoint, if it has one."""
 
 from pathlib import Path
 
@@ -9,19 +9,19 @@ from transformers.modeling_utils import PreTrainedModel
 def masked_language_head(
     folder: Path, config: PretrainedConfig, base: PreTrainedModel, *, allow_pickle: bool, trust_remote_code: bool
 ) -> PreTrainedModel | None:
-    """The checkpoint's masked language model around a base model that is loaded already.
+    """Load a checkpoint's masked language model around its base model, which is already loaded.
 
     Args:
-        folder: The checkpoint.
+        folder: The checkpoint's folder.
         config: Its config.
-        base: Its base model, which becomes the inside of the result: weights are held once.
-        allow_pickle: Whether weights may be other than safetensors.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        base: Its base model, which becomes part of the result, so weights are in memory once.
+        allow_pickle: Whether weights may be pickled.
+        trust_remote_code: Whether to run code that comes with the checkpoint.
 
     Returns:
-        None if the family has no such head or the checkpoint lacks its weights.
+        The model; None if its family has no such head, or the checkpoint no weights for it.
     """
-    # An encoder–decoder fills its gaps with its decoder: no head reads the one stack that is observed.
+    # An encoder–decoder predicts masked tokens with its decoder, not with a head on the observed stack.
     if config.is_encoder_decoder or type(config) not in AutoModelForMaskedLM._model_mapping:
         return None
     model, loading = AutoModelForMaskedLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""What is known of a model from its config, before its weights are loaded."""
+"""The shape of a model, known from its config before its weights are loaded."""
 
 import dataclasses
 
@@ -9,16 +9,16 @@ from normscope.models.layout import BlockLayout
 
 @dataclasses.dataclass(frozen=True)
 class ModelInfo:
-    """The shape of the stack that a run analyses."""
+    """The shape of the stack that a run observes."""
 
     name: str
     layers: int
     heads: int
-    """Number of heads of a layer."""
+    """Number of heads per layer."""
     hidden_size: int
-    """Size of the hidden vectors."""
+    """Number of dimensions of a hidden vector."""
     is_cross_attention: bool = False
-    """Whether the run analyses the decoder's attention over the encoder's output."""
+    """Whether the run observes the decoder's cross-attention."""
 
     @classmethod
     def of(cls, name: str, config: PretrainedConfig, layout: BlockLayout) -> "ModelInfo":

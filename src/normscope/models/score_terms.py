@@ -1,7 +1,7 @@
-"""The scores of families that keep attention to themselves, put together again to prove query, key and scale.
+"""Recomputes attention weights from scores, for families outside the registry, to verify query, key and scale.
 
-Only the weights of such a family are observed, and they say nothing about the scores that they come from. Analyses that change
-the scores need these: scale·q·k and the family's own terms, position among them, must give the model's weights.
+Only the final weights of such a family can be observed. Analyses that change scores also need query, key and scale, so
+verification checks that scale·q·k plus the family's other terms, such as positions, gives the model's weights.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from normscope.models.layout import BlockModules
 
 
 class ScoreTerms(contextlib.ExitStack):
-    """Keeps what a family adds to the scores of the layer that the forward pass is in.
+    """Captures the other terms of the scores in the layer that is running.
 
-    Use as a context manager around the pass.
+    Use it as a context manager around a forward pass.
 
     Args:
-        layers: The layers of a model whose layout says where the terms come from.
+        layers: The layers of a model whose layout has `score_terms`.
 
     Raises:
-        AttributeError: If an attention module has neither such an argument nor such a method.
+        AttributeError: If an attention module has neither an argument nor a method of that name.
     """
 
     def __init__(self, layers: Sequence[BlockModules]) -> None:
@@ -37,10 +37,10 @@ class ScoreTerms(contextlib.ExitStack):
             self._watch(modules.attention, name)
 
     def weights(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
-        """The weights of the block that is being shown, from its query, key and scale and what the family adds."""
+        """The weights of the current block, recomputed from its query, key and scale and the other terms."""
         scores = block.scale * block.query @ block.key.transpose(-1, -2)
         if self._term is not None:
-            scores = scores + full_precision(self._term).view(scores.shape)  # DeBERTa-v2 has heads in the batch
+            scores = scores + full_precision(self._term).view(scores.shape)  # DeBERTa-v2 folds heads into the batch
         return scores.masked_fill(~block.key_mask[:, None, None, :], float("-inf")).softmax(dim=-1)
 
     def _watch(self, attention: nn.Module, name: str) -> None:
@@ -51,13 +51,13 @@ class ScoreTerms(contextlib.ExitStack):
 
         self.callback(attention.register_forward_pre_hook(enter, with_kwargs=True).remove)
         if name not in parameters.parameters:
-            setattr(attention, name, self._kept(getattr(attention, name)))
+            setattr(attention, name, self._capturing(getattr(attention, name)))
             self.callback(delattr, attention, name)
 
-    def _kept(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _capturing(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             term = method(*args, **kwargs)
-            self._term = term if isinstance(term, Tensor) else None  # 0 where a config asks for no terms
+            self._term = term if isinstance(term, Tensor) else None  # 0 if the config has no terms
             return term
 
         return call

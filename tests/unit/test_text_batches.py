@@ -1,4 +1,4 @@
-"""The Python interface takes texts, pairs, lists of these and BatchEncodings, and guesses nothing."""
+"""The Python interface accepts texts, pairs, lists of these and BatchEncodings, and refuses everything else."""
 
 import inspect
 
@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 import normscope
 from normscope.api import decompose, observe
 from normscope.errors import InputError
-from normscope.models.given_texts import batch_of
+from normscope.models.text_batches import batch_from_texts
 from tests.tiny import FAMILY_CONFIGS
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")
@@ -33,28 +33,26 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("tensors", [None, "pt", "np"])
-def test_batch_encodings_are_read_as_what_they_hold(model, tensors):
+def test_a_batch_encoding_gives_the_same_as_its_texts(model, tensors):
     encoding = model.tokenizer([FIRST, "Short."], padding=True, return_tensors=tensors)
     same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))
-    pair = model.tokenizer(
-        *SECOND, return_tensors=tensors
-    )  # one text, without an axis for the batch where it is a list
+    pair = model.tokenizer(*SECOND, return_tensors=tensors)  # one text; as lists, it has no batch axis
     same(mixing(model, pair), mixing(model, SECOND))
     torch.testing.assert_close(decompose(model, pair).vectors, decompose(model, SECOND).vectors)
 
 
-def test_padding_on_the_left_is_padding(model):
+def test_left_padding_is_removed(model):
     encoding = model.tokenizer([FIRST, "Short."], padding=True, padding_side="left", return_tensors="pt")
     same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))
 
 
-def test_what_models_do_not_read_of_a_batch_encoding_is_left_out(model):
+def test_fields_that_models_do_not_read_are_ignored(model):
     encoding = model.tokenizer(FIRST, return_offsets_mapping=True, return_special_tokens_mask=True, return_length=True)
     same(mixing(model, encoding), mixing(model, FIRST))
 
 
 def test_lists_may_mix_texts_and_pairs(model):
-    batch = batch_of(model, [FIRST, SECOND])
+    batch = batch_from_texts(model, [FIRST, SECOND])
     assert batch.sequences == 2
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.sum(dim=1).tolist() == [0, len(model.tokenizer(SECOND[1])["input_ids"]) - 1]
@@ -84,8 +82,8 @@ def test_lists_may_mix_texts_and_pairs(model):
     ],
     ids=lambda value: value.replace("\\", "") if isinstance(value, str) else type(value).__name__,
 )
-def test_everything_else_is_an_error_that_says_so(model, texts, got):
-    # The tests' own type checker would refuse these before we do.
+def test_other_types_are_refused(model, texts, got):
+    # Unwrapped, because the runtime type checker of the tests would refuse these first.
     observe, decompose = inspect.unwrap(normscope.observe), inspect.unwrap(normscope.decompose)
     expected = rf"expected a str, a pair \(tuple\) of two str, a list of these, or .* BatchEncoding; got {got}$"
     with pytest.raises(InputError, match=expected):
@@ -99,41 +97,44 @@ def test_everything_else_is_an_error_that_says_so(model, texts, got):
     ("fields", "message"),
     [
         ({}, "has no input_ids"),
-        ({"input_ids": []}, "no text was given"),
-        ({"input_ids": [[]]}, "a text without tokens"),
-        ({"input_ids": [[101, 102]], "attention_mask": [[0, 0]]}, "a text without tokens"),
-        ({"input_ids": [[101, 102]], "attention_mask": [[1]]}, "attention_mask is of another shape"),
-        ({"input_ids": [[101, 102]], "token_type_ids": [[1], [1]]}, "token_type_ids is of another shape"),
-        ({"input_ids": [[101, 30522]]}, "of another tokenizer: expected 0 to 30521, got 101 to 30522"),
-        ({"input_ids": [[-1, 5]]}, "of another tokenizer"),
-        ({"input_ids": [[0.5, 5.0]]}, "no lists of whole numbers"),
-        ({"input_ids": [["a"]]}, "no lists of whole numbers"),
-        ({"input_ids": [[[1]]]}, "no lists of whole numbers"),
-        ({"input_ids": 5}, "no lists of numbers"),
+        ({"input_ids": []}, "expected at least one text, got none"),
+        ({"input_ids": [[]]}, "expected at least one token per text"),
+        ({"input_ids": [[101, 102]], "attention_mask": [[0, 0]]}, "expected at least one token per text"),
+        ({"input_ids": [[101, 102]], "attention_mask": [[1]]}, "attention_mask to have the shape of its input_ids"),
+        (
+            {"input_ids": [[101, 102]], "token_type_ids": [[1], [1]]},
+            "token_type_ids to have the shape of its input_ids",
+        ),
+        ({"input_ids": [[101, 30522]]}, "from another tokenizer: expected 0 to 30521, got 101 to 30522"),
+        ({"input_ids": [[-1, 5]]}, "from another tokenizer"),
+        ({"input_ids": [[0.5, 5.0]]}, "input_ids to be lists of integers, one list per text"),
+        ({"input_ids": [["a"]]}, "input_ids to be lists of integers, one list per text"),
+        ({"input_ids": [[[1]]]}, "input_ids to be lists of integers, one list per text"),
+        ({"input_ids": 5}, "input_ids to be lists of integers: "),
         ({"input_ids": [[101, 102]], "position_ids": [[4, 5]]}, "has position_ids"),
-        ({"input_ids": [[101] * 513]}, "longer than the 512 tokens"),
+        ({"input_ids": [[101] * 513]}, "longer than 512 tokens"),
     ],
 )
 def test_batch_encodings_that_cannot_be_read(model, fields, message):
     with pytest.raises(InputError, match=message):
-        batch_of(model, BatchEncoding(fields))
+        batch_from_texts(model, BatchEncoding(fields))
 
 
 def test_texts_that_cannot_be_read(model):
     for texts, message in (
-        ([], "no text was given"),
-        ("half \ud800 of one", "half of one"),
-        ("word " * 600, "longer than the 512 tokens"),
+        ([], "expected at least one text, got none"),
+        ("half \ud800 of one", "lone surrogate"),
+        ("word " * 600, "longer than 512 tokens"),
     ):
         with pytest.raises(InputError, match=message):
-            batch_of(model, texts)
+            batch_from_texts(model, texts)
     with pytest.raises(InputError, match="decompose takes one text"):
         inspect.unwrap(decompose)(model, [FIRST])
     with pytest.raises(InputError, match="got a BatchEncoding of 2"):
         decompose(model, model.tokenizer([FIRST, FIRST]))
 
 
-def test_translation_models_are_given_what_they_read(minilm_folder):
+def test_translation_models_need_what_their_stack_reads(minilm_folder):
     from normscope.config.schema import DeviceOptions, ModelOptions, ModelStack
     from normscope.models.loading import load
     from tests.tiny import STACK_CONFIGS
@@ -147,16 +148,16 @@ def test_translation_models_are_given_what_they_read(minilm_folder):
         return load(options, DeviceOptions(name="cpu"))
 
     with pytest.raises(InputError, match="reads one text, not a pair"):
-        batch_of(stack("encoder"), SECOND)
+        batch_from_texts(stack("encoder"), SECOND)
     cross = stack("cross")
     with pytest.raises(InputError, match="1 of 2 texts cannot be read: 1 without a target text"):
-        batch_of(cross, [SECOND, FIRST])
-    with pytest.raises(InputError, match="holds no target"):
-        batch_of(cross, cross.tokenizer(FIRST))
-    assert batch_of(cross, SECOND).source is not None
+        batch_from_texts(cross, [SECOND, FIRST])
+    with pytest.raises(InputError, match="a BatchEncoding has no target"):
+        batch_from_texts(cross, cross.tokenizer(FIRST))
+    assert batch_from_texts(cross, SECOND).source is not None
 
 
-def test_models_without_segments_take_batch_encodings_that_have_them(minilm_folder):
+def test_models_without_segments_ignore_those_of_a_batch_encoding(minilm_folder):
     from normscope.config.schema import DeviceOptions, ModelOptions
     from normscope.models.loading import load
 
@@ -165,4 +166,4 @@ def test_models_without_segments_take_batch_encodings_that_have_them(minilm_fold
     model = load(options, DeviceOptions(name="cpu"))
     encoding = model.tokenizer(*SECOND)
     assert "token_type_ids" in encoding
-    assert batch_of(model, encoding).token_type_ids is None
+    assert batch_from_texts(model, encoding).token_type_ids is None

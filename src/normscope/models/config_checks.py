@@ -1,0 +1,66 @@
+"""Checks on a config: a model that would not compute what its config describes is refused."""
+
+import transformers
+from transformers import PretrainedConfig
+
+from normscope.errors import InputError
+from normscope.models.families import FAMILIES, STACKS
+
+# Families that share their code: checkpoints of one are published under the name of another.
+_SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
+
+
+def check_family(config: PretrainedConfig, name: str) -> None:
+    """Check that the config's model_type and architectures name the same family.
+
+    Tensors of another family with the same names and shapes would load without a warning.
+
+    Args:
+        config: The config of a checkpoint.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If they differ.
+    """
+    declared = config.architectures
+    for architecture in declared if isinstance(declared, list) else ():
+        model_class = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
+        family = getattr(getattr(model_class, "config_class", None), "model_type", None)
+        if family not in (*FAMILIES, *STACKS, None) or family in (config.model_type, None):
+            continue
+        if not {family, config.model_type} <= _SAME_FAMILY:
+            raise InputError(
+                f"model.name={name}: expected model_type and architectures in its config.json to name the same family, got "
+                f"model_type {config.model_type} and architectures {architecture}, of the family {family}; correct one of them"
+            )
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Check that transformers and normscope implement everything that a config asks for.
+
+    Raises:
+        InputError: If they do not; the message names the key.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError(
+            "quantization_config: quantised weights are not the ones that the model computes with; set model.name to a "
+            "checkpoint in float32, float16 or bfloat16"
+        )
+    # In transformers 5, Gemma sees later tokens only in batches without padding.
+    if getattr(config, "use_bidirectional_attention", False) and getattr(config, "is_causal", True):
+        raise InputError(
+            "use_bidirectional_attention=true: transformers applies it to some batches and not to others; set is_causal=false "
+            "in the config instead"
+        )
+    # transformers 5 dropped BERT's relative positions and would run such a checkpoint without them.
+    kind = getattr(config, "position_embedding_type", None)
+    if kind not in (None, "absolute"):
+        raise InputError(
+            f"position_embedding_type={kind!r} is no longer supported by transformers, expected 'absolute'; set model.name to "
+            "another model"
+        )
+    if getattr(config, "talking_head", False):
+        raise InputError(
+            "talking_head=true: weights mixed across heads may be negative, which is not supported; set model.name to another "
+            "model"
+        )

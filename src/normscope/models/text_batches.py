@@ -1,0 +1,122 @@
+"""Texts from a Python caller as a batch: types are never guessed, and nothing is truncated or dropped."""
+
+import numpy as np
+from transformers import BatchEncoding
+
+from normscope.config.schema import DatasetKind, DatasetOptions
+from normscope.data.batching import Batch, collate
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.data.token_sequence import TokenSequence
+from normscope.errors import InputError, one_line
+from normscope.models.loaded import LoadedModel
+
+Text = str | tuple[str, str]
+
+_EXPECTED = "expected a str, a pair (tuple) of two str, a list of these, or a tokenizer's BatchEncoding"
+
+# Fields of a BatchEncoding that models do not read.
+_IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
+
+
+def batch_from_texts(model: LoadedModel, texts: object) -> Batch:
+    """Tokenize texts into one batch for a model.
+
+    Args:
+        model: See `normscope.load`.
+        texts: A str, a pair (tuple) of str, a list of these, or a BatchEncoding from the model's tokenizer.
+
+    Raises:
+        InputError: If they are anything else, or too long for the model.
+    """
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
+    if isinstance(texts, BatchEncoding):
+        return collate(_sequences(model, encoder, texts), encoder)
+    texts = texts if isinstance(texts, list) else [texts]
+    if not texts:
+        raise InputError("expected at least one text, got none")
+    examples = [_example(model, text) for text in texts]
+    counts = CorpusCounts()
+    sequences = encoder.encode(examples, counts)
+    if counts.cut:
+        raise InputError(
+            f"{counts.cut} of {len(examples)} texts are longer than {encoder.max_length} tokens, the limit of {model.name}"
+        )
+    if len(sequences) != len(examples):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.skipped.items())
+        raise InputError(f"{len(examples) - len(sequences)} of {len(examples)} texts cannot be read: {reasons}")
+    return collate(sequences, encoder)
+
+
+def describe_type(value: object) -> str:
+    """The type of a value, with the types of its first elements, for messages."""
+    if isinstance(value, tuple | list):
+        types = ", ".join(type(part).__name__ for part in value[:3])
+        return f"a {type(value).__name__} of {len(value)} ({types}{', ...' if len(value) > 3 else ''})"
+    return type(value).__name__
+
+
+def _example(model: LoadedModel, text: object) -> Example:
+    """One text or one pair; other types are refused, even if they look like one."""
+    pair = text if isinstance(text, tuple) else (text,)
+    if len(pair) not in (1, 2) or (len(pair) == 1 and isinstance(text, tuple)):
+        raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
+    for part in pair:
+        if not isinstance(part, str):
+            raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
+        try:
+            part.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"expected valid Unicode, got a text with a lone surrogate: {one_line(error)}") from error
+    if len(pair) == 2 and model.translates and not model.layout.reads_target:
+        raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
+    return Example(*pair)
+
+
+def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) -> list[TokenSequence]:
+    """The sequences of a BatchEncoding, without their padding."""
+    if model.layout.reads_target:
+        raise InputError(
+            f"{model.name} needs source and target, but a BatchEncoding has no target; pass pairs of texts"
+        )
+    unknown = sorted(set(encoding) - _IGNORED_FIELDS - {"input_ids", "attention_mask", "token_type_ids"})
+    if unknown or "input_ids" not in encoding:
+        fault = f"has {unknown[0]}" if unknown else "has no input_ids"
+        raise InputError(
+            f"the BatchEncoding {fault}; expected input_ids and, optionally, attention_mask and token_type_ids"
+        )
+    ids = _rows(encoding, "input_ids")
+    token_mask = _rows(encoding, "attention_mask") if "attention_mask" in encoding else [[1] * len(row) for row in ids]
+    segments = _rows(encoding, "token_type_ids") if "token_type_ids" in encoding else [[0] * len(row) for row in ids]
+    for name, rows in (("attention_mask", token_mask), ("token_type_ids", segments)):
+        if [len(row) for row in rows] != [len(row) for row in ids]:
+            raise InputError(f"expected the BatchEncoding's {name} to have the shape of its input_ids")
+    sequences = []
+    for row_ids, row_mask, row_segments in zip(ids, token_mask, segments, strict=True):
+        tokens = np.asarray(row_ids, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        if not len(tokens):
+            raise InputError("expected at least one token per text, got a BatchEncoding with a text that has none")
+        if encoder.max_length is not None and len(tokens) > encoder.max_length:
+            raise InputError(f"a text is longer than {encoder.max_length} tokens, the limit of {model.name}")
+        if tokens.min() < 0 or tokens.max() >= model.vocabulary:
+            raise InputError(
+                f"the BatchEncoding's input_ids are from another tokenizer: expected 0 to {model.vocabulary - 1}, got "
+                f"{tokens.min()} to {tokens.max()}"
+            )
+        segments_of_tokens = np.asarray(row_segments, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        sequences.append(TokenSequence(tokens, segments_of_tokens if model.takes_segments else None))
+    if not sequences:
+        raise InputError("expected at least one text, got none")
+    return sequences
+
+
+def _rows(encoding: BatchEncoding, name: str) -> list[list[int]]:
+    """A field of a BatchEncoding as one list per text, from a list, array or tensor of one text or several."""
+    try:
+        rows = [np.asarray(row) for row in encoding[name]]
+        rows = [np.stack(rows)] if rows and rows[0].ndim == 0 else rows
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"expected the BatchEncoding's {name} to be lists of integers: {one_line(error)}") from error
+    if any(row.ndim != 1 or (row.size and row.dtype.kind not in "iub") for row in rows):
+        raise InputError(f"expected the BatchEncoding's {name} to be lists of integers, one list per text")
+    return [row.tolist() for row in rows]

@@ -1,0 +1,110 @@
+"""Loads the tokenizer of a model and checks that they fit together."""
+
+from transformers import AutoTokenizer
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.config.schema import ModelOptions
+from normscope.errors import InputError, one_line
+from normscope.models.files import Source, locate
+from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.tokenizer_checks import check_vocabulary
+
+
+def load_tokenizer(
+    options: ModelOptions, source: Source | None, model: PreTrainedModel, layout: BlockLayout, *, random_weights: bool
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that the options name, by default the model's own.
+
+    Args:
+        options: The model's options.
+        source: The model's files; None if there are none.
+        model: The model that will read its tokens.
+        layout: The layout of the model's family.
+        random_weights: Whether the model's weights are random, so that a tokenizer much smaller than the embedding is fine.
+
+    Raises:
+        InputError: If it cannot be loaded or does not fit the model; the message names the config key.
+    """
+    name = options.tokenizer or options.name
+    tokenizer = _load(source, options)
+    embeddings = embeddings_of(model).num_embeddings
+    if len(tokenizer) > embeddings:
+        raise InputError(
+            f"the tokenizer of {name!r} has {len(tokenizer)} tokens, but the model has only {embeddings} embeddings; set "
+            "model.tokenizer to the tokenizer that the model was trained with"
+        )
+    check_vocabulary(tokenizer, name, None if random_weights else embeddings)
+    if layout.reads_target:
+        _check_targets(model, tokenizer, options)
+    limit = tokenizer.model_max_length
+    if not isinstance(limit, int | float) or not limit >= 1:
+        raise InputError(
+            f"model.name={options.name}: expected model_max_length in its tokenizer_config.json to be a number of at least 1, "
+            f"got {limit!r}"
+        )
+    return tokenizer
+
+
+def _load(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
+    if options.tokenizer is not None:
+        folder = locate(options.tokenizer, options, weights=False).folder
+    elif source is not None:
+        folder = source.folder
+    else:
+        raise InputError(
+            "model.architecture comes without a tokenizer; set model.tokenizer to the name or folder of a model"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    except Exception as error:  # missing files and missing optional packages raise many types
+        raise InputError(
+            f"model.name={options.name}: cannot load a tokenizer from {folder}: {one_line(error)}; set model.tokenizer to the "
+            "name or folder of a model with a tokenizer"
+        ) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    for attribute, key, language in (
+        ("src_lang", "source_language", options.source_language),
+        ("tgt_lang", "target_language", options.target_language),
+    ):
+        if language is not None:
+            _set_language(tokenizer, attribute, f"model.{key}={language}", language)
+    return tokenizer
+
+
+def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, setting: str, language: str) -> None:
+    if not hasattr(tokenizer, attribute):
+        raise InputError(f"{setting}: the model's tokenizer has no languages; leave it out")
+    try:
+        setattr(tokenizer, attribute, language)
+        code = tokenizer.convert_tokens_to_ids(getattr(tokenizer, attribute))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{setting}: the tokenizer has no such language: {one_line(error)}") from error
+    # M2M100's language codes and the tokens for them have different names.
+    known = getattr(tokenizer, "lang_code_to_token", {})
+    if code == tokenizer.unk_token_id and language not in known:
+        raise InputError(
+            f"{setting}: the tokenizer has no such language; expected a code from its vocabulary, such as eng_Latn or en"
+        )
+
+
+def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: ModelOptions) -> None:
+    """Check that the decoder has an embedding for every token that it may read."""
+    if getattr(tokenizer, "separate_vocabs", False):
+        raise InputError(
+            f"model.stack={options.stack}: {options.name} has a separate vocabulary for targets, which is not supported; set "
+            "model.stack=encoder"
+        )
+    embeddings = embeddings_of(model.get_decoder()).num_embeddings
+    start = model.config.decoder_start_token_id
+    advice = "set model.tokenizer to the tokenizer that the model was trained with, or model.stack=encoder"
+    if len(tokenizer) > embeddings:
+        raise InputError(
+            f"model.stack={options.stack}: the decoder of {options.name} has {embeddings} embeddings, but the tokenizer has "
+            f"{len(tokenizer)} tokens; {advice}"
+        )
+    if start is not None and not 0 <= start < embeddings:
+        raise InputError(
+            f"model.stack={options.stack}: the decoder of {options.name} has {embeddings} embeddings, but its "
+            f"decoder_start_token_id is {start}; {advice}"
+        )

@@ -1,0 +1,135 @@
+"""Checks on a checkpoint's weights: the model uses all of them, unchanged, and nothing else."""
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModel, PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.models.files import weight_files
+
+# Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
+_UNOBSERVED_PARTS = ("pooler.",)
+
+# Buffers that older versions of transformers saved, and parts that a base model may be built without.
+_HARMLESS = re.compile(
+    r"(^|\.)(pooler\..*|position_ids|inv_freq|embed_positions\.weights|version|(attn|attention)\.masked_bias)$"
+)
+
+# Masks that GPT-2 and GPT-NeoX used to save.
+_MASKS = re.compile(r"\.(attn|attention)\.bias$")
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+def check_none_missing(config: PretrainedConfig, missing: Collection[str], name: str) -> None:
+    """Check that a checkpoint has all weights of its base model, which would otherwise be random.
+
+    Args:
+        config: The checkpoint's config.
+        missing: Names of the model's tensors that the checkpoint lacks.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If a tensor is missing that a block depends on.
+    """
+    needed = sorted(key for key in missing if not key.startswith(_UNOBSERVED_PARTS))
+    if needed:
+        computed = _computed(config)
+        needed = [key for key in needed if key not in computed]
+    if needed:
+        raise InputError(
+            f"model.name={name}: its weights lack {len(needed)} of the model's tensors, for example {needed[0]}, which would "
+            "be random; check that the checkpoint belongs to the family in its config.json"
+        )
+
+
+def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: str) -> None:
+    """Check that a base model uses all of its weights in a checkpoint.
+
+    Other tensors belong to heads, which the base model rightly ignores.
+
+    Args:
+        model: The base model, loaded.
+        unexpected: Names of the checkpoint's tensors that it does not use.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If one of them belongs to the base model.
+    """
+    unused = sorted(key for key in unexpected if _in_base_model(model, key) and not _HARMLESS.search(key))
+    if unused:
+        raise InputError(
+            f"model.name={name}: its weights have {len(unused)} tensors that the model does not use, for example {unused[0]}; "
+            "config.json does not describe these weights: check its model_type and number of layers"
+        )
+
+
+def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
+    """Check that weights are stored as floating-point numbers of 16 bits or more; loading would cast others without a warning.
+
+    Args:
+        model: The base model, loaded.
+        folder: The folder of its weight files.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If a tensor of the base model is complex, integer or has eight bits.
+    """
+    for file in weight_files(folder):
+        for key, dtype in _dtypes(file):
+            if dtype in _FLOATS or not _in_base_model(model, key) or _HARMLESS.search(key) or _MASKS.search(key):
+                continue
+            raise InputError(
+                f"model.name={name}: expected weights in float64, float32, float16 or bfloat16, got {dtype} for {key} in "
+                f"{file.name}; set model.name to a checkpoint that is not quantised"
+            )
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """Check that no weight is NaN or infinite.
+
+    Args:
+        model: A model with its weights.
+        name: Its name, for messages.
+
+    Raises:
+        InputError: If one is.
+    """
+    for key, parameter in model.named_parameters():
+        # The sum is finite only if every term is; unlike isfinite on the parameter, it needs no tensor of the same size.
+        if not torch.isfinite(parameter.sum(dtype=torch.float64)):
+            raise InputError(
+                f"model.name={name}: NaN or infinity in the weight {key}; set model.name to another checkpoint"
+            )
+
+
+def _computed(config: PretrainedConfig) -> set[str]:
+    """Tensors that the architecture computes instead of training (Marian's sinusoids), so checkpoints leave them out."""
+    with torch.device("meta"):
+        untrained = AutoModel.from_config(config)
+    return {key for key, parameter in untrained.named_parameters() if not parameter.requires_grad}
+
+
+def _dtypes(file: Path) -> Iterator[tuple[str, str]]:
+    """The name and dtype of every tensor in a weight file, without reading the tensors."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - not a mapping
+                yield key, tensors.get_slice(key).get_dtype()
+        return
+    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    for key, value in torch.load(file, map_location="meta", weights_only=True).items():
+        if isinstance(value, torch.Tensor):
+            yield key, names.get(value.dtype, str(value.dtype).removeprefix("torch."))
+
+
+def _in_base_model(model: PreTrainedModel, key: str) -> bool:
+    """Whether a tensor belongs to the base model, with or without its prefix."""
+    first = key.partition(".")[0]
+    parts = {name for name, _ in [*model.named_children(), *model.named_parameters(recurse=False)]}
+    return first in parts or first == model.base_model_prefix
