@@ -133,7 +133,7 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
         return cached
     hint = "give a local folder instead: model.name=/path/to/folder"
     if not hub_reachable():
-        raise InputError(f"model.name={name}: not in the local cache, and the Hub cannot be reached; {hint}")
+        raise InputError(f"model.name={name}: not in the local cache and the Hub cannot be reached; {hint}")
     try:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
