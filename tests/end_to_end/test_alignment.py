@@ -278,13 +278,25 @@ def test_toy_chain_from_training_to_error_rates(capsys, monkeypatch, tmp_path):
 
 
 BAD = {
-    "gold has a line too many": ("dataset.limit=3", {"gold": "1-1\n" * 10}, "goes on after line 9"),
-    "gold has a line too few": ("seed=1", {"gold": "1-1\n" * 8}, "it has 8 lines, the text 9 sentence pairs"),
+    "gold has a line too many": (
+        "dataset.limit=3",
+        {"gold": "1-1\n" * 10},
+        "one per sentence pair; the file has more",
+    ),
+    "gold has a line too few": (
+        "seed=1",
+        {"gold": "1-1\n" * 8},
+        "one per sentence pair; the file has 8",
+    ),
     "a link out of range": ("seed=1", {"gold": "1-1\n" * 8 + "99-1\n"}, "line 9: 99-1 points at source word 99"),
-    "no link at all": ("seed=1", {"gold": "\n" * 9}, "no line has a link"),
-    "nothing sure": ("seed=1", {"gold": "1p1\n" * 9}, "no pair has a sure link"),
+    "no link at all": ("seed=1", {"gold": "\n" * 9}, "the file has no link"),
+    "nothing sure": ("seed=1", {"gold": "1p1\n" * 9}, "expected a sure link (1-2)"),
     "no such gold": ("analysis.alignment.gold.path=/nowhere", {}, "/nowhere: no such file"),
-    "sides of different length": ("seed=1", {"pairs.txt": "a ||| b\n" * 8 + "a b\n"}, "line 9 has 0 times '|||'"),
+    "sides of different length": (
+        "seed=1",
+        {"pairs.txt": "a ||| b\n" * 8 + "a b\n"},
+        "line 9: expected '|||' once, got it 0 times",
+    ),
     "too long": ("dataset.max_length=5", {}, "row 1: the source has"),
     "a base that is none": ("analysis.alignment.gold.base=3", {}, "counted from 0 or 1"),
     "an unknown aligner": ("analysis.alignment.aligners=[giza]", {}, "expected some of eflomal, simalign"),
@@ -297,13 +309,13 @@ BAD = {
     "no such row": ("analysis.alignment.sentences=[77]", {}, "no sentence pair in row 77"),
     "no such reverse run": ("analysis.alignment.reverse=/nowhere", {}, "expected the folder of a finished run"),
     "baselines that are none": ("analysis.alignment.baselines=3", {}, "expected {NAME: FILE"),
-    "another stack": ("model.stack=encoder", {}, "looks at cross-attention"),
+    "another stack": ("model.stack=encoder", {}, "needs cross-attention"),
 }
 
 
 @one_family
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_told_in_one_line(capsys, monkeypatch, translator, corpus, tmp_path, case):
+def test_bad_input_gives_one_line(capsys, monkeypatch, translator, corpus, tmp_path, case):
     override, files, message = BAD[case]
     for name in ("pairs.txt", "gold"):
         (tmp_path / name).write_text(files.get(name, (corpus / name).read_text()))

@@ -42,7 +42,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["layers=[7]"], "expected all or numbers from 1 to 6"),
         (["categories=[verbs]"], "unknown category 'verbs'"),
         (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
-        (["model.name=nobody/nothing"], "not in the local cache and the Hub cannot be reached"),
+        (["model.name=nobody/nothing"], "not in the local cache, and the Hub cannot be reached"),
         (["model.sha256=00ff"], "expected 00ff"),
         (["dataset=text", "dataset.path=/no/such.txt"], "no such file"),
         (["dataset=text"], "dataset.path is not set"),
@@ -69,7 +69,7 @@ def test_a_missing_column_lists_those_there_are(capsys, monkeypatch, tmp_path, s
     path = tmp_path / "a.csv"
     path.write_text("body,label\nhello,1\n")
     arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}"]
-    assert "it has body, label" in refuse(capsys, monkeypatch, tmp_path, *arguments)
+    assert "expected one of body, label" in refuse(capsys, monkeypatch, tmp_path, *arguments)
     assert "dataset.pair_column=b" in refuse(
         capsys, monkeypatch, tmp_path, *arguments, "dataset.text_column=body", "dataset.pair_column=b"
     )

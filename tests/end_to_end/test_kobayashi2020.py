@@ -245,9 +245,9 @@ def test_the_conventional_ranks(capsys, monkeypatch, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("1 2 3\n4 5\n", "line 2 is not `rank count token_id`"),
-        ("1 2 99999\n", "the model has no token 99999"),
-        ("\n", "found none"),
+        ("1 2 3\n4 5\n", "line 2: expected `rank count token_id`"),
+        ("1 2 99999\n", "token 99999 is not one of the model"),
+        ("\n", "got none"),
     ],
 )
 def test_a_malformed_frequency_file(capsys, monkeypatch, corpus, tmp_path, content, message):

@@ -367,10 +367,10 @@ def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
         best = {method: metrics[f"{method}/{setting}/best_layer/aer"] for method in METHODS}
         mean = {method: metrics[f"{method}/{setting}/layer_mean/aer"] for method in METHODS}
         sentences.append(
-            f"Alignment with {side}: the best layer errs by {best['attn_n']:.1%} (AER) by vector norms and by "
-            f"{best['attn_w']:.1%} by weights; the layers' mean is {mean['attn_n']:.1%} against {mean['attn_w']:.1%}."
+            f"Alignment with {side}: the best layer has an AER of {best['attn_n']:.1%} by vector norms and of "
+            f"{best['attn_w']:.1%} by weights; the mean over layers is {mean['attn_n']:.1%} and {mean['attn_w']:.1%}."
         )
-    return sentences + [f"{name} errs by {metrics[f'{name}/aer']:.1%} on the same pairs." for name in baselines]
+    return sentences + [f"{name} has an AER of {metrics[f'{name}/aer']:.1%} on the same pairs." for name in baselines]
 
 
 def _notes(read: Mapping[int, Pair], total: int) -> list[str]:
@@ -380,7 +380,7 @@ def _notes(read: Mapping[int, Pair], total: int) -> list[str]:
             len(set(range(len(getattr(pair, side)))) - set(getattr(pair, f"{side}_words"))) for pair in read.values()
         )
         if lost:
-            notes.append(f"the tokenizer has no token of {lost:,} {side} words: they are never aligned")
+            notes.append(f"the tokenizer drops {lost:,} {side} words: they are never aligned")
     if len(read) < total:
-        notes.append(f"error rates are of the {len(read):,} of {total:,} pairs that were read")
+        notes.append(f"error rates cover {len(read):,} of {total:,} pairs, those that were read")
     return notes

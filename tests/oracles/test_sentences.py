@@ -126,16 +126,16 @@ CASES = {
         (
             AER | {"giza/aer": 0.1, "giza/recall": 0.2, "attn_w/awi/union/aer": 0.6},
             [
-                "Alignment with input: the best layer errs by 30.0% (AER) by vector norms and by 40.0% by weights; the "
-                "layers' mean is 70.0% against 80.0%.",
-                "giza errs by 10.0% on the same pairs.",
+                "Alignment with input: the best layer has an AER of 30.0% by vector norms and of 40.0% by weights; the "
+                "mean over layers is 70.0% and 80.0%.",
+                "giza has an AER of 10.0% on the same pairs.",
             ],
         ),
         (
             {name.replace("awi", "awo"): value for name, value in AER.items()},
             [
-                "Alignment with output: the best layer errs by 30.0% (AER) by vector norms and by 40.0% by weights; the "
-                "layers' mean is 70.0% against 80.0%.",
+                "Alignment with output: the best layer has an AER of 30.0% by vector norms and of 40.0% by weights; the "
+                "mean over layers is 70.0% and 80.0%.",
             ],
         ),
         ({"attn_n/awo/best_layer/aer": 0.3}, []),

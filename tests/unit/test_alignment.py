@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 from re import escape, fullmatch
 
+import numpy as np
 import pytest
 import sentencepiece
 import torch
@@ -16,9 +17,11 @@ from transformers import MarianTokenizer
 
 from normscope.alignment import link_scores
 from normscope.alignment.aligners import align
+from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
-from normscope.alignment.word_maps import Agreement, Setting, aligned_words, row_words, word_maps
+from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
+from normscope.data.examples import Links
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
 from normscope.errors import InputError
@@ -121,12 +124,12 @@ def test_links(tmp_path):
 @pytest.mark.parametrize(
     ("text", "base", "message"),
     [
-        ("0-0\n", 0, "1 lines, the text 2"),
-        ("0-0\n0-0\n0-0\n", 0, "goes on after line 2"),
+        ("0-0\n", 0, "expected 2 lines, one per sentence pair; the file has 1"),
+        ("0-0\n0-0\n0-0\n", 0, "expected 2 lines, one per sentence pair; the file has more"),
         ("0-0\n0-3\n", 0, "line 2: 0-3 points at target word 3, but the sentence has 2"),
         ("0-0\n1-1\n", 1, "line 1: 0-0 points at source word 0"),
-        ("0:0\n\n", 0, "'0:0' is no link"),
-        ("\n\n", 0, "no line has a link"),
+        ("0:0\n\n", 0, "'0:0' is not a link"),
+        ("\n\n", 0, "the file has no link"),
         ("0-0\n0-0\n", 2, "counted from 0 or 1"),
     ],
 )
@@ -139,10 +142,17 @@ def test_links_that_cannot_be(tmp_path, text, base, message):
 
 def test_error_rate_by_hand():
     # A = {00, 11, 12}, S = {00, 22}, P = S + {11}.
-    agreement = Agreement(links=3, in_sure=1, in_possible=2, sure=2)
-    assert agreement.error_rate == pytest.approx(1 - 3 / 5)
-    assert (agreement.precision, agreement.recall) == (pytest.approx(2 / 3), 0.5)
-    assert Agreement(0, 0, 0, 5).error_rate == 1
+    sure, possible = frozenset({(0, 0), (2, 2)}), frozenset({(0, 0), (2, 2), (1, 1)})
+    rates = evaluate([frozenset({(0, 0), (1, 1), (1, 2)})], [Links(sure, possible)])
+    assert rates == {"aer": pytest.approx(1 - 3 / 5), "precision": pytest.approx(2 / 3), "recall": 0.5}
+    assert evaluate([], []) == {"aer": 1.0, "precision": 0.0, "recall": 0.0}
+    # Without links; without sure links; and one by one as above.
+    rates = error_rates(np.array([0, 2, 3]), np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([5, 0, 2]))
+    assert {name: rate.tolist() for name, rate in rates.items()} == {
+        "aer": [1.0, 0.5, pytest.approx(0.4)],
+        "precision": [0.0, 0.5, pytest.approx(2 / 3)],
+        "recall": [0.0, 0.0, 0.5],
+    }
 
 
 def test_word_maps_sum_over_sources_and_average_over_targets():

@@ -18,7 +18,7 @@ from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.pickles import load
-from normscope.data.segmentation import joined
+from normscope.data.segmentation import detokenized
 from normscope.errors import InputError
 from tests.unit.test_data import Reader
 
@@ -63,18 +63,20 @@ def test_a_folder_and_a_pattern_are_read_in_order_of_names(tmp_path):
     with pytest.raises(InputError, match=r"dataset.path=.*\*\.csv: no file matches"):
         open_corpus(options(tmp_path / "*.csv"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="the folder has no file ending in .txt"):
+    with pytest.raises(InputError, match="the folder has no file with extension .txt"):
         open_corpus(options(tmp_path / "empty"))
 
 
 def test_a_delimiter_that_is_another_is_named(tmp_path):
     path = tmp_path / "corpus.csv"
     path.write_text("text;n\nA first, short one.;1\n")
-    with pytest.raises(InputError, match=r"line 2 has 2 cells where the header has 1; is it dataset.delimiter=','"):
+    with pytest.raises(
+        InputError, match=r"line 2: expected 1 cells as in the header, got 2; check dataset.delimiter=','"
+    ):
         read(path)
     assert texts(path, delimiter=";") == SENTENCES[:1]
     path.write_text("text;n\nshort;1\n")
-    with pytest.raises(InputError, match="dataset.text_column=text: .* has no such column; it has text;n"):
+    with pytest.raises(InputError, match="dataset.text_column=text: .* has no such column; expected one of text;n"):
         read(path)
 
 
@@ -159,7 +161,7 @@ def test_wikitext_becomes_paragraphs_or_articles(tmp_path, tokenizer):
     assert found == [first, "It has 1,000 units.", "One paragraph."]
     [pair] = [e for e in read(path, wikitext=True, segmentation=Segmentation.pair) if isinstance(e, Example)]
     assert (pair.text, pair.text_pair) == (first, "It has 1,000 units.")
-    assert joined('he said " hello " .') == 'he said "hello".'
+    assert detokenized('he said " hello " .') == 'he said "hello".'
     sequences = Encoder(Reader(tokenizer), options(wikitext=True)).encode([Example("<unk> is")], CorpusCounts())
     assert tokenizer.unk_token_id in sequences[0].input_ids
 
@@ -236,12 +238,12 @@ def test_two_files_are_read_side_by_side(tmp_path):
     found = read(source, pair_path=str(target))
     assert found == [Example("eins", "one"), "empty", Example("drei", "three")]
     target.write_text("one\ntwo\n")
-    with pytest.raises(InputError, match="dataset.pair_path: it ends before its row 3"):
+    with pytest.raises(InputError, match="dataset.pair_path: it has 2 rows and the other file more"):
         read(source, pair_path=str(target))
 
 
 def test_a_hub_dataset_without_a_network_is_one_line():
-    with pytest.raises(InputError, match=r"dataset.path=nobody/nothing: it is not in the local cache and the Hub"):
+    with pytest.raises(InputError, match=r"dataset.path=nobody/nothing: not in the local cache, and the Hub"):
         open_corpus(options("nobody/nothing", kind=DatasetKind.hub))
 
 
@@ -285,9 +287,9 @@ def test_categories_of_ones_own(tmp_path, tokenizer):
     ("own", "message"),
     [
         ({"cls": ["a"]}, "dataset.categories.cls: expected a name"),
-        ({"a": ["cat"], "b": ["cat"]}, "'cat' is in a and in b"),
+        ({"a": ["cat"], "b": ["cat"]}, "'cat' is in both a and b"),
         ({"a": "re:("}, "not a regular expression"),
-        ({"a": ["zzzzzzzz"]}, "no token of the vocabulary"),
+        ({"a": ["zzzzzzzz"]}, "expected tokens of the vocabulary"),
         ({"a": "file:/nowhere"}, "cannot be read"),
         ({"a": [["x"]]}, "expected a list of tokens"),
     ],
@@ -309,9 +311,7 @@ def test_a_stray_quotation_mark_does_not_merge_rows(tmp_path):
     rows = [f"text {number},{number}" for number in range(500)]
     path = tmp_path / "corpus.csv"
     path.write_text("\n".join(["text,n", '"He left,0', *rows, 'She said hi",501']) + "\n")
-    with pytest.raises(
-        InputError, match=r"row 1, which begins on line 2: it goes on for more than 20 lines.*quoting=none"
-    ):
+    with pytest.raises(InputError, match=r"row 1, which starts on line 2: it has more than 20 lines.*quoting=none"):
         read(path)
     assert texts(path, quoting=Quoting.none) == [
         '"He left',
@@ -319,10 +319,10 @@ def test_a_stray_quotation_mark_does_not_merge_rows(tmp_path):
         'She said hi"',
     ]
     path.write_text('text,n\nfine,0\n"He" left,1\n')
-    with pytest.raises(InputError, match=r"row 2, which begins on line 3: not CSV"):
+    with pytest.raises(InputError, match=r"row 2, which starts on line 3: not CSV"):
         read(path)
     path.write_text('text,n\nfine,0\n"He left,1\n')
-    with pytest.raises(InputError, match=r"row 2, which begins on line 3: not CSV, unexpected end of data"):
+    with pytest.raises(InputError, match=r"row 2, which starts on line 3: not CSV, unexpected end of data"):
         read(path)
 
 
@@ -342,7 +342,7 @@ def test_rows_of_many_lines_are_read_where_they_are_meant(tmp_path):
     path.write_text(f'text,n\n"{short}",1\n"{short}",2\n')
     assert texts(path) == [short, short]
     path.write_text(f'text,n\n"{short}",1\n"{long}",2\n')
-    with pytest.raises(InputError, match=r"row 2, which begins on line 22.*quoting=multiline"):
+    with pytest.raises(InputError, match=r"row 2, which starts on line 22.*quoting=multiline"):
         read(path)
     assert texts(path, quoting=Quoting.multiline) == [short, long]
 
@@ -451,8 +451,8 @@ def test_numbers_of_thousands_of_digits_are_bad_input(tmp_path):
     digits = "1" * 5000
     links, ranks = tmp_path / "links", tmp_path / "ranks"
     links.write_text(f"{digits}-1\n")
-    with pytest.raises(InputError, match="is no link"):
+    with pytest.raises(InputError, match="is not a link"):
         LinkFile(links, "key").read([(1, 1)])
     ranks.write_text(f"1 {digits} 3\n")
-    with pytest.raises(InputError, match="line 1 is not `rank count token_id`"):
+    with pytest.raises(InputError, match="line 1: expected `rank count token_id`"):
         token_frequencies.read(ranks, 10)

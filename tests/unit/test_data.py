@@ -70,7 +70,7 @@ def test_a_csv_without_header_is_read_by_number(tmp_path):
     path.write_text("one,two,3\n")
     assert list(TextFile(path, header=False).examples()) == [Example("one")]
     assert list(TextFile(path, "1", 0, header=False).examples()) == [Example("two", "one")]
-    with pytest.raises(InputError, match=r"dataset.text_column=7: .* has 0, 1, 2"):
+    with pytest.raises(InputError, match=r"dataset.text_column=7: .* expected one of 0, 1, 2"):
         list(TextFile(path, 7, header=False).examples())
 
 
@@ -102,13 +102,13 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n{oops\n', "line 2 is not JSON"),
         ("a.jsonl", b'["x"]\n', "line 1 is not a JSON object"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
-        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "row 2 of .* has no such column; it has txt"),
-        ("a.csv", b"text,b\nx,1\ny\n", "line 3 has 1 cells where the header has 2"),
-        ("a.jsonl", b'{"body": "x"}\n', "dataset.text_column=text: .* has body"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "row 2 of .* has no such column; expected one of txt"),
+        ("a.csv", b"text,b\nx,1\ny\n", "line 3: expected 2 cells as in the header, got 1"),
+        ("a.jsonl", b'{"body": "x"}\n', "dataset.text_column=text: .* expected one of body"),
         ("a.txt", b"fine\n\xff\xfe\n", "not UTF-8"),
         ("a.txt", b"", "is empty"),
         ("a.parquet", b"nothing of the kind", "not a Parquet file"),
-        ("a.docx", b"x", "expected a file ending in"),
+        ("a.docx", b"x", "expected a file with extension"),
     ],
 )
 def test_bad_files_are_told_apart(tmp_path, name, content, message):

@@ -68,7 +68,7 @@ def test_a_message_is_one_printable_line():
 def test_numbers_of_thousands_of_digits_in_frequencies(tmp_path, line):
     path = tmp_path / "f.txt"
     path.write_text(f"1 1 1\n{line}\n")
-    with pytest.raises(InputError, match="line 2 is not `rank count token_id`"):
+    with pytest.raises(InputError, match="line 2: expected `rank count token_id`"):
         frequency.read(path, 10)
 
 
@@ -91,9 +91,9 @@ def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": pa.array(["A cat."]), "other": other}), path)
     assert [example.text for example in TextFile(path).examples()] == ["A cat."]
-    with pytest.raises(InputError, match=r"a\.parquet: not a whole Parquet file, or one with values that are no text"):
+    with pytest.raises(InputError, match=r"a\.parquet: damaged Parquet file, or values that are not text"):
         list(TextFile(path, text_column="other").examples())
-    with pytest.raises(InputError, match="it has text, other"):
+    with pytest.raises(InputError, match="expected one of text, other"):
         list(TextFile(path, text_column="nope").examples())
 
 

@@ -1,1 +1,1 @@
-"""Word alignment from cross-attention, measured against human alignments (Kobayashi et al. 2020, section 5)."""
+"""Word alignment from cross-attention, compared with human alignments (Kobayashi et al. 2020, section 5)."""

@@ -1,6 +1,6 @@
-"""Word aligners of others, where they are installed: `pip install 'normscope[aligners]'`.
+"""Other word aligners, if they are installed: `pip install 'normscope[aligners]'`.
 
-eflomal is licensed under the GPL; it is run, never shipped.
+eflomal is licensed under the GPL: we run it and never ship it.
 """
 
 import importlib
@@ -21,13 +21,13 @@ KEY = "analysis.alignment.aligners"
 
 
 def align(name: str, pairs: Mapping[int, tuple[Words, Words]], model: str, heuristic: Heuristic) -> Alignments:
-    """The alignments that another aligner makes.
+    """Align a corpus with another aligner.
 
     Args:
         name: `eflomal` or `simalign`.
-        pairs: Words of source and target, by row.
+        pairs: Source and target words, by row.
         model: Hub name or folder of the model whose embeddings simalign compares.
-        heuristic: Makes one alignment of the two directions that eflomal aligns.
+        heuristic: Combines the two directions that eflomal aligns.
 
     Raises:
         InputError: If the aligner is unknown, not installed, or fails.
@@ -37,12 +37,12 @@ def align(name: str, pairs: Mapping[int, tuple[Words, Words]], model: str, heuri
     try:
         library = importlib.import_module(name)
     except ImportError as error:
-        raise InputError(f"{KEY}=[{name}]: it is not installed; pip install 'normscope[aligners]'") from error
+        raise InputError(f"{KEY}=[{name}]: {name} is not installed; run pip install 'normscope[aligners]'") from error
     try:
-        found = _ALIGNERS[name](library, list(pairs.values()), model, heuristic)
-    except Exception as error:  # whatever another's program raises
-        raise InputError(f"{KEY}=[{name}]: it failed: {one_line(error)}") from error
-    return dict(zip(pairs, found, strict=True))
+        alignments = _ALIGNERS[name](library, list(pairs.values()), model, heuristic)
+    except Exception as error:  # foreign code may raise anything
+        raise InputError(f"{KEY}=[{name}]: {name} failed: {one_line(error)}") from error
+    return dict(zip(pairs, alignments, strict=True))
 
 
 def _eflomal(
@@ -51,7 +51,7 @@ def _eflomal(
     """Both directions, trained on the pairs themselves, symmetrised."""
     with tempfile.TemporaryDirectory() as folder:
         forward, backward = Path(folder, "forward"), Path(folder, "backward")
-        # Words of two languages that are separated by spaces must not have any inside.
+        # eflomal separates words by spaces, so no word may contain one.
         sides = [[" ".join(word.replace(" ", "_") for word in pair[side]) for pair in pairs] for side in (0, 1)]
         library.Aligner().align(*sides, links_filename_fwd=str(forward), links_filename_rev=str(backward))
         directions = [[parsed(line) for line in path.read_text().splitlines()] for path in (forward, backward)]
@@ -62,8 +62,8 @@ def _simalign(
     library: Any, pairs: Sequence[tuple[Words, Words]], model: str, _heuristic: Heuristic
 ) -> list[frozenset[Link]]:
     aligner = library.SentenceAligner(model=model, token_type="bpe", matching_methods="i")
-    found = (aligner.get_word_aligns(list(source), list(target))["itermax"] for source, target in pairs)
-    return [frozenset((int(source), int(target)) for source, target in links) for links in found]
+    alignments = (aligner.get_word_aligns(list(source), list(target))["itermax"] for source, target in pairs)
+    return [frozenset((int(source), int(target)) for source, target in links) for links in alignments]
 
 
 _ALIGNERS: dict[str, Callable[[Any, Sequence[tuple[Words, Words]], str, Heuristic], list[frozenset[Link]]]] = {

@@ -11,7 +11,7 @@ SETTINGS = {str(Setting.AWO): "alignment with output", str(Setting.AWI): "alignm
 
 
 def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figure]:
-    """Figures 7, 8 and 13 to 17 of K20 from the tables of error rates and of maps."""
+    """Figures 7, 8 and 13 to 17 of K20, from the tables of error rates and maps."""
     layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
     heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
     by_head = heads.pivot(index=["setting", "layer", "head"], columns="method", values="percent").reset_index()
@@ -27,8 +27,8 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             value_label="alignment error rate (%)",
             limits=(0.0, 100.0),
             caption=(
-                "Alignment error rate of each layer by weights (attn_w) and by vector norms (attn_n); light is good. With "
-                "output: the row in which a word is predicted; with input: the row in which it is read."
+                "Alignment error rate of each layer by weights (attn_w) and by vector norms (attn_n); lower (lighter) is "
+                "better. With output: the row in which a word is predicted; with input: the row in which it is read."
             ),
         ),
         "by_head": HeatmapGrid(
@@ -49,8 +49,8 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             x_label="mean ‖αf(x)‖ of a head",
             y_label="alignment error rate (%)",
             caption=(
-                "One point per head: how much it hands over on average, and how badly it aligns. Where the points fall "
-                "towards the right, heads that hand over much align well."
+                "One point per head: its mean norm and its alignment error rate. If the points fall towards the right, "
+                "heads with large norms align well."
             ),
         ),
     }
@@ -60,18 +60,18 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
 
 
 def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
-    """The maps of one pair in the layer and setting that align best, by each method."""
+    """The maps of one sentence pair, each method in its best layer and setting."""
     titles, panels = {}, []
     for method, title in METHODS.items():
         rates = layers[layers["method"] == method]
         best = rates.iloc[rates["aer"].argmin()]
-        chosen = (
+        in_best = (
             (maps["method"] == method)
             & (maps["setting"] == best["setting"])
             & (maps["layer"] == best["layer"])
             & (maps["head"] == 0)
         )
-        panels.append(maps[chosen])
+        panels.append(maps[in_best])
         titles[method] = f"{title}, layer {best['layer']}, {best['setting']}"
     return WordMaps(
         table=pd.concat(panels),
@@ -84,7 +84,7 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
         value="value",
         frame="gold",
         caption=(
-            f"Row {row} of the corpus: what each target word takes from each source word, each method in its best layer. "
-            "Links that people made are framed, dashed where they are only possible."
+            f"Row {row} of the corpus: what each target word takes from each source word, by each method in its best layer. "
+            "Human links are framed; a dashed frame means only possible."
         ),
     )

@@ -1,4 +1,4 @@
-"""A parallel corpus with its word alignments: people's, and those of other aligners."""
+"""A parallel corpus with reference alignments: those of people and those of other aligners."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ SEGMENTERS: Mapping[WordsAre, Segmenter] = {WordsAre.spaced: spaced_words, Words
 
 @dataclasses.dataclass(frozen=True)
 class SentencePair:
-    """A sentence and its translation, word by word, with what people aligned."""
+    """A sentence and its translation, as words, with the human links between them."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -31,18 +31,18 @@ class SentencePair:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What alignments are measured against."""
+    """What alignments are compared with."""
 
     pairs: Mapping[int, SentencePair]
     """By row of the corpus, from 1."""
     baselines: Mapping[str, Mapping[int, frozenset[Link]]]
-    """Alignments by others, by name and row."""
+    """Alignments of other aligners, by name and row."""
     reverse: Mapping[tuple[str, str], ReverseAlignment] = dataclasses.field(default_factory=dict)
-    """What a model in the opposite direction has aligned, by method and setting."""
+    """Alignments of a model in the opposite direction, by method and setting."""
 
 
 class ReferenceResource(Resource[Reference]):
-    """Reads a parallel corpus as a whole, and its alignments.
+    """Reads a whole parallel corpus and its alignments.
 
     Args:
         options: Where gold links and other aligners' links come from.
@@ -59,19 +59,19 @@ class ReferenceResource(Resource[Reference]):
         self._examples: list[Example | str] = []
 
     def read(self, examples: Sequence[Example | str]) -> None:
-        """Take in some pairs."""
+        """Keep the next sentence pairs."""
         self._examples += examples
 
     def finish(self) -> Reference:
         """The reference.
 
         Raises:
-            InputError: If texts and links do not match; the message names file, line and link.
+            InputError: If texts and links do not match; the message names the file, line and link.
         """
         return reference(self._examples, self._options)
 
     def digest(self, value: Reference) -> str:
-        """A hash of words and links."""
+        """A hash of the words and links."""
         content = [
             (row, pair.source, pair.target, sorted(pair.links.sure), sorted(pair.links.possible))
             for row, pair in value.pairs.items()
@@ -83,13 +83,13 @@ def reference(examples: Sequence[Example | str], options: AlignmentOptions) -> R
     """The pairs of a parallel corpus and their alignments.
 
     Raises:
-        InputError: If texts and links do not fit together; the message names file, line and link.
+        InputError: If texts and links do not match; the message names the file, line and link.
     """
     segmenter = SEGMENTERS[options.words]
     words = [_words(example, segmenter) for example in examples]
     lengths = [(len(source), len(target)) for source, target in words]
     if options.gold.path is None:
-        links = [_own_links(example) for example in examples]
+        links = [_links_of(example) for example in examples]
     else:
         links = _link_file(options.gold, "analysis.alignment.gold.path").read(lengths)
     pairs = {
@@ -98,8 +98,11 @@ def reference(examples: Sequence[Example | str], options: AlignmentOptions) -> R
         if isinstance(example, Example)
     }
     if not any(pair.links.sure for pair in pairs.values()):
-        raise InputError(f"analysis.alignment.gold.path={options.gold.path}: no pair has a sure link; AER needs some")
-    baselines = {name: _baseline(name, given, lengths) for name, given in (options.baselines or {}).items()}
+        raise InputError(
+            f"analysis.alignment.gold.path={options.gold.path}: expected a sure link (1-2); the error rate needs "
+            "at least one"
+        )
+    baselines = {name: _baseline(name, entry, lengths) for name, entry in (options.baselines or {}).items()}
     texts = {row: (pair.source, pair.target) for row, pair in pairs.items()}
     for name in options.aligners:
         baselines[name] = align(name, texts, options.simalign_model, Heuristic(options.symmetrisation))
@@ -115,25 +118,29 @@ def _words(example: Example | str, segmenter: Segmenter) -> tuple[tuple[str, ...
     return tuple(words_of(example.text, segmenter)), tuple(words_of(example.text_pair, segmenter))
 
 
-def _own_links(example: Example | str) -> Links:
+def _links_of(example: Example | str) -> Links:
     if isinstance(example, str):
         return Links(frozenset(), frozenset())
     if example.links is None:
-        raise InputError("analysis.alignment.gold.path is not set: expected a file of links, `1-2 3p4` a line")
+        raise InputError(
+            "analysis.alignment.gold.path is not set: expected a file of links, with lines such as `1-2 3p4`"
+        )
     return example.links
 
 
 def _link_file(options: LinkFileOptions, key: str) -> LinkFile:
     if options.path is None:
-        raise InputError(f"{key} is not set: expected a file of links, `1-2 3p4` a line")
+        raise InputError(f"{key} is not set: expected a file of links, with lines such as `1-2 3p4`")
     return LinkFile(Path(options.path).expanduser(), key, options.base, options.direction)  # type: ignore[arg-type]
 
 
-def _baseline(name: str, given: Any, lengths: Sequence[Link]) -> dict[int, frozenset[Link]]:
+def _baseline(name: str, entry: Any, lengths: Sequence[Link]) -> dict[int, frozenset[Link]]:
     key = f"analysis.alignment.baselines.{name}"
-    settings = given if isinstance(given, Mapping) else {"path": given}
+    settings = entry if isinstance(entry, Mapping) else {"path": entry}
     unknown = set(settings) - {"path", "base", "direction"}
     if unknown or not isinstance(settings.get("path"), str):
-        raise InputError(f"{key}={given}: expected a file, or {{path: FILE, base: 0, direction: source-target}}")
-    found = _link_file(LinkFileOptions(**{str(option): value for option, value in settings.items()}), key).read(lengths)
-    return {row: links.possible for row, links in enumerate(found, start=1)}
+        raise InputError(f"{key}={entry}: expected a file, or {{path: FILE, base: 0, direction: source-target}}")
+    alignments = _link_file(LinkFileOptions(**{str(option): value for option, value in settings.items()}), key).read(
+        lengths
+    )
+    return {row: links.possible for row, links in enumerate(alignments, start=1)}

@@ -1,4 +1,4 @@
-"""Error rates of word alignments in files, without a model; and two directions made into one alignment.
+"""Error rates of word alignments in files, without a model; and symmetrisation of two directions.
 
 python -m normscope.alignment.link_scores --gold GOLD --gold-base 1 forward.talp backward.talp:target-source
 python -m normscope.alignment.link_scores --gold GOLD --symmetrise grow-diag-final forward.talp backward.talp:target-source
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from normscope.alignment.error_rates import RATES, evaluate
 from normscope.alignment.links import DIRECTIONS, LinkFile, pharaoh
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
-from normscope.alignment.word_maps import agreement
 from normscope.config.arguments import ArgumentParser
 from normscope.data.examples import Links
 from normscope.data.lines import Malformed, lines
 from normscope.errors import InputError, message, one_line
 
-# No sentence has so many words: what the files alone can tell is that they have as many lines.
+# More words than any sentence has. Without the texts, only the numbers of lines can be checked.
 _ANY_LENGTH = 10**6
 
 
@@ -36,25 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     pairs = _lines(given.gold)
     gold = _read(str(given.gold), "--gold", given.gold_base, pairs)
-    found = {}
+    alignments = {}
     for file in given.files:
         links = _read(file, "FILE", given.base, pairs)
-        found[Path(file.partition(":")[0]).name] = [pair.possible for pair in links]
+        alignments[Path(file.partition(":")[0]).name] = [pair.possible for pair in links]
     if given.symmetrise is not None:
         if len(given.files) != 2:
             raise InputError(f"--symmetrise: expected two files, in opposite directions, got {len(given.files)}")
-        both = zip(*found.values(), strict=True)
-        joined = [symmetrised(forward, backward, Heuristic(given.symmetrise)) for forward, backward in both]
-        found = {given.symmetrise: joined}
+        directions = zip(*alignments.values(), strict=True)
+        combined = [symmetrised(forward, backward, Heuristic(given.symmetrise)) for forward, backward in directions]
+        alignments = {given.symmetrise: combined}
         if given.output is not None:
-            _write(given.output, "".join(f"{pharaoh(links)}\n" for links in joined))
-    sure, possible = ([getattr(links, kind) for links in gold] for kind in ("sure", "possible"))
-    rates = {name: agreement(alignments, sure, possible) for name, alignments in found.items()}
-    table = pd.DataFrame(
-        {"AER %": rate.error_rate * 100, "precision %": rate.precision * 100, "recall %": rate.recall * 100}
-        for rate in rates.values()
-    )
-    table.index = pd.Index(rates)
+            _write(given.output, "".join(f"{pharaoh(links)}\n" for links in combined))
+    rates = {name: evaluate(links, gold) for name, links in alignments.items()}
+    table = pd.DataFrame.from_dict(rates, orient="index")[list(RATES)] * 100
+    table.columns = pd.Index([f"{rate.replace('aer', 'AER')} %" for rate in RATES])
     print(table.to_string(float_format=lambda value: f"{value:.1f}"))
     return 0
 
@@ -63,11 +59,11 @@ def _write(path: Path, content: str) -> None:
     try:
         path.write_text(content)
     except (OSError, ValueError) as error:
-        raise InputError(f"--output={path}: cannot be written to: {one_line(error)}") from error
+        raise InputError(f"--output={path}: cannot be written: {one_line(error)}") from error
 
 
 def _lines(path: Path) -> int:
-    """Lines of a file of links, plain or gzipped."""
+    """The number of lines in a file of links, plain or gzipped."""
     try:
         if not path.is_file():
             raise InputError(f"--gold={path}: no such file")
@@ -89,11 +85,13 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", metavar="FILE[:target-source]", help="links in Pharaoh format")
-    parser.add_argument("--gold", type=Path, required=True, help="what people aligned: 1-2 sure, 3p4 possible")
-    parser.add_argument("--gold-base", type=int, default=0, help="number of a sentence's first word in it (0)")
-    parser.add_argument("--base", type=int, default=0, help="the same in the other files (0)")
+    parser.add_argument("--gold", type=Path, required=True, help="human links: 1-2 is sure, 3p4 possible")
+    parser.add_argument(
+        "--gold-base", type=int, default=0, help="number of a sentence's first word in GOLD (default: 0)"
+    )
+    parser.add_argument("--base", type=int, default=0, help="the same for the other files (default: 0)")
     parser.add_argument("--symmetrise", choices=[str(heuristic) for heuristic in Heuristic])
-    parser.add_argument("--output", type=Path, help="where symmetrised links are written")
+    parser.add_argument("--output", type=Path, help="file to write the symmetrised links to")
     return parser.parse_args(arguments)
 
 

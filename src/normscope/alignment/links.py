@@ -1,4 +1,4 @@
-"""Word alignments: which word of a source sentence belongs to which word of its translation, in Pharaoh format."""
+"""Word alignments in Pharaoh format: which source word belongs to which target word."""
 
 import dataclasses
 import re
@@ -24,9 +24,9 @@ class LinkFile:
 
     Args:
         path: The file.
-        key: The config key that named it, for messages.
-        base: The number of a sentence's first word, 0 or 1.
-        direction: Which side comes first in a link.
+        key: The config key that names it, for messages.
+        base: The number of the first word of a sentence, 0 or 1.
+        direction: Which side a link names first.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class LinkFile:
 
     def __post_init__(self) -> None:
         if self.base not in (0, 1):
-            raise InputError(f"{self.key}={self.path}: words are counted from 0 or 1, not from {self.base}")
+            raise InputError(f"{self.key}={self.path}: base {self.base}; expected words counted from 0 or 1")
         if self.direction not in DIRECTIONS:
             raise InputError(
                 f"{self.key}={self.path}: direction {self.direction!r}; expected {' or '.join(DIRECTIONS)}"
@@ -48,32 +48,34 @@ class LinkFile:
         """The links of every sentence pair.
 
         Args:
-            lengths: How many words the source and the target of each pair have.
+            lengths: The number of source and target words of each pair.
 
         Raises:
-            InputError: If there are more or fewer lines than pairs, or a link is none, or points at no word; the message
-                names the line and the link.
+            InputError: If there are more or fewer lines than pairs, or an entry is not a link or points past the end of
+                its sentence; the message names the line and the entry.
         """
-        found = []
+        alignments = []
         try:
             for number, line in enumerate(lines(self.path), start=1):
                 if number > len(lengths):
                     raise InputError(
-                        f"{self.key}={self.path}: it goes on after line {len(lengths):,}, where the text ends; both need "
-                        "one line per sentence pair"
+                        f"{self.key}={self.path}: expected {len(lengths):,} lines, one per sentence pair; the file has more"
                     )
-                found.append(self._links(line, number, lengths[number - 1]))
+                alignments.append(self._links(line, number, lengths[number - 1]))
         except Malformed as error:
             raise InputError(f"{self.key}={self.path}: {error}") from error
         except OSError as error:
             raise InputError(f"{self.key}={self.path}: cannot be read: {error.strerror or error}") from error
-        if len(found) < len(lengths):
+        if len(alignments) < len(lengths):
             raise InputError(
-                f"{self.key}={self.path}: it has {len(found):,} lines, the text {len(lengths):,} sentence pairs"
+                f"{self.key}={self.path}: expected {len(lengths):,} lines, one per sentence pair; the file has "
+                f"{len(alignments):,}"
             )
-        if not any(links.possible for links in found):
-            raise InputError(f"{self.key}={self.path}: no line has a link")
-        return found
+        if not any(links.possible for links in alignments):
+            raise InputError(
+                f"{self.key}={self.path}: expected lines of links such as 1-2 or 3p4; the file has no link"
+            )
+        return alignments
 
     def _links(self, line: str, number: int, lengths: Link) -> Links:
         sure, possible = set(), set()
@@ -81,7 +83,7 @@ class LinkFile:
             match = _LINK.fullmatch(entry)
             if match is None:
                 raise InputError(
-                    f"{self.key}={self.path}: line {number}: {entry[:40]!r} is no link; expected 1-2 or 3p4"
+                    f"{self.key}={self.path}: line {number}: {entry[:40]!r} is not a link; expected 1-2 or 3p4"
                 )
             first, second = int(match[1]) - self.base, int(match[3]) - self.base
             link = (first, second) if self.direction == "source-target" else (second, first)
@@ -104,7 +106,7 @@ def pharaoh(links: Sequence[Link] | frozenset[Link]) -> str:
 
 
 def parsed(line: str) -> frozenset[Link]:
-    """The links of a line that `pharaoh` wrote."""
+    """The inverse of `pharaoh`."""
     pairs = (entry.split("-") for entry in line.split())
     return frozenset((int(source), int(target)) for source, target in pairs)
 
@@ -114,12 +116,12 @@ _PUNCTUATED = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
 
 
 def spaced_words(text: str) -> list[tuple[int, int]]:
-    """Words are what white space separates."""
+    """Spans of words separated by white space."""
     return [match.span() for match in _SPACED.finditer(text)]
 
 
 def punctuated_words(text: str) -> list[tuple[int, int]]:
-    """Words are runs of letters and digits, with hyphens and apostrophes inside; every other sign is a word by itself."""
+    """Spans of words: runs of letters and digits with hyphens and apostrophes inside, or single punctuation marks."""
     return [match.span() for match in _PUNCTUATED.finditer(text)]
 
 

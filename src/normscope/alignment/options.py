@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WordsAre(enum.StrEnum):
-    """What counts as a word that links point to."""
+    """How texts are split into the words that links refer to."""
 
     spaced = "spaced"
     punctuated = "punctuated"
@@ -27,9 +27,9 @@ class LinkFileOptions:
 
     path: str | None = None
     base: int = 0
-    """Number of a sentence's first word: 0 or 1."""
+    """Number of the first word of a sentence: 0 or 1."""
     direction: str = "source-target"
-    """Which side comes first in a link; or `target-source`."""
+    """Which side a link names first: `source-target` or `target-source`."""
 
 
 @dataclasses.dataclass
@@ -37,38 +37,38 @@ class AlignmentOptions(AnalysisConfig):
     """Word alignment from cross-attention (Kobayashi et al. 2020)."""
 
     gold: LinkFileOptions = dataclasses.field(default_factory=LinkFileOptions)
-    """Human alignments: `1-2` sure, `3p4` possible."""
+    """Human alignments: `1-2` is sure, `3p4` possible."""
     words: WordsAre = WordsAre.spaced
-    """Words are separated by white space (`spaced`), or are runs of letters and single punctuation marks (`punctuated`)."""
-    baselines: Any = None  # a dict; typed as one, keys would need a + on the command line
-    """Alignments by others, NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
+    """Words are separated by white space (`spaced`), or are runs of letters or single punctuation marks (`punctuated`)."""
+    baselines: Any = None  # a dict; if it were typed as one, Hydra would demand a + before its keys
+    """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     aligners: list[str] = dataclasses.field(default_factory=list)
     """Other aligners to run: eflomal, simalign."""
     simalign_model: str = "google-bert/bert-base-multilingual-cased"
     """Model whose embeddings simalign compares."""
     symmetrisation: str = "grow-diag-final"
-    """How the two directions of an aligner in `aligners` become one alignment: a `Heuristic`."""
+    """The `Heuristic` that combines the two directions of an aligner in `aligners`."""
     reverse: str | None = None
-    """Run folder of a model in the opposite direction on the same pairs, to symmetrise with."""
+    """Run folder of a model in the opposite direction on the same pairs, for symmetrisation."""
     sentences: list[int] = dataclasses.field(default_factory=list)
     """Rows of the corpus, from 1, whose maps are drawn; the first three by default."""
 
     def validate(self, run: "RunOptions") -> None:
-        """Check that there is something to align and to compare with.
+        """Check that the run has cross-attention to align by and links to compare with.
 
         Raises:
-            InputError: If the stack is not cross-attention, gold links are missing, or baselines are misnamed.
+            InputError: If the stack is not cross-attention, gold links are missing, or a baseline has an invalid name.
         """
         if not self.enabled:
             return
         if run.model.stack not in (None, "cross"):
             raise InputError(
-                f"model.stack={run.model.stack}: analysis=alignment analyses cross-attention; leave model.stack out"
+                f"model.stack={run.model.stack}: analysis=alignment needs cross-attention; leave model.stack out"
             )
         if self.gold.path is None and run.dataset.kind != "toy":
             raise InputError(
-                "analysis.alignment.gold.path is not set: expected a file of word alignments, `1-2 3p4` a line, beside "
-                "dataset=parallel"
+                "analysis.alignment.gold.path is not set: expected a file of word alignments, with lines such as `1-2 3p4`, "
+                "for dataset=parallel"
             )
         if self.symmetrisation not in list(Heuristic):
             raise InputError(

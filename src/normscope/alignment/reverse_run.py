@@ -1,4 +1,4 @@
-"""What a run in the opposite direction has aligned, to be symmetrised with this one."""
+"""Alignments of a finished run in the opposite direction, for symmetrisation."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ def read(folder: Path, rows: Mapping[int, tuple[int, int]]) -> dict[tuple[str, s
 
     Args:
         folder: Folder of a finished run of `analysis=alignment`.
-        rows: How many words the source and the target of each row have in this run.
+        rows: The number of source and target words of each row in this run.
 
     Raises:
-        InputError: If the folder holds no such run, or one on other sentences.
+        InputError: If the folder is not of such a run, or the run used other sentences.
     """
     try:
         rates = _table(folder, "alignment_aer", ("method", "setting", "layer", "head", "aer"))
@@ -47,7 +47,7 @@ def _table(folder: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
     table = pd.read_parquet(folder / "tables" / f"{name}.parquet", columns=list(columns))
     numbers = table[[column for column in ("layer", "head", "row", "aer") if column in columns]]
     if not all(pd.api.types.is_numeric_dtype(kind) for kind in numbers.dtypes) or numbers.isna().any(axis=None):
-        raise ValueError(f"the table {name} has columns of other types")
+        raise ValueError(f"the table {name} has columns of the wrong type")
     return table
 
 
@@ -55,14 +55,14 @@ def _best(
     folder: Path, rates: pd.DataFrame, table: pd.DataFrame, rows: Mapping[int, tuple[int, int]]
 ) -> dict[tuple[str, str], ReverseAlignment]:
     layers = rates[(rates["head"] == 0) & (rates["layer"] > 0)]
-    found = {}
-    for (method, setting), chosen in layers.groupby(["method", "setting"]):
-        layer = int(chosen["layer"].iloc[chosen["aer"].argmin()])
+    alignments = {}
+    for (method, setting), of_layers in layers.groupby(["method", "setting"]):
+        layer = int(of_layers["layer"].iloc[of_layers["aer"].argmin()])
         lines = table[(table["method"] == method) & (table["setting"] == setting) & (table["layer"] == layer)]
         links = {int(row): _flipped(parsed(line)) for row, line in zip(lines["row"], lines["links"], strict=True)}
         _check(folder, links, rows)
-        found[str(method), str(setting)] = ReverseAlignment(layer, links)
-    return found
+        alignments[str(method), str(setting)] = ReverseAlignment(layer, links)
+    return alignments
 
 
 def _flipped(links: frozenset[Link]) -> frozenset[Link]:
@@ -72,12 +72,13 @@ def _flipped(links: frozenset[Link]) -> frozenset[Link]:
 def _check(folder: Path, links: Mapping[int, frozenset[Link]], rows: Mapping[int, tuple[int, int]]) -> None:
     if set(links) != set(rows):
         raise InputError(
-            f"{KEY}={folder}: it has {len(links):,} sentence pairs, this run {len(rows):,}; run both on the same"
+            f"{KEY}={folder}: expected the {len(rows):,} sentence pairs of this run, got {len(links):,}; run both on the "
+            "same pairs"
         )
     for row, pairs in links.items():
         source, target = rows[row]
         if any(first >= source or second >= target for first, second in pairs):
             raise InputError(
-                f"{KEY}={folder}: row {row} has links to words that its sentences do not have here; expected a run on the "
-                "same pairs with source and target exchanged"
+                f"{KEY}={folder}: row {row} has links past the end of its sentences here; expected a run on the same pairs "
+                "with source and target swapped"
             )

@@ -1,10 +1,10 @@
-"""One alignment out of two in opposite directions.
+"""Two alignments in opposite directions, combined into one.
 
-Two families of heuristics share the word "grow-diagonal". Moses' adds a neighbouring link if one of its words is still free;
-that of the published tables of fast_align and Mgiza, with which Kobayashi et al. 2020 compare, only if both are.
+Two families of heuristics are called "grow-diagonal". Moses adds a neighbouring link if at least one of its words is still
+unaligned. The published tables of fast_align and Mgiza, with which Kobayashi et al. 2020 compare, require both.
 
 Sources: Koehn et al. 2003 (Statistical Phrase-Based Translation), section 4.2; Och & Ney 2003, section 3.1; Zenkel et al. 2019
-(arXiv:1901.11359), whose tables have the second kind.
+(arXiv:1901.11359), whose tables use the second kind.
 """
 
 import enum
@@ -12,39 +12,38 @@ from collections.abc import Callable, Iterable
 
 Link = tuple[int, int]
 
-# Those beside come before those at the corners, as in the paper: which links find a free word depends on the order.
+# Direct neighbours before diagonal ones, as in the paper: which links are added depends on the order.
 _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
 class Heuristic(enum.StrEnum):
-    """What of the union is kept."""
+    """Which links of the union are kept."""
 
     INTERSECTION = "intersection"
     UNION = "union"
     GROW_DIAG = "grow-diag"
-    """Moses' grow-diag: a neighbour needs one free word."""
+    """Moses' grow-diag: a neighbour needs one unaligned word."""
     GROW_DIAG_FINAL = "grow-diag-final"
-    """Moses' grow-diag-final: one free word, while growing and in the final step."""
+    """Moses' grow-diag-final: one unaligned word, while growing and in the final step."""
     GROW_DIAG_AND = "grow-diag-and"
-    """The published tables' grow-diagonal: a neighbour needs both words free."""
+    """The published tables' grow-diagonal: a neighbour needs both words unaligned."""
     GROW_DIAG_FINAL_AND = "grow-diag-final-and"
-    """The published tables' grow-diagonal-final: both words free, while growing and in the final step.
+    """The published tables' grow-diagonal-final: both words unaligned, while growing and in the final step.
 
-    Moses gives this name to something else: grow-diag with one free word, then a final step with both.
+    Moses uses this name for something else: grow-diag with one unaligned word, then a final step with both.
     """
 
 
 def symmetrised(forward: Iterable[Link], backward: Iterable[Link], heuristic: Heuristic) -> frozenset[Link]:
-    """The links that a heuristic makes of two alignments of the same pair of sentences.
+    """Two alignments of one sentence pair, combined by a heuristic.
 
     Args:
         forward: Links (source, target) of the model from source to target.
         backward: Links of the model in the opposite direction, also as (source, target).
-        heuristic: `grow-diag` begins with the links that both have and adds those of either that touch one already there,
-            diagonally too, as long as one of their words has no link yet; `grow-diag-final` then adds what is left of
-            either alignment, first of `forward`, where one of the words has none. `grow-diag-and` and
-            `grow-diag-final-and` ask in both steps that neither word has a link yet. Where the intersection is
-            one-to-one, so are they.
+        heuristic: `grow-diag` starts from the intersection and adds links of the union that touch a link, also diagonally,
+            if at least one of their words is unaligned. `grow-diag-final` then adds any other link with an unaligned word,
+            first those of `forward`. `grow-diag-and` and `grow-diag-final-and` require in both steps that both words are
+            unaligned; their result is one-to-one if the intersection is.
     """
     forward, backward = frozenset(forward), frozenset(backward)
     match heuristic:
@@ -64,7 +63,7 @@ def symmetrised(forward: Iterable[Link], backward: Iterable[Link], heuristic: He
 
 
 class _Growing:
-    """An alignment that links are added to, as long as `enough` (any or all) of their two words are free."""
+    """An alignment that takes a new link if `enough` (any or all) of its two words are unaligned."""
 
     def __init__(self, links: Iterable[Link], enough: Callable[[Iterable[bool]], bool]) -> None:
         self.links = set(links)
@@ -73,7 +72,7 @@ class _Growing:
         self._enough = enough
 
     def grow(self, union: frozenset[Link]) -> None:
-        """Add neighbours of links, and theirs, until there is none left to add."""
+        """Add neighbours of links, and their neighbours, until nothing changes."""
         added = True
         while added:
             added = False
@@ -86,7 +85,7 @@ class _Growing:
                         added |= self._add(candidate)
 
     def complete(self, alignment: frozenset[Link]) -> None:
-        """Add links wherever they are."""
+        """Add links anywhere."""
         for candidate in sorted(alignment):
             self._add(candidate)
 

@@ -1,1 +1,1 @@
-"""Corpora: text to examples, examples to batches of tokens with their categories."""
+"""Corpora: from text to examples, and from examples to batches of tokens with their categories."""

@@ -1,4 +1,4 @@
-"""Token sequences to padded batches: sequences of like length together, under a budget of tokens."""
+"""Token sequences to padded batches: sequences of similar length together, within a token budget."""
 
 import dataclasses
 import itertools
@@ -14,13 +14,13 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD
 
-# Examples among which like lengths are looked for. It bounds memory, and is large enough to pad next to nothing.
+# Examples that are sorted by length at a time: few enough to bound memory, enough to need hardly any padding.
 LOOKAHEAD = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """Sequences that the model reads at once, padded on the right."""
+    """Sequences for one forward pass, padded on the right."""
 
     input_ids: Int[Tensor, "batch token"]
     token_type_ids: Int[Tensor, "batch token"] | None
@@ -29,21 +29,21 @@ class Batch:
     categories: Int[Tensor, "batch token"]
     """Index into the names of the encoder's categories; −1 at padding."""
     fingerprints: tuple[int, ...]
-    """A number that names each sequence by its tokens."""
+    """A number for each sequence that depends on its tokens alone."""
     source: "Batch | None" = None
-    """What an encoder reads, where this is what a decoder reads."""
+    """The encoder's input, if this batch is the decoder's."""
     is_cross_attention: bool = False
-    """Whether attention falls on the source."""
+    """Whether queries attend to the source."""
     words: Int[Tensor, "batch token"] | None = None
-    """The word that each token is of, NO_WORD for special ones and padding; of a target, the token that is predicted there."""
+    """The word of each token, NO_WORD for special tokens and padding; in a target, of the token predicted at each position."""
     rows: tuple[int, ...] = ()
-    """Rows of the corpus, where words are told."""
+    """Row of each sequence in the corpus; empty unless `words` is set."""
     examples: int = 0
-    """Examples that are finished with it: as many as sequences, but for windows of documents."""
+    """Examples that end in this batch: one per sequence, except for windows of documents."""
 
     @property
     def keys(self) -> "Batch":
-        """The tokens that attention falls on: the source's in cross-attention, else these themselves."""
+        """The tokens attended to: those of the source in cross-attention, otherwise those of this batch."""
         return self.source if self.is_cross_attention and self.source is not None else self
 
     @property
@@ -52,7 +52,7 @@ class Batch:
         return self.input_ids.shape[0]
 
     def model_inputs(self) -> dict[str, Tensor]:
-        """Keyword arguments of the model's forward."""
+        """Keyword arguments of the model's `forward`."""
         inputs = {"input_ids": self.input_ids, "attention_mask": self.token_mask.long()}
         if self.source is not None:
             return self.source.model_inputs() | {f"decoder_{name}": tensor for name, tensor in inputs.items()}
@@ -63,7 +63,7 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device))
 
     def part(self, start: int, stop: int) -> "Batch":
-        """Some of its sequences, with the padding that they need."""
+        """The sequences from `start` to `stop`, with no more padding than they need."""
         part = self._each(lambda tensor: tensor[start:stop])
         width = int(part.token_mask.sum(dim=-1).max())
         part = dataclasses.replace(
@@ -85,7 +85,7 @@ class Batch:
         )
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
-        """Everything that the model reads of each sequence: tokens, segments and source, −1 where there is none."""
+        """All model inputs of each sequence: tokens, segments and source tokens, −1 where there are none."""
         width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
         rows = torch.full((3, self.sequences, width), -1, device=self.input_ids.device)
         rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)
@@ -98,7 +98,7 @@ class Batch:
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
-    """The sequence that `Batch.packed` has packed."""
+    """One sequence of a `Batch.packed` tensor."""
     tokens, segments, source = (kind[kind >= 0].numpy() for kind in kinds)
     return TokenSequence(tokens, segments if len(segments) else None, source_ids=source if len(source) else None)
 
@@ -106,20 +106,20 @@ def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
 def batches(
     examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
 ) -> Iterator[Batch]:
-    """Batches of a corpus, which is read as far ahead as LOOKAHEAD examples and no further.
+    """Batches of a corpus, of which at most LOOKAHEAD examples are read ahead.
 
     Args:
-        examples: Examples, or why one is skipped.
-        encoder: Makes token sequences of them.
-        batch_tokens: Tokens of a batch at most, padding included; one sequence that is longer is a batch by itself.
-        counts: What became of the examples is added to it.
+        examples: Examples, or the reason why one is skipped.
+        encoder: Turns them into token sequences.
+        batch_tokens: Maximum number of tokens in a batch, padding included; a longer sequence is a batch by itself.
+        counts: Updated with what became of the examples.
     """
     for window in windows(examples):
         yield from batches_of_window(window, encoder, batch_tokens, counts)
 
 
 def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
-    """A corpus in parts of LOOKAHEAD examples, each of which is cut into batches by itself."""
+    """A corpus in windows of LOOKAHEAD examples, which are batched separately."""
     stream = iter(examples)
     while window := list(itertools.islice(stream, LOOKAHEAD)):
         yield window
@@ -128,7 +128,7 @@ def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
 def batches_of_window(
     window: Sequence[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
 ) -> Iterator[Batch]:
-    """The batches of one part of a corpus; arguments are those of `batches`."""
+    """The batches of one window of a corpus; the arguments are those of `batches`."""
     counts.read += len(window)
     counts.skipped.update(reason for reason in window if isinstance(reason, str))
     sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
@@ -136,7 +136,7 @@ def batches_of_window(
     for batch in batches_of(sequences, encoder, batch_tokens):
         counts.sequences += batch.sequences
         counts.used += batch.examples
-        # In cross-attention the source's tokens are the keys, the target's the queries: both are told of.
+        # In cross-attention the keys are the source's tokens and the queries the target's: both are counted.
         for side in (batch, batch.keys) if batch.is_cross_attention else (batch,):
             counts.tokens += int(side.token_mask.sum())
             numbers = np.bincount(side.categories[side.token_mask].numpy(), minlength=len(names))
@@ -145,7 +145,7 @@ def batches_of_window(
 
 
 def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_tokens: int) -> Iterator[Batch]:
-    """Batches of sequences, like lengths together, longest first: what does not fit in memory fails at once."""
+    """Batches of sequences of similar length. The longest come first, so that running out of memory happens early."""
     ordered = sorted(sequences, key=lambda sequence: -_length(sequence))
     start = 0
     while start < len(ordered):
@@ -155,7 +155,7 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
 
 
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
-    """One padded batch of some sequences."""
+    """The sequences as one padded batch."""
     sources = [
         TokenSequence(sequence.source_ids, words=sequence.source_words, row=sequence.row)
         for sequence in sequences
@@ -164,7 +164,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     longest = max(len(sequence.input_ids) for sequence in sequences)
     padding = encoder.tokenizer.pad_token_id
     shape = (len(sequences), longest)
-    # What stands at padding is never seen; models without a padding token get one that surely exists.
+    # Padding is masked, so any id will do for models without a padding token; 0 always exists.
     input_ids = np.full(shape, 0 if padding is None else padding, dtype=np.int64)
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
     token_mask = np.zeros(shape, dtype=bool)
@@ -184,7 +184,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         token_type_ids=None if segments is None else torch.from_numpy(segments),
         token_mask=torch.from_numpy(token_mask),
         categories=torch.from_numpy(categories),
-        fingerprints=tuple(fingerprint(_everything(sequence)) for sequence in sequences),
+        fingerprints=tuple(fingerprint(_all_tokens(sequence)) for sequence in sequences),
         source=collate(sources, encoder) if sources else None,
         is_cross_attention=encoder.is_cross_attention,
         words=None if words is None else torch.from_numpy(words),
@@ -193,7 +193,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     )
 
 
-def _everything(sequence: TokenSequence) -> np.ndarray:
+def _all_tokens(sequence: TokenSequence) -> np.ndarray:
     if sequence.source_ids is None:
         return sequence.input_ids
     return np.concatenate([sequence.input_ids, [-1], sequence.source_ids])

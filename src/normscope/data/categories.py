@@ -1,4 +1,4 @@
-"""Which category every token of a vocabulary is in."""
+"""The category of every token of a vocabulary."""
 
 import dataclasses
 import re
@@ -12,57 +12,57 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError
 
 CATEGORIES = ("cls", "sep", "mask", "punctuation", "other")
-"""Those that every run has; a token is in exactly one."""
+"""The categories of every run. Each token is in exactly one."""
 
 ALL = "all"
-"""The union of the categories, reported beside them."""
+"""The union of the categories, reported alongside them."""
 
-# Comma and period of the languages that write them otherwise too: each counts wherever it occurs.
+# Comma and period, including Chinese and Japanese ones; each counts in any language.
 PUNCTUATION = (",", ".", "、", "。", "，")
 
 
 FIRST = "first"
-"""The first token of a sequence where tokens see only those before them: every token sees it, and attention sinks into it."""
+"""The first token of a sequence in causal models: every token can attend to it, and it acts as an attention sink."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenCategories:
-    """The category of every token, by its number."""
+    """The category of every token id."""
 
     of_token: np.ndarray
-    """Index into `names` for every token id."""
+    """For every token id, an index into `names`."""
     special: frozenset[int]
-    """Ids of the tokenizer's special tokens, which are never replaced by the mask."""
+    """Ids of the tokenizer's special tokens, which are never masked."""
     names: tuple[str, ...] = CATEGORIES
-    """The categories; every token is in exactly one."""
+    """The names of the categories. Each token is in exactly one."""
 
     @classmethod
     def of(
         cls,
         tokenizer: PreTrainedTokenizerBase,
         vocabulary: int,
-        own: Mapping[str, Any] | None = None,
+        custom: Mapping[str, Any] | None = None,
         *,
         causal: bool = False,
     ) -> "TokenCategories":
         """The categories of a tokenizer's vocabulary.
 
         Args:
-            tokenizer: Its special tokens are `cls`, `sep` and `mask`.
-            vocabulary: Number of token ids that can occur.
-            own: Categories of the user's, by name: a list of tokens, or `re:` and a regular expression, or `file:` and a file
-                of one token a line. `punctuation` replaces the comma and period.
+            tokenizer: Its special tokens define `cls`, `sep` and `mask`.
+            vocabulary: Number of token ids.
+            custom: User-defined categories by name: a list of tokens, `re:` and a regular expression, or `file:` and a file
+                with one token per line. `punctuation` replaces the comma and period.
             causal: Whether the first token of a sequence is a category by itself.
 
         Raises:
-            InputError: If a category cannot be made of what was given, or two have a token in common.
+            InputError: If a definition is invalid or matches no token, or if two categories share a token.
         """
-        own = own or {}
-        names = (*CATEGORIES, *([FIRST] if causal else []), *(name for name in own if name not in CATEGORIES))
+        custom = custom or {}
+        names = (*CATEGORIES, *([FIRST] if causal else []), *(name for name in custom if name not in CATEGORIES))
         of_token = np.full(vocabulary, CATEGORIES.index("other"), dtype=np.int64)
-        if "punctuation" not in own:
+        if "punctuation" not in custom:
             of_token[_punctuation_ids(tokenizer)] = CATEGORIES.index("punctuation")
-        for name, tokens in _own_tokens(tokenizer, vocabulary, own).items():
+        for name, tokens in _custom_tokens(tokenizer, vocabulary, custom).items():
             of_token[tokens] = names.index(name)
         for category in ("cls", "sep", "mask"):
             token_id = getattr(tokenizer, f"{category}_token_id")
@@ -78,30 +78,36 @@ class TokenCategories:
         return categories
 
 
-def _own_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int, own: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Token ids of every category of the user's."""
-    if not own:
+def _custom_tokens(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, custom: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    """Token ids of every user-defined category."""
+    if not custom:
         return {}
     texts = [text.strip() for text in tokenizer.batch_decode([[token] for token in range(vocabulary)])]
     special = frozenset(tokenizer.all_special_ids)
     owners: dict[int, str] = {}
-    found: dict[str, list[int]] = {}
-    for name, words in own.items():
+    members: dict[str, list[int]] = {}
+    for name, words in custom.items():
         if name in ("cls", "sep", "mask", "other", ALL, FIRST) or not name.isidentifier():
             raise InputError(
-                f"dataset.categories.{name}: expected a name of letters that is none of cls, sep, mask, other, {FIRST}, {ALL}"
+                f"dataset.categories.{name}: expected a name of letters, digits and _, other than cls, sep, mask, other, "
+                f"{FIRST} and {ALL}"
             )
         matches = _matcher(name, words)
-        found[name] = [token for token, text in enumerate(texts) if token not in special and matches(text)]
-        if not found[name]:
-            raise InputError(f"dataset.categories.{name}={words}: no token of the vocabulary is one of these")
-        for token in found[name]:
+        members[name] = [token for token, text in enumerate(texts) if token not in special and matches(text)]
+        if not members[name]:
+            raise InputError(
+                f"dataset.categories.{name}={words}: expected tokens of the vocabulary; it has none of these"
+            )
+        for token in members[name]:
             if token in owners:
                 raise InputError(
-                    f"dataset.categories: {texts[token]!r} is in {owners[token]} and in {name}; every token is in one category"
+                    f"dataset.categories: {texts[token]!r} is in both {owners[token]} and {name}; expected each token in one "
+                    "category"
                 )
             owners[token] = name
-    return found
+    return members
 
 
 def _matcher(name: str, words: Any) -> Callable[[str], bool]:
@@ -121,19 +127,19 @@ def _matcher(name: str, words: Any) -> Callable[[str], bool]:
     listed = words if isinstance(words, list) else [words]
     if not all(isinstance(word, str | int | float) for word in listed):
         raise InputError(f"{key}={words}: expected a list of tokens, re:EXPRESSION or file:PATH")
-    chosen = {str(word).strip() for word in listed} - {""}
-    return lambda text: text in chosen
+    tokens = {str(word).strip() for word in listed} - {""}
+    return lambda text: text in tokens
 
 
 def _punctuation_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of the tokens that are a comma or period and nothing else, at the start of a word or after one.
+    """Ids of the tokens that consist of a comma or period alone, at the start of a word or after one.
 
-    Vocabularies write one sign in several ways (`,` `Ġ,` `▁,`), so each way is asked of the tokenizer itself.
+    A vocabulary may hold one mark in several forms (`,` `Ġ,` `▁,`); the tokenizer itself gives all of them.
     """
-    found = set()
-    for sign in PUNCTUATION:
-        for context in (sign, f"a{sign}", f"a {sign}"):
+    ids = set()
+    for mark in PUNCTUATION:
+        for context in (mark, f"a{mark}", f"a {mark}"):
             for token_id in tokenizer(context, add_special_tokens=False)["input_ids"]:
-                if str(tokenizer.decode([token_id])).strip() == sign:
-                    found.add(token_id)
-    return sorted(found)
+                if str(tokenizer.decode([token_id])).strip() == mark:
+                    ids.add(token_id)
+    return sorted(ids)

@@ -1,4 +1,4 @@
-"""From a dataset config to a corpus."""
+"""Opens the corpus of a dataset config."""
 
 import dataclasses
 import importlib.resources
@@ -12,7 +12,7 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
 from normscope.data.pickled_tokens import PickledTokens
 from normscope.data.segmentation import Segmented, WikiText
-from normscope.data.text_files import TextFile, TextFiles, matching
+from normscope.data.text_files import TextFile, TextFiles, find_files
 from normscope.data.toy_corpus import PAIRS as TOY_PAIRS
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.errors import InputError
@@ -22,7 +22,7 @@ def open_corpus(options: DatasetOptions) -> Corpus:
     """The corpus that a config describes.
 
     Raises:
-        InputError: If it cannot be had; the message names the config key.
+        InputError: If it cannot be opened; the message names the config key.
     """
     match options.kind:
         case DatasetKind.sample:
@@ -61,7 +61,7 @@ def _path(options: DatasetOptions, expected: str) -> str:
 
 
 def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
-    paths = matching(
+    paths = find_files(
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
     )
     columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
@@ -86,23 +86,23 @@ def _parallel(options: DatasetOptions) -> Corpus:
 
 
 def sample_path() -> Path:
-    """The sample corpus that comes with the package: paragraph pairs and single sentences."""
+    """The sample corpus shipped with the package: paragraph pairs and single sentences."""
     return Path(str(importlib.resources.files("normscope.data") / "sample.jsonl"))
 
 
 @dataclasses.dataclass(frozen=True)
 class NumberedCorpus(Corpus):
-    """A corpus whose examples know their rows."""
+    """A corpus whose examples carry their row numbers."""
 
     corpus: Corpus
 
     @property
     def total(self) -> int | None:
-        """As many as the corpus has."""
+        """The number of examples in the corpus."""
         return self.corpus.total
 
     def examples(self) -> Iterator[Example | str]:
-        """Examples, numbered from 1; what is skipped has a number as well."""
+        """Examples, numbered from 1. Skipped ones are numbered as well."""
         for row, example in enumerate(self.corpus.examples(), start=1):
             yield example if isinstance(example, str) else dataclasses.replace(example, row=row)
 
@@ -120,29 +120,29 @@ class _Limited(Corpus):
         return self.limit if total is None else min(total, self.limit)
 
     def examples(self) -> Iterator[Example | str]:
-        left = self.limit
+        remaining = self.limit
         for example in self.corpus.examples():
             yield example
-            # What is skipped (empty lines, headings) does not count: as many examples are read as were asked for.
-            left -= isinstance(example, Example)
-            if not left:
+            # Skipped ones (empty lines, headings) do not count towards the limit.
+            remaining -= isinstance(example, Example)
+            if not remaining:
                 return
 
 
 @dataclasses.dataclass(frozen=True)
 class SideBySide(Corpus):
-    """Two corpora whose examples belong together one by one."""
+    """Two corpora whose examples are paired one by one."""
 
     first: Corpus
     second: Corpus
 
     @property
     def total(self) -> int | None:
-        """As many as both have."""
+        """The number of pairs."""
         return self.first.total
 
     def examples(self) -> Iterator[Example | str]:
-        """Pairs in order; what lacks a side is skipped.
+        """Pairs in order; incomplete ones are skipped.
 
         Raises:
             InputError: If one corpus is longer than the other.
@@ -153,7 +153,7 @@ class SideBySide(Corpus):
             if text is None or pair is None:
                 which = "dataset.path" if text is None else "dataset.pair_path"
                 raise InputError(
-                    f"{which}: it ends before its row {number}, where the other goes on; both need as many rows"
+                    f"{which}: it has {number - 1} rows and the other file more; expected as many rows in both"
                 )
             if isinstance(text, str) or isinstance(pair, str):
                 yield text if isinstance(text, str) else str(pair)
@@ -163,21 +163,21 @@ class SideBySide(Corpus):
 
 @dataclasses.dataclass(frozen=True)
 class SplitLines(Corpus):
-    """A corpus whose examples are each a text and its translation on one line."""
+    """A corpus with a text and its translation on each line."""
 
     corpus: TextFile
     separator: str
 
     @property
     def total(self) -> int | None:
-        """Lines."""
+        """The number of lines."""
         return self.corpus.total
 
     def examples(self) -> Iterator[Example | str]:
-        """Pairs in order; what lacks a side is skipped.
+        """Pairs in order; incomplete ones are skipped.
 
         Raises:
-            InputError: If a line does not have the separator once.
+            InputError: If a line does not contain the separator exactly once.
         """
         for number, line in enumerate(self.corpus.examples(), start=1):
             if isinstance(line, str):
@@ -186,7 +186,7 @@ class SplitLines(Corpus):
             sides = [side.strip() for side in line.text.split(self.separator)]
             if len(sides) != 2:
                 raise InputError(
-                    f"dataset.path={self.corpus.path}: line {number} has {len(sides) - 1} times {self.separator!r}, expected "
-                    "once; see dataset.separator, or dataset.pair_path for two files"
+                    f"dataset.path={self.corpus.path}: line {number}: expected {self.separator!r} once, got it "
+                    f"{len(sides) - 1} times; see dataset.separator, or dataset.pair_path for two files"
                 )
             yield Example(sides[0], sides[1]) if all(sides) else "empty"

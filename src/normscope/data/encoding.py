@@ -1,4 +1,4 @@
-"""Examples to token ids, with the mask token in the place of some where that is asked for."""
+"""Examples to token ids, optionally with some of them masked."""
 
 import copy
 import dataclasses
@@ -16,20 +16,20 @@ from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
 from normscope.errors import InputError
 
-# More than any token of a text that somebody wrote is long on average.
-_LETTERS_OF_A_TOKEN = 1000
+# More characters than the tokens of any natural text have on average.
+_CHARACTERS_PER_TOKEN = 1000
 
 
 class Encoder:
     """Turns examples into token sequences.
 
     Args:
-        model: Whose tokenizer is used and whose maximal length holds.
-        options: Maximal length and masking.
-        words: Finds the words of translations, where it must be known which token is of which word.
+        model: Provides the tokenizer and the default maximum length.
+        options: Maximum length, masking, windows and categories.
+        words: Splits translations into words, if tokens must be assigned to words.
 
     Raises:
-        InputError: If an option does not fit the model.
+        InputError: If an option is invalid for the model.
     """
 
     def __init__(self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None = None) -> None:
@@ -38,17 +38,20 @@ class Encoder:
         self.max_length = options.max_length or model.max_length
         if model.max_length is not None and self.max_length is not None and self.max_length > model.max_length:
             raise InputError(
-                f"dataset.max_length={options.max_length}: expected at most {model.max_length}, which is what "
-                f"{model.name} takes"
+                f"dataset.max_length={options.max_length}: expected at most {model.max_length}, the maximum of "
+                f"{model.name}"
             )
         if options.mask_fraction > 0 and model.tokenizer.mask_token_id is None:
             raise InputError(
                 f"dataset.mask_fraction={options.mask_fraction}: the tokenizer of {model.name} has no mask token"
             )
         if options.mask_fraction > 0 and model.decoder_inputs is not None:
-            raise InputError("dataset.mask_fraction is for encoders; leave it out with model.stack=decoder or cross")
+            raise InputError(
+                f"dataset.mask_fraction={options.mask_fraction}: expected an encoder; leave it out with "
+                "model.stack=decoder or cross"
+            )
         self.is_cross_attention = model.is_cross_attention
-        """Whether attention falls on the source."""
+        """Whether queries attend to the source."""
         self._translates = model.translates
         self._translations = None if model.decoder_inputs is None else Translations(model, self.max_length, words)
         self._mask_fraction = options.mask_fraction
@@ -58,7 +61,7 @@ class Encoder:
         self._stride = options.stride if options.segmentation is Segmentation.window else None
         if self._stride is not None:
             self._check_windows(model, options)
-        # WikiText writes its unknown words so, whatever the tokenizer's are.
+        # WikiText writes unknown words as <unk>; they become the tokenizer's unknown token.
         self._unknown = str(model.tokenizer.unk_token or "") if options.wikitext else None
         self._second_segment = 1 if options.segments is Segments.pair else 0
 
@@ -69,7 +72,7 @@ class Encoder:
         return copied
 
     def windowed(self, length: int) -> "Encoder":
-        """The same encoder, which cuts every text to its first tokens, neither masking them nor aligning their words."""
+        """The same encoder without masking, windows or words, which truncates every text to `length` tokens."""
         copied = self.unmasked()
         copied.max_length = length if self.max_length is None else min(length, self.max_length)
         copied._stride = None
@@ -78,7 +81,7 @@ class Encoder:
         return copied
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """Token sequences of examples, in their order. Cut ones are counted, and those that are skipped, with the reason."""
+        """Token sequences of examples, in order. Truncated examples are counted, and skipped ones by reason."""
         if self._unknown is not None:
             examples = [self._with_unknown(example, self._unknown) for example in examples]
         examples = [self._shortened(example) for example in examples]
@@ -90,12 +93,12 @@ class Encoder:
         if self._translates:
             examples = [Example(example.text, shortened=example.shortened) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {}
-        # Tokenizers take many singles or many pairs at a time, not a mixture.
+        # A tokenizer takes a batch of single texts or a batch of pairs, not a mixture.
         for paired in (False, True):
-            chosen = [index for index, example in enumerate(examples) if (example.text_pair is not None) == paired]
-            if chosen:
-                encoded = self._tokenize([examples[index] for index in chosen], paired)
-                sequences.update(zip(chosen, encoded, strict=True))
+            positions = [index for index, example in enumerate(examples) if (example.text_pair is not None) == paired]
+            if positions:
+                encoded = self._tokenize([examples[index] for index in positions], paired)
+                sequences.update(zip(positions, encoded, strict=True))
         return self._with_text([sequences[index] for index in range(len(examples))], counts)
 
     @staticmethod
@@ -104,17 +107,17 @@ class Encoder:
         return dataclasses.replace(example, text=example.text.replace("<unk>", unknown), text_pair=pair)
 
     def _shortened(self, example: Example) -> Example:
-        """The example, its texts cut where they are far too long: a tokenizer needs half a minute for ten megabytes."""
+        """The example, with texts cut that are far too long: a tokenizer needs half a minute for ten megabytes."""
         if self.max_length is None or (self._stride is not None and example.text_pair is None):
             return example
-        longest = self.max_length * _LETTERS_OF_A_TOKEN
+        longest = self.max_length * _CHARACTERS_PER_TOKEN
         if max(len(example.text), len(example.text_pair or "")) <= longest:
             return example
         pair = None if example.text_pair is None else example.text_pair[:longest]
         return dataclasses.replace(example, text=example.text[:longest], text_pair=pair, shortened=True)
 
     def _with_text(self, encoded: Iterable[Sequence[TokenSequence]], counts: CorpusCounts) -> list[TokenSequence]:
-        """The sequences of all examples that have tokens of a text; the others are counted as skipped."""
+        """The sequences of all examples that contain text; the others are counted as skipped."""
         kept: list[TokenSequence] = []
         for sequences in encoded:
             sides = [sequence.input_ids for sequence in sequences]
@@ -131,12 +134,11 @@ class Encoder:
 
     @cached_property
     def _without_text(self) -> frozenset[int]:
-        """Ids of special tokens that no word becomes."""
+        """Ids of special tokens that never stand for a word."""
         tokenizer = self.tokenizer
         others = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
         unknown = tokenizer.unk_token_id
-        # A word that is masked, or that the tokenizer does not know, is a word all the same. Some tokenizers have one token for
-        # unknown words and for the ends.
+        # The mask and the unknown token stand for words, unless the tokenizer also marks the ends of a text with the latter.
         return self.categories.special - {tokenizer.mask_token_id} - ({unknown} if unknown not in others else set())
 
     def _tokenize(self, examples: Sequence[Example], paired: bool) -> list[list[TokenSequence]]:
@@ -147,48 +149,48 @@ class Encoder:
         sequences = []
         for index, input_ids in enumerate(whole["input_ids"]):
             segments = whole["token_type_ids"][index] if self._segments else None
-            own = self._own_tokens(examples[index])
-            if own is not None:
-                input_ids, segments = own, self._segments_of(own) if self._segments else None
+            given = self._given_tokens(examples[index])
+            if given is not None:
+                input_ids, segments = given, self._segments_of(given) if self._segments else None
             if self.max_length is None or len(input_ids) <= self.max_length:
-                sequences.append([self._sequence(input_ids, segments, cut=examples[index].shortened and own is None)])
+                sequences.append([self._sequence(input_ids, segments, cut=examples[index].shortened and given is None)])
                 continue
             if self._stride is not None and not paired:
                 sequences.append(self._windows(examples[index].text))
                 continue
-            if own is not None:
+            if given is not None:
                 segments = segments and segments[: self.max_length]
-                sequences.append([self._sequence(own[: self.max_length], segments, cut=True)])
+                sequences.append([self._sequence(given[: self.max_length], segments, cut=True)])
                 continue
-            # Only what is too long is tokenised twice; this way the cut is noticed with any tokenizer.
-            given = self._beginnings(whole, index, [column[index] for column in texts])
-            cut = self.tokenizer(*given, truncation="longest_first", max_length=self.max_length)
+            # Only texts that are too long are tokenised twice; this detects truncation with any tokenizer.
+            beginnings = self._beginnings(whole, index, [column[index] for column in texts])
+            cut = self.tokenizer(*beginnings, truncation="longest_first", max_length=self.max_length)
             segments = cut["token_type_ids"] if self._segments else None
             sequences.append([self._sequence(cut["input_ids"], segments, cut=True)])
         return sequences
 
     def _beginnings(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
-        """The texts as far as they can matter after the cut.
+        """The beginnings of the texts, long enough not to change the tokens that remain after truncation.
 
-        Fast tokenizers make every pair of windows of two texts and drop all but the first, which takes the square of their
-        length. Twice the tokens that remain at most are enough for the end not to change the tokens before it. The longer
-        text stays the longer one: which of the two keeps an odd token depends on that.
+        Fast tokenizers build every pair of windows of two texts and drop all but the first, in time quadratic in their length.
+        Twice the maximum length is enough to leave the remaining tokens unchanged. The longer text must stay the longer one,
+        since that decides which of the two keeps an odd token.
         """
         if len(texts) == 1 or not self.tokenizer.is_fast:
             return texts
         assert self.max_length is not None
         owners = whole.sequence_ids(index)
-        places = [[place for place, owner in enumerate(owners) if owner == side] for side in range(len(texts))]
-        shortest = min(map(len, places))
+        positions = [[position for position, owner in enumerate(owners) if owner == side] for side in range(len(texts))]
+        shortest = min(map(len, positions))
         beginnings = []
-        for text, own in zip(texts, places, strict=True):
-            kept = (3 if len(own) > shortest else 2) * self.max_length
-            end = whole.token_to_chars(index, own[kept]) if len(own) > kept else None
+        for text, tokens in zip(texts, positions, strict=True):
+            kept = (3 if len(tokens) > shortest else 2) * self.max_length
+            end = whole.token_to_chars(index, tokens[kept]) if len(tokens) > kept else None
             beginnings.append(text if end is None else text[: end.start])
         return beginnings
 
     def _windows(self, text: str) -> list[TokenSequence]:
-        """Windows of the maximal length, each beginning `stride` tokens before the end of the one before."""
+        """Windows of the maximum length, each overlapping the one before by `stride` tokens."""
         cut = self.tokenizer(
             text, truncation=True, max_length=self.max_length, stride=self._stride, return_overflowing_tokens=True
         )
@@ -208,14 +210,13 @@ class Encoder:
             cut=cut,
         )
 
-    def _own_tokens(self, example: Example) -> list[int] | None:
-        """The numbers of the tokens that a corpus comes with, if they are to be used and this tokenizer knows them all."""
+    def _given_tokens(self, example: Example) -> list[int] | None:
+        """The ids of the tokens that the corpus comes with, if they are to be used and the tokenizer knows them all."""
         if example.tokens is None or not self._official:
             return None
         vocabulary = self._vocabulary
-        numbers = [vocabulary.get(token) for token in example.tokens]
-        known = [number for number in numbers if number is not None]
-        return known if len(known) == len(numbers) else None
+        known = [vocabulary[token] for token in example.tokens if token in vocabulary]
+        return known if len(known) == len(example.tokens) else None
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
@@ -229,20 +230,21 @@ class Encoder:
 
     def _check_windows(self, model: ReadsTokens, options: DatasetOptions) -> None:
         if self.max_length is None:
-            raise InputError(f"dataset.segmentation=window: {model.name} has no longest length; set dataset.max_length")
+            raise InputError(f"dataset.segmentation=window: {model.name} has no maximum length; set dataset.max_length")
         added = len(self.tokenizer("")["input_ids"])
         if not 0 <= options.stride < self.max_length - added:
             raise InputError(
-                f"dataset.stride={options.stride}: expected 0 to {self.max_length - added - 1}, less than a window holds"
+                f"dataset.stride={options.stride}: expected 0 to {self.max_length - added - 1}, less than a window's tokens"
             )
         if not self.tokenizer.is_fast:
-            raise InputError(f"dataset.segmentation=window: the tokenizer of {model.name} is none of the fast ones")
+            raise InputError(
+                f"dataset.segmentation=window: expected a fast tokenizer, which {model.name} does not have"
+            )
 
     def masked(self, input_ids: np.ndarray, fraction: float) -> np.ndarray:
-        """The ids with a share of the ordinary ones replaced by the mask token, at least one of them.
+        """The ids with a fraction of the ordinary ones, at least one, replaced by the mask token.
 
-        Which ones follows from the seed and the sequence itself, so neither the order of examples nor the way they are
-        batched or split over processes can change it.
+        The choice depends on the seed and the sequence alone, not on the order of examples, batches or processes.
         """
         if fraction == 0:
             return input_ids
@@ -257,5 +259,5 @@ class Encoder:
 
 
 def fingerprint(input_ids: np.ndarray) -> int:
-    """A number of 128 bits that follows from a sequence's tokens alone, on every machine."""
+    """A 128-bit number that depends on a sequence's tokens alone and is the same on every machine."""
     return int.from_bytes(hashlib.sha256(input_ids.astype("<i8").tobytes()).digest()[:16], "little")

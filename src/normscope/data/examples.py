@@ -1,4 +1,4 @@
-"""Examples and what is counted of them."""
+"""Examples, the corpora they come from, and counts of them."""
 
 import abc
 import collections
@@ -16,53 +16,54 @@ class Links:
 
     sure: frozenset[Link]
     possible: frozenset[Link]
-    """The sure ones among them."""
+    """Includes the sure ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One text, or two that are fed together."""
+    """One text, or a pair of texts that the model reads together."""
 
     text: str
     text_pair: str | None = None
     tokens: tuple[str, ...] | None = None
-    """The tokens themselves, where a corpus comes with them."""
+    """The tokens, if the corpus comes with them."""
     row: int = 0
-    """Which row of its corpus it is, counted from 1."""
+    """Its row in the corpus, counted from 1."""
     links: Links | None = None
-    """Which words belong together, where a corpus comes with that."""
+    """The word alignment of a pair, if the corpus comes with one."""
     shortened: bool = False
-    """Whether the end of a text is missing, because no model reads so far."""
+    """Whether the end of a text was dropped because it lies beyond what any model reads."""
 
 
 @dataclasses.dataclass
 class CorpusCounts:
-    """What became of a corpus: examples read = used + skipped, by reason."""
+    """What became of the examples of a corpus: read = used + skipped."""
 
     read: int = 0
     used: int = 0
     sequences: int = 0
-    """What the model was given: as many as were used, but for documents that were cut into windows."""
+    """Model inputs: one per example used, except for documents cut into windows."""
     cut: int = 0
-    """Used, but longer than the maximal length."""
+    """Examples used that were truncated to the maximum length."""
     tokens: int = 0
     skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Examples by the reason why they were skipped."""
     categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Tokens by category."""
 
     def packed(self) -> str:
-        """The counts in one word, for another process."""
+        """The counts as JSON, for another process."""
         return json.dumps(vars(self))
 
     @classmethod
-    def unpacked(cls, word: str) -> "CorpusCounts":
-        """What `packed` has packed."""
-        fields = json.loads(word)
+    def unpacked(cls, text: str) -> "CorpusCounts":
+        """The counts that `packed` has written."""
+        fields = json.loads(text)
         counters = {name: collections.Counter(fields[name]) for name in ("skipped", "categories")}
         return cls(**fields | counters)
 
     def add(self, other: "CorpusCounts") -> None:
-        """Count what another part of the corpus became as well."""
+        """Add the counts of another part of the corpus."""
         for name in ("read", "used", "sequences", "cut", "tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.skipped.update(other.skipped)
@@ -70,17 +71,17 @@ class CorpusCounts:
 
 
 class Corpus(abc.ABC):
-    """Somewhere that examples come from. It can be read more than once."""
+    """A source of examples that can be read more than once."""
 
     @property
     @abc.abstractmethod
     def total(self) -> int | None:
-        """Examples that will be read, empty ones included; None where counting them would cost a pass."""
+        """The number of examples, empty ones included; None if counting them takes a pass over the corpus."""
 
     @abc.abstractmethod
     def examples(self) -> Iterator[Example | str]:
-        """Examples in order; a string in place of one says why it is skipped.
+        """Examples in order, or the reason why one is skipped.
 
         Raises:
-            InputError: If the source cannot be read; the message names file and place.
+            InputError: If the source cannot be read; the message names the file and the line or row.
         """

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, streamed; local files first, and quick to say that there is no network."""
+"""Datasets from the Hugging Face Hub, streamed, or read from the local cache without a network."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from normscope.network import hub_reachable
 
 @dataclasses.dataclass(frozen=True)
 class HubDataset(Corpus):
-    """One split of a data set, read as it arrives; where there is no network, from the local cache."""
+    """One split of a dataset, streamed from the Hub; without a network, read from the local cache."""
 
     name: str
     config: str | None
@@ -24,10 +24,10 @@ class HubDataset(Corpus):
     pair_column: str | int | None
 
     def __post_init__(self) -> None:
-        # Found out before a model is loaded, which takes longer.
+        # Fail before a model is loaded, which takes longer.
         if not Path(self.name).exists() and not self._cached() and not hub_reachable():
             raise InputError(
-                f"dataset.path={self.name}: it is not in the local cache and the Hub cannot be reached; give a local file: "
+                f"dataset.path={self.name}: not in the local cache, and the Hub cannot be reached; use a local file: "
                 "dataset=text dataset.path=FILE"
             )
 
@@ -38,17 +38,17 @@ class HubDataset(Corpus):
 
     @property
     def total(self) -> int | None:
-        """Not known before the data set is read."""
+        """Unknown before the dataset is read."""
         return None
 
     def examples(self) -> Iterator[Example | str]:
-        """Examples in the split's order, or why a row is none."""
+        """Examples in the order of the split, or the reason why one is skipped."""
         reader = RowReader(self.name, self.text_column, self.pair_column)
         for number, row in enumerate(self._rows(), start=1):
             yield reader.example(row, number)
 
     def _rows(self) -> Any:
-        import datasets  # slow to import, and most runs do without
+        import datasets  # slow to import, and most runs do not need it
 
         online = hub_reachable()
         if not online:
@@ -58,8 +58,8 @@ class HubDataset(Corpus):
             return datasets.load_dataset(
                 self.name, self.config, split=self.split, revision=self.revision, streaming=online
             )
-        except Exception as error:  # neither the library nor what it calls agrees on types
+        except Exception as error:  # the library and those it calls raise errors of many types
             raise InputError(
-                f"dataset.path={self.name}: {one_line(error)}; check dataset.path, .config, .split and .revision, or give "
+                f"dataset.path={self.name}: {one_line(error)}; check dataset.path, .config, .split and .revision, or use "
                 "a local file: dataset=text dataset.path=FILE"
             ) from error

@@ -1,4 +1,4 @@
-"""Lines of text files, plain or gzipped, with the place of what cannot be read."""
+"""Lines of text files, plain or gzipped, and the position of what cannot be read."""
 
 import gzip
 import zlib
@@ -9,20 +9,20 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Malformed(Exception):
-    """A file is not of the kind that its ending says; the message names the place."""
+    """A file does not have the format that its extension promises; the message names the position."""
 
 
 def kind(path: Path) -> str:
-    """The ending of a file, without that of its compression."""
+    """The extension of a file, apart from .gz."""
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends, one at a time; a byte order mark is left out.
+    """The lines of a UTF-8 file, line endings included; a byte order mark is dropped.
 
     Raises:
-        Malformed: If a line is not UTF-8, or the file not what gzip wrote.
-        OSError: If it cannot be read.
+        Malformed: If a line is not UTF-8, or the gzip file is damaged.
+        OSError: If the file cannot be read.
     """
     offset = 0
     try:
@@ -41,7 +41,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def count(path: Path) -> int:
-    """How many lines a plain file has."""
+    """The number of lines in an uncompressed file."""
     with path.open("rb") as stream:
         number, last = 0, b"\n"
         for chunk in iter(lambda: stream.read(2**20), b""):

@@ -1,4 +1,4 @@
-"""The released pickle of Clark et al. 2019, which Kobayashi et al. used, as a corpus."""
+"""The pickle released with Clark et al. 2019 and used by Kobayashi et al., as a corpus."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,13 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.pickles import load
 from normscope.errors import InputError
 
-_LONGEST_ROW = 100_000
-"""Characters of a sequence; BERT's have 512 tokens at most."""
+_MAX_CHARACTERS = 100_000
+"""Longest sequence, in characters; BERT takes at most 512 tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PickledTokens(Corpus):
-    """A list of dicts whose `tokens` are BERT's own, special tokens among them."""
+    """A list of dicts whose `tokens` are BERT tokens, special tokens included."""
 
     path: Path
 
@@ -24,17 +24,17 @@ class PickledTokens(Corpus):
 
     @property
     def total(self) -> int | None:
-        """Not known before the file is read."""
+        """Unknown before the file is read."""
         return None
 
     def examples(self) -> Iterator[Example | str]:
-        """Examples in the file's order: tokens, and the text that they are of."""
+        """Examples in the order of the file, with their tokens and the text that these spell."""
         rows = load(self.path)
         if not isinstance(rows, list):
             raise InputError(f"dataset.path={self.path}: expected a list of examples, got {type(rows).__name__}")
         for row in rows:
             tokens = row.get("tokens") if isinstance(row, dict) else None
-            if isinstance(tokens, list | tuple) and len(tokens) > _LONGEST_ROW:
+            if isinstance(tokens, list | tuple) and len(tokens) > _MAX_CHARACTERS:
                 yield "too long"
             elif not isinstance(tokens, list | tuple) or not all(isinstance(token, str) for token in tokens):
                 yield "without tokens"
@@ -42,19 +42,19 @@ class PickledTokens(Corpus):
                 yield "empty"
             elif not _encodable(tokens):
                 yield "not text"
-            elif sum(map(len, tokens)) > _LONGEST_ROW:
+            elif sum(map(len, tokens)) > _MAX_CHARACTERS:
                 yield "too long"
             else:
                 yield _example(tuple(tokens))
 
 
 def _encodable(tokens: Sequence[str]) -> bool:
-    """Whether tokens are Unicode: a pickle can hold half a character."""
-    return all(token.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in token) for token in tokens)
+    """Whether tokens are valid Unicode: a pickle can hold half a surrogate pair."""
+    return all(token.isascii() or not any("\ud800" <= character <= "\udfff" for character in token) for token in tokens)
 
 
 def _example(tokens: tuple[str, ...]) -> Example:
-    """The texts between the special tokens, in lower case as the tokens are, word pieces put together."""
+    """The texts between special tokens, with word pieces joined; lower case, as the tokens are."""
     texts: list[list[str]] = [[]]
     for token in tokens:
         if token == "[SEP]":

@@ -1,7 +1,7 @@
-"""Pickles as untrusted input: read as data and never as code.
+"""Pickles as untrusted input: read as data, never as code.
 
-Python's own unpickler allocates what a file claims to hold and calls what it names. This reader walks the opcodes instead: it
-checks every size against the file and every object against a budget before it builds anything, and it calls nothing.
+Python's unpickler allocates whatever sizes a file claims and calls whatever it names. This reader walks the opcodes instead. It
+checks every size against the file and every object against a memory budget before building it, and it calls nothing.
 """
 
 import os
@@ -17,24 +17,24 @@ _LONGEST_ARGUMENT = 2**28
 _LONGEST_LINE = 2**16
 _DEEPEST = 1000
 _MEMORY = 2**30
-# Upper estimates of what CPython takes for an object and for a reference to one.
+# Upper bounds of the bytes that CPython needs for an object and for a reference to one.
 _OBJECT, _REFERENCE = 100, 8
 
-# What arrays are pickled with. A file that asks for anything else is refused.
+# What pickled arrays refer to. A file that refers to anything else is refused.
 _ARRAYS = {
     *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy.core.numeric", "_frombuffer"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
-    ("_codecs", "encode"),  # protocol 2 writes the bytes of an array with it
+    ("_codecs", "encode"),  # protocol 2 stores the bytes of an array with it
 }
 
 
 class _Inert:
-    """Stands for an array, bytes or a set.
+    """Stands in for an array, bytes or a set, none of which we need.
 
-    A real array of a forged dtype would hold pointers of the file's choosing; only the tokens are wanted.
+    A real array with a forged dtype could hold arbitrary pointers.
     """
 
 
@@ -42,11 +42,11 @@ _INERT = _Inert()
 
 
 class _RefusedError(Exception):
-    """The file is well formed and asks for something that plain data does not need, or for too much."""
+    """The file is well formed, but needs more than plain data or too much memory."""
 
 
 class _Stream:
-    """A file that is never asked for more bytes than it has."""
+    """A file from which no more bytes are read than it has."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,7 +70,7 @@ class _Stream:
 
 
 class _Reader:
-    """Builds the lists, tuples, dicts, strings and numbers of a pickle, and an inert object for everything else."""
+    """Builds the lists, tuples, dicts, strings and numbers of a pickle, and an inert object for anything else."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -80,11 +80,11 @@ class _Reader:
         self._actions = self._dispatch()
 
     def read(self, stream: _Stream) -> Any:
-        """The object that a pickle holds.
+        """The object in a pickle.
 
         Raises:
-            _RefusedError: If it is more than plain data, or too large.
-            Exception: Of many types if the pickle is malformed.
+            _RefusedError: If it contains more than plain data, or is too large.
+            Exception: Of many types, if the pickle is malformed.
         """
         for opcode, argument, _ in pickletools.genops(stream):  # type: ignore[arg-type]  # it reads bytes and lines
             if opcode.name == "STOP":
@@ -93,7 +93,7 @@ class _Reader:
             if action is None:
                 raise _RefusedError(f"it uses {opcode.name}, which data does not need")
             action(argument)
-        raise ValueError("it does not end")
+        raise ValueError("it has no end")
 
     def _dispatch(self) -> dict[str, Callable[[Any], object]]:
         values = ["INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"]
@@ -201,7 +201,7 @@ class _Reader:
             self._spend(_REFERENCE * len(items))
             target.extend(items)
         elif target is not _INERT:
-            raise ValueError("it appends to something that is no list")
+            raise ValueError("it appends to something that is not a list")
 
     def _update(self, items: dict[Any, Any]) -> None:
         target = self._top()
@@ -209,11 +209,11 @@ class _Reader:
             self._spend(_OBJECT * len(items))
             target.update(items)
         elif target is not _INERT:
-            raise ValueError("it sets an item of something that is no dict")
+            raise ValueError("it sets an item of something that is not a dict")
 
     def _find(self, module: object, name: object) -> None:
         if (module, name) not in _ARRAYS:
-            raise _RefusedError(f"it tries to load {_shown(module)}.{_shown(name)}, which data does not need")
+            raise _RefusedError(f"it tries to load {_quoted(module)}.{_quoted(name)}, which data does not need")
         self._push(_INERT)
 
     def _call(self, parts: int) -> None:
@@ -225,7 +225,7 @@ class _Reader:
     def _build(self) -> None:
         target, _ = self._pop_all(2)
         if target is not _INERT:
-            raise ValueError("it gives a state to something that has none")
+            raise ValueError("it sets the state of something that has none")
         self._push(_INERT)
 
 
@@ -235,22 +235,22 @@ def _check_protocol(number: int) -> None:
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    """A dict of alternating keys and values. Only keys whose hash is cheap are taken: that of a nested tuple recurses."""
+    """A dict from alternating keys and values. Keys must be cheap to hash: hashing a nested tuple recurses."""
     keys = items[::2]
     if len(items) % 2 or not all(isinstance(key, str | int | float | None) for key in keys):
-        raise ValueError("it holds a dict with other keys than strings and numbers")
+        raise ValueError("it holds a dict whose keys are not strings or numbers")
     return dict(zip(keys, items[1::2], strict=True))
 
 
-def _shown(name: object) -> str:
+def _quoted(name: object) -> str:
     return ascii(name)[1:-1][:60] if isinstance(name, str) else type(name).__name__
 
 
 def load(path: Path) -> Any:
-    """What a pickle holds, if it is plain data.
+    """The contents of a pickle of plain data.
 
     Raises:
-        InputError: If it is more than that, too large, or no pickle; nothing of it has run.
+        InputError: If it is no pickle, too large, or contains more than plain data; none of its code has run.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What analyses need to know of the whole corpus, or of other files, before the first batch."""
+"""What analyses need from the whole corpus or from other files before the first batch."""
 
 import abc
 import dataclasses
@@ -15,43 +15,43 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class ResourceContext:
-    """What resources may be made of."""
+    """What resources are made from."""
 
     dataset: DatasetOptions
     encoder: Encoder
     vocabulary: int
-    """Number of token ids that the model knows."""
+    """Number of token ids of the model."""
 
 
 class Resource(abc.ABC, Generic[T]):
     """Something that is prepared once per run, before the first batch.
 
-    Resources that need the corpus are prepared in one pass over it: `start` is called once, `read` with one stretch of the
-    corpus after another, and `finish` at its end.
+    Resources that need the corpus share one pass over it: `start` is called once, `read` with one window of examples after
+    another, and `finish` at the end.
     """
 
     reads_corpus: bool = False
-    """Whether `read` is to be called."""
+    """Whether it needs the corpus, so that `read` is called."""
     ignores_limit: bool = False
     """Whether it reads beyond `dataset.limit`."""
 
     @abc.abstractmethod
     def start(self, context: ResourceContext) -> None:
-        """Prepare for the first stretch of the corpus.
+        """Prepare for the first examples.
 
         Raises:
             InputError: If the resource cannot be made.
         """
 
     def read(self, examples: Sequence[Example | str]) -> None:
-        """Take in the next examples of the corpus; a string says why one was skipped."""
+        """Process the next examples of the corpus; a string is the reason why one was skipped."""
 
     @abc.abstractmethod
     def finish(self) -> T:
         """The resource.
 
         Raises:
-            InputError: If the corpus does not fit it.
+            InputError: If the corpus is invalid for it.
         """
 
     @abc.abstractmethod
@@ -75,8 +75,8 @@ def prepare_resources(
 
     Args:
         resources: What to prepare, by name.
-        context: What they may be made of.
-        open_corpus: Opens the corpus of a dataset's options.
+        context: What they are made from.
+        open_corpus: Opens the corpus of dataset options.
 
     Returns:
         The resources, by name.

@@ -1,4 +1,4 @@
-"""Rows of a table, whatever file or hub they come from, as examples."""
+"""Table rows, from a file or the Hub, as examples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ Row = Mapping[str | int, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RowReader:
-    """Makes examples of rows."""
+    """Turns rows into examples."""
 
     source: str
-    """What the rows are of, for messages."""
+    """Where the rows come from, for messages."""
     text_column: str | int | None = None
-    """`text` by default; the first column where columns have no names."""
+    """`text` by default, or the first column if columns have no names."""
     pair_column: str | int | None = None
-    """`text_pair` by default, where there is one."""
+    """`text_pair` by default, if it exists."""
 
     def example(self, row: Row, number: int) -> Example | str:
-        """The example in a row, or why there is none.
+        """The example in a row, or the reason why it is skipped.
 
         Raises:
-            InputError: If a column that was asked for is not there.
+            InputError: If a requested column does not exist.
         """
         if not row:
             return "empty"
-        text = _words(self._cell(row, number, self.text_column, "text", required=True))
-        pair = _words(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
+        text = _cell_text(self._cell(row, number, self.text_column, "text", required=True))
+        pair = _cell_text(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
         if not isinstance(text, str | None) or not isinstance(pair, str | None):
             return NOT_TEXT
         if text is None or not text.strip():
@@ -44,7 +44,7 @@ class RowReader:
         return Example(text.strip(), pair.strip()) if reason is None else f"{reason} in the second text"
 
     def _cell(self, row: Row, number: int, column: str | int | None, default: str, required: bool) -> Any:
-        # Nameless columns are numbered: the first is the text, and none is a pair until one is named.
+        # Columns without names are numbered. The first is the text by default; the pair has no default.
         named = isinstance(next(iter(row)), str)
         wanted: str | int = column if column is not None else (default if named else 0 if default == "text" else -1)
         if not named and isinstance(wanted, str) and wanted.isdecimal():
@@ -54,12 +54,14 @@ class RowReader:
         if required:
             key = "dataset.text_column" if default == "text" else "dataset.pair_column"
             columns = ", ".join(map(str, row))
-            raise InputError(f"{key}={wanted}: row {number} of {self.source} has no such column; it has {columns}")
+            raise InputError(
+                f"{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}"
+            )
         return None
 
 
-def _words(cell: Any) -> Any:
-    """A cell that is a list of words, as data sets of tagged words have them, as a text."""
+def _cell_text(cell: Any) -> Any:
+    """The text of a cell; a list of words, as in datasets of tagged words, is joined by spaces."""
     if isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell):
         return " ".join(cell)
     return cell

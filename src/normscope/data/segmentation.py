@@ -1,4 +1,4 @@
-"""Documents cut into examples, and what WikiText's files call a document."""
+"""Documents cut into examples, and the articles of WikiText."""
 
 import dataclasses
 import hashlib
@@ -14,8 +14,8 @@ from normscope.data.sentence_splitting import sentences
 
 _TITLE = re.compile(r"^= [^=].*[^=] =$")
 
-# What WikiText's tokeniser took apart.
-_JOINED = (
+# Undo WikiText's tokenisation.
+_DETOKENIZE = (
     (re.compile(r" @([-,.])@ "), r"\1"),
     (re.compile(r" ([.,;:!?%)\]}])"), r"\1"),
     (re.compile(r"([(\[{$]) "), r"\1"),
@@ -26,13 +26,13 @@ _JOINED = (
 
 @dataclasses.dataclass(frozen=True)
 class Segmented(Corpus):
-    """The examples that the documents of a corpus are cut into. A document's paragraphs are its lines.
+    """A corpus whose documents are cut into examples. The paragraphs of a document are its lines.
 
     Args:
-        corpus: Where documents come from; pairs are left as they are.
-        segmentation: `sentence`: every sentence is an example; `pair`: two consecutive paragraphs of each document, drawn by
-            the seed and the document itself.
-        seed: Seed of the draw.
+        corpus: The documents; pairs are left as they are.
+        segmentation: `sentence`: every sentence is an example; `pair`: two consecutive paragraphs of each document, drawn at
+            random.
+        seed: Seed of the draw, which also depends on the document.
     """
 
     corpus: Corpus
@@ -41,7 +41,7 @@ class Segmented(Corpus):
 
     @property
     def total(self) -> int | None:
-        """Not known before the documents are read, but for pairs: one of each."""
+        """The number of documents for pairs; otherwise unknown before they are read."""
         return self.corpus.total if self.segmentation is Segmentation.pair else None
 
     def examples(self) -> Iterator[Example | str]:
@@ -66,11 +66,11 @@ class Segmented(Corpus):
 
 @dataclasses.dataclass(frozen=True)
 class WikiText(Corpus):
-    """Paragraphs of a corpus of WikiText's lines, or whole articles, without headings and with its signs put back.
+    """WikiText as detokenized paragraphs or articles, without headings.
 
     Args:
-        corpus: Lines, as the files have them.
-        articles: Whether the paragraphs of an article are one example, a line each.
+        corpus: The lines of the files.
+        articles: Whether an example is a whole article with one paragraph per line, rather than a paragraph.
     """
 
     corpus: Corpus
@@ -78,7 +78,7 @@ class WikiText(Corpus):
 
     @property
     def total(self) -> int | None:
-        """Not known before the lines are read."""
+        """Unknown before the lines are read."""
         return None
 
     def examples(self) -> Iterator[Example | str]:
@@ -93,9 +93,9 @@ class WikiText(Corpus):
                     article = []
                 yield "heading"
             elif self.articles:
-                article.append(joined(line.text))
+                article.append(detokenized(line.text))
             else:
-                yield Example(joined(line.text))
+                yield Example(detokenized(line.text))
         if article:
             yield Example("\n".join(article))
 
@@ -105,8 +105,8 @@ def _is_heading(line: str) -> bool:
     return len(line) >= len("=  =") and line.startswith("= ") and line.endswith(" =") and "\n" not in line
 
 
-def joined(text: str) -> str:
-    """Text whose signs stand where a writer puts them."""
-    for pattern, replacement in _JOINED:
+def detokenized(text: str) -> str:
+    """WikiText with punctuation attached as in ordinary text."""
+    for pattern, replacement in _DETOKENIZE:
         text = pattern.sub(replacement, text)
     return text

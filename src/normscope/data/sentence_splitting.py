@@ -1,6 +1,6 @@
-"""Documents as sentences. syntok says where they end; the document itself is cut there, so no character of it is lost.
+"""Documents as sentences. syntok finds where they end; the document is cut there, so no character is lost.
 
-syntok knows the abbreviations of English, German and Spanish and needs no language to be named.
+syntok knows the abbreviations of English, German and Spanish and needs no language setting.
 """
 
 import itertools
@@ -13,17 +13,17 @@ _BLANK_LINE = re.compile(r"\n\s*\n")
 _SPACE = re.compile(r"\s")
 # Chinese and Japanese put no space between sentences, and syntok needs one. Closing marks belong to the sentence.
 _IDEOGRAPHIC_END = re.compile(r"[。！？]+[」』”’）》〉】\"')\]]*")
-# The marks of German and French close where the English ones open; syntok reads plain ones either way. One for one: the
-# places of characters must stay.
+# German and French close quotations with marks that open them in English; syntok accepts plain marks for both. One
+# character replaces one, so that offsets stay valid.
 _PLAIN_QUOTES = str.maketrans(dict.fromkeys("„“”«»", '"'))
-# Characters that syntok gets at a time: it keeps a few hundred bytes for every word of a sentence.
+# Characters passed to syntok at a time: it keeps a few hundred bytes for every word of a sentence.
 _PIECE = 2**18
 
 
 def sentences(document: str) -> list[str]:
-    """The sentences of a document in order, without the white space around them.
+    """The sentences of a document in order, stripped of white space.
 
-    A blank line ends a sentence, the end of a line alone does not. Joined, sentences are the document up to white space.
+    A blank line ends a sentence; a single line break does not. Joined, the sentences are the document up to white space.
     """
     cuts = {0, len(document), *(match.end() for match in _IDEOGRAPHIC_END.finditer(document))}
     start = 0
@@ -36,13 +36,13 @@ def sentences(document: str) -> list[str]:
 
 
 def _cuts(paragraph: str) -> Iterator[int]:
-    """Where sentences after the first begin, as far as syntok can tell."""
+    """Offsets at which syntok finds sentences after the first."""
     start = 0
     while start < len(paragraph):
         piece = paragraph[start : start + _PIECE]
         cuts = list(_cuts_of_piece(piece))
         yield from (start + cut for cut in cuts)
-        # The last sentence of a piece may go on in the next, which begins with it.
+        # The last sentence of a piece may continue, so the next piece starts with it.
         start += len(piece) if start + len(piece) == len(paragraph) or not cuts else cuts[-1]
 
 
@@ -52,7 +52,7 @@ def _cuts_of_piece(piece: str) -> Iterator[int]:
         for tokens in paragraph:
             first, last = tokens[0], tokens[-1]
             if end is not None:
-                # Signs that syntok leaves out of its tokens stay with the sentence that they touch.
+                # Characters outside syntok's tokens stay with the sentence they touch.
                 space = _SPACE.search(piece, end, first.offset)
                 yield first.offset if space is None else space.start()
             end = last.offset + len(last.value)

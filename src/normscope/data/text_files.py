@@ -1,4 +1,4 @@
-"""Text files as corpora: one example a line (.txt), an object a line (.jsonl), or a row (.csv, .tsv, .parquet)."""
+"""Text files as corpora: one example per line (.txt), object (.jsonl) or row (.csv, .tsv, .parquet)."""
 
 import contextlib
 import csv
@@ -17,29 +17,29 @@ from normscope.data.lines import Malformed, count, kind, lines
 from normscope.data.rows import Row, RowReader
 from normscope.errors import InputError, one_line
 
-# Above this size, counting the lines for a progress bar would be felt.
+# Above this size, counting the lines for a progress bar takes noticeable time.
 _COUNTED_BYTES = 256 * 2**20
-# A row of more lines is taken for one with a quotation mark that nothing closes: it swallows those that follow.
-_LINES_OF_A_ROW = 20
+# A row with more lines is taken for one with an unclosed quotation mark, which swallows the rows after it.
+_MAX_ROW_LINES = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class TextFile(Corpus):
-    """A local file of text. Rows are read as they are needed; the file is never held in memory."""
+    """A local text file, read row by row and never held in memory."""
 
     path: Path
     text_column: str | int | None = None
     pair_column: str | int | None = None
     header: bool = True
-    """Whether the first line of a .csv or .tsv names its columns; without names, columns are numbered from 0."""
+    """Whether the first line of a .csv or .tsv names the columns. Without names, columns are numbered from 0."""
     delimiter: str | None = None
-    """What stands between the cells; a comma in .csv, a tab in .tsv."""
+    """Separates cells; by default a comma in .csv, a tab in .tsv."""
     quoting: Quoting | None = None
-    """What quotation marks mean; `standard` in .csv, `none` in .tsv."""
+    """What quotation marks mean; by default `standard` in .csv, `none` in .tsv."""
     key: str = "dataset.path"
-    """The config key that named the file, for messages."""
+    """The config key that names the file, for messages."""
     plain: bool = False
-    """Whether a file with an ending that is not known is one of lines, as those of translations are."""
+    """Whether a file with an unknown extension is read line by line, as files of translations are."""
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -48,26 +48,26 @@ class TextFile(Corpus):
             raise InputError(f"{self.key}={self.path}: expected a file")
         if kind(self.path) not in _ROWS and not self.plain:
             raise InputError(
-                f"{self.key}={self.path}: expected a file ending in {', '.join(_ROWS)}, or one of these and .gz"
+                f"{self.key}={self.path}: expected a file with extension {', '.join(_ROWS)}, optionally followed by .gz"
             )
         if self.path.stat().st_size == 0:
             raise InputError(f"{self.key}={self.path}: the file is empty")
 
     @property
     def total(self) -> int | None:
-        """Rows of the file, where that is cheap to know."""
+        """Rows of the file, if they are cheap to count."""
         if kind(self.path) == ".parquet":
             try:
                 with _parquet(self.path) as file:
                     return int(file.metadata.num_rows)
             except Malformed:
-                return None  # told when it is read
+                return None  # the error is raised when the file is read
         if self.path.suffix == ".gz" or self.path.stat().st_size > _COUNTED_BYTES:
             return None
         return count(self.path) - (kind(self.path) in (".csv", ".tsv") and self.header)
 
     def examples(self) -> Iterator[Example | str]:
-        """Examples in the file's order, or why a row is none."""
+        """Examples in the order of the file, or the reason why one is skipped."""
         reader = RowReader(str(self.path), self.text_column, self.pair_column)
         try:
             with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
@@ -87,34 +87,34 @@ class TextFiles(Corpus):
 
     @property
     def total(self) -> int | None:
-        """Rows of all files, where that is cheap to know."""
+        """Rows of all files, if they are cheap to count."""
         totals = [file.total for file in self.files]
         return None if None in totals else sum(total for total in totals if total is not None)
 
     def examples(self) -> Iterator[Example | str]:
-        """Examples of one file after another."""
+        """Examples of all files in order."""
         for file in self.files:
             yield from file.examples()
 
 
-def matching(path: str, key: str) -> list[Path]:
-    """The files that a path names: itself, those in a folder, or those that match a pattern; in the order of their names.
+def find_files(path: str, key: str) -> list[Path]:
+    """The files that a path names: the path itself, or sorted by name the files in a folder or those matching a pattern.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there are none.
     """
-    whole = Path(path).expanduser()
-    if whole.is_dir():
-        found = sorted(file for file in whole.iterdir() if file.is_file() and kind(file) in _ROWS)
-        if not found:
-            raise InputError(f"{key}={path}: the folder has no file ending in {', '.join(_ROWS)}")
-        return found
-    if not whole.exists() and any(sign in path for sign in "*?["):
-        found = sorted(Path(file) for file in glob.glob(str(whole), recursive=True) if Path(file).is_file())
-        if not found:
+    location = Path(path).expanduser()
+    if location.is_dir():
+        files = sorted(file for file in location.iterdir() if file.is_file() and kind(file) in _ROWS)
+        if not files:
+            raise InputError(f"{key}={path}: the folder has no file with extension {', '.join(_ROWS)}")
+        return files
+    if not location.exists() and any(character in path for character in "*?["):
+        files = sorted(Path(file) for file in glob.glob(str(location), recursive=True) if Path(file).is_file())
+        if not files:
             raise InputError(f"{key}={path}: no file matches")
-        return found
-    return [whole]
+        return files
+    return [location]
 
 
 def _text_rows(file: TextFile) -> Generator[Row, None, None]:
@@ -126,7 +126,7 @@ def _json_rows(file: TextFile) -> Generator[Row, None, None]:
     for number, line in enumerate(lines(file.path), start=1):
         try:
             row = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError) as error:  # Python reads no integers of thousands of digits
+        except (ValueError, RecursionError) as error:  # Python refuses integers of thousands of digits
             reason = {json.JSONDecodeError: getattr(error, "msg", ""), RecursionError: "nested too deeply"}
             raise Malformed(f"line {number} is not JSON: {reason.get(type(error), one_line(error))}") from error
         if not isinstance(row, dict):
@@ -139,36 +139,36 @@ def _csv_rows(file: TextFile) -> Generator[Row, None, None]:
     tabs = kind(file.path) == ".tsv"
     delimiter = file.delimiter or ("\t" if tabs else ",")
     quoting = file.quoting or (Quoting.none if tabs else Quoting.standard)
-    watched = _RowLines(file.path, bounded=quoting is Quoting.standard)
-    # Strict: Python otherwise reads what follows a closing quotation mark as if it belonged to the cell.
+    row_lines = _RowLines(file.path, bounded=quoting is Quoting.standard)
+    # Unless strict, Python takes characters after a closing quotation mark as part of the cell.
     reader = csv.reader(
-        watched,
+        row_lines,
         delimiter=delimiter,
         quoting=csv.QUOTE_NONE if quoting is Quoting.none else csv.QUOTE_MINIMAL,
         strict=True,
     )
     try:
         names = next(reader, []) if file.header else None
-        for cells in watched.rows(reader):
+        for cells in row_lines.rows(reader):
             if names is None or not cells:
                 yield dict(enumerate(cells))
                 continue
             if len(cells) != len(names):
                 raise Malformed(
-                    f"line {reader.line_num} has {len(cells)} cells where the header has {len(names)}; is it "
-                    f"dataset.delimiter={delimiter!r}?"
+                    f"line {reader.line_num}: expected {len(names)} cells as in the header, got {len(cells)}; check "
+                    f"dataset.delimiter={delimiter!r}"
                 )
             yield dict(zip(names, cells, strict=True))
     except csv.Error as error:
-        raise Malformed(f"{watched.place}: not CSV, {error}{_advice(quoting)}") from error
+        raise Malformed(f"{row_lines.place}: not CSV, {error}{_advice(quoting)}") from error
 
 
 class _RowLines:
-    """The lines of a .csv, with the row that they belong to.
+    """The lines of a .csv, which keep track of the row that they belong to.
 
     Args:
         path: The file.
-        bounded: Whether a row of very many lines is an error.
+        bounded: Whether a row of many lines is an error.
     """
 
     def __init__(self, path: Path, *, bounded: bool) -> None:
@@ -178,15 +178,15 @@ class _RowLines:
     def __iter__(self) -> Iterator[str]:
         for line in self._lines:
             self._line += 1
-            if self._bounded and self._line - self._first_line > _LINES_OF_A_ROW:
+            if self._bounded and self._line - self._first_line > _MAX_ROW_LINES:
                 raise Malformed(
-                    f"{self.place}: it goes on for more than {_LINES_OF_A_ROW} lines, as if a quotation mark were not closed"
+                    f"{self.place}: it has more than {_MAX_ROW_LINES} lines, probably because a quotation mark is not closed"
                     + _advice(Quoting.standard)
                 )
             yield line
 
     def rows(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
-        """The rows of a reader of these lines, after the header."""
+        """The rows after the header, from a reader of these lines."""
         self._first_line = self._line
         for cells in reader:
             self._row += 1
@@ -195,15 +195,15 @@ class _RowLines:
 
     @property
     def place(self) -> str:
-        """The row that is read, for messages: after those that have been."""
-        return f"row {self._row + 1}, which begins on line {self._first_line + 1}"
+        """The row being read, for messages."""
+        return f"row {self._row + 1}, which starts on line {self._first_line + 1}"
 
 
 def _advice(quoting: Quoting) -> str:
     if quoting is Quoting.none:
         return ""
-    return "; dataset.quoting=none if quotation marks are part of the text" + (
-        ", dataset.quoting=multiline if cells have so many lines" if quoting is Quoting.standard else ""
+    return "; set dataset.quoting=none if quotation marks are part of the text" + (
+        ", or dataset.quoting=multiline if cells have that many lines" if quoting is Quoting.standard else ""
     )
 
 
@@ -211,20 +211,18 @@ def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
     with _parquet(file.path) as table:
         names = table.schema_arrow.names
         if len(set(names)) < len(names):
-            raise Malformed(f"two of its columns have one name: {', '.join(names)}")
-        # Other columns may hold what Python has no value for: dates beyond the year 9999, say.
+            raise Malformed(f"two of its columns have the same name: {', '.join(names)}")
+        # Other columns may hold values that Python cannot represent, such as dates after the year 9999.
         wanted = [file.text_column or "text", file.pair_column or "text_pair"]
         try:
             for batch in table.iter_batches(batch_size=1024, columns=[name for name in names if name in wanted]):
                 yield from _parquet_batch(batch, names)
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
-            raise Malformed(
-                f"not a whole Parquet file, or one with values that are no text: {one_line(error)}"
-            ) from error
+            raise Malformed(f"damaged Parquet file, or values that are not text: {one_line(error)}") from error
 
 
 def _parquet_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[Row]:
-    """Rows of a batch; columns that were not read are there, and empty."""
+    """Rows of a batch; columns that were not read are empty."""
     for row in batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows:
         yield {name: row.get(name) for name in names}
 

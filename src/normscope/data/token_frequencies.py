@@ -1,4 +1,4 @@
-"""How frequent every token is: counted over a corpus, or read from a file."""
+"""Token frequencies, counted over a corpus or read from a file."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError
 
 EXCLUDED = 0
-"""Rank of tokens that are left out."""
+"""Rank of excluded tokens."""
 
-# Enough for any count, and few enough for Python to read.
-_DIGITS = 1000
+# Enough for any count, and few enough for Python to parse.
+_MAX_DIGITS = 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,16 +24,16 @@ class TokenFrequencies:
     """Rank and count of every token of a vocabulary."""
 
     rank: np.ndarray
-    """1 is the most frequent; equally frequent tokens share a rank; EXCLUDED where a token is left out."""
+    """1 is the most frequent; equally frequent tokens share a rank; EXCLUDED for excluded tokens."""
     count: np.ndarray
-    """Occurrences where the ranks come from."""
+    """Occurrences in the corpus or file."""
 
 
 class TokenCounter:
-    """Counts tokens, special ones included, without masking any.
+    """Counts tokens, special ones included, without masking.
 
     Args:
-        encoder: Makes tokens of examples.
+        encoder: Turns examples into tokens.
         vocabulary: Number of token ids.
     """
 
@@ -42,7 +42,7 @@ class TokenCounter:
         self._counts = np.zeros(vocabulary, dtype=np.int64)
 
     def update(self, examples: Sequence[Example | str]) -> None:
-        """Count the tokens of some examples; a string says why one was skipped."""
+        """Count the tokens of examples; a string is the reason why one was skipped."""
         usable = [example for example in examples if isinstance(example, Example)]
         for sequence in self._encoder.encode(usable, CorpusCounts()):
             self._counts += np.bincount(sequence.input_ids, minlength=len(self._counts))
@@ -50,16 +50,16 @@ class TokenCounter:
     def compute(self) -> TokenFrequencies:
         """The frequencies."""
         ordered = np.sort(self._counts)[::-1]
-        # One more than the number of tokens that are more frequent.
+        # One more than the number of more frequent tokens.
         rank = 1 + np.searchsorted(-ordered, -self._counts, side="left")
         return TokenFrequencies(rank, self._counts.copy())
 
 
 def read(path: Path, vocabulary: int) -> TokenFrequencies:
-    """Frequencies from a file of `rank count token_id` lines; tokens that it lacks get the rank below the last.
+    """Frequencies from a file of `rank count token_id` lines; tokens missing from it share the rank after the last.
 
     Raises:
-        InputError: If a line cannot be read; it is named by its number.
+        InputError: If a line is invalid; the message names its number.
     """
     rank, count = np.zeros(vocabulary, dtype=np.int64), np.zeros(vocabulary, dtype=np.int64)
     try:
@@ -70,32 +70,33 @@ def read(path: Path, vocabulary: int) -> TokenFrequencies:
                     continue
                 if (
                     len(fields) != 3
-                    or not all(field.isdecimal() and len(field) <= _DIGITS for field in fields)
+                    or not all(field.isdecimal() and len(field) <= _MAX_DIGITS for field in fields)
                     or not 1 <= int(fields[0]) < 2**31
                 ):
                     raise InputError(
-                        f"analysis.frequency.path={path}: line {number} is not `rank count token_id`: {line.strip()[:80]!r}"
+                        f"analysis.frequency.path={path}: line {number}: expected `rank count token_id`, got "
+                        f"{line.strip()[:80]!r}"
                     )
                 token = int(fields[2])
                 if token >= vocabulary:
                     raise InputError(
-                        f"analysis.frequency.path={path}: line {number}: the model has no token {token}; it knows {vocabulary}"
+                        f"analysis.frequency.path={path}: line {number}: token {token} is not one of the model's {vocabulary}"
                     )
                 rank[token], count[token] = int(fields[0]), min(int(fields[1]), 2**62)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"analysis.frequency.path={path}: cannot be read: {error}") from error
     if not rank.any():
-        raise InputError(f"analysis.frequency.path={path}: expected lines of `rank count token_id`, found none")
+        raise InputError(f"analysis.frequency.path={path}: expected lines of `rank count token_id`, got none")
     rank[rank == 0] = rank.max() + 1
     return TokenFrequencies(rank, count)
 
 
 def conventional(frequencies: TokenFrequencies, encoder: Encoder) -> TokenFrequencies:
     """K20's rule: [CLS], [SEP], period and comma are the four most frequent; other special tokens and single characters are
-    left out.
+    excluded.
 
-    A corpus of sentences holds the special tokens as often as whoever cuts it into sequences decides; the rule puts them
-    where the training data would.
+    How often special tokens occur depends on how the corpus is cut into sequences; the rule ranks them as they would rank in
+    the training data.
 
     Source: Kobayashi et al. 2020, footnote 5.
     """

@@ -1,4 +1,4 @@
-"""What a model reads of an example, and what must be known of a model to feed it."""
+"""Token sequences as model inputs, and the model properties needed to make them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,41 +8,41 @@ import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
-"""Splits a text into words: start and end of each."""
+"""Splits a text into words, each a start and an end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenSequence:
-    """One example as the model reads it."""
+    """One model input."""
 
     input_ids: np.ndarray
     token_type_ids: np.ndarray | None = None
-    """Which text of a pair each token is from; None for models that are not told."""
+    """The text of a pair that each token comes from; None for models without segment ids."""
     last: bool = True
-    """Whether it is the last that its example gives: a document may give several windows."""
+    """Whether it is the last of its example: a document may have several windows."""
     cut: bool = False
-    """Whether its texts have more tokens."""
+    """Whether its texts were truncated."""
     source_ids: np.ndarray | None = None
-    """What an encoder reads, where `input_ids` are what a decoder reads."""
+    """The encoder's input, if `input_ids` are the decoder's."""
     words: np.ndarray | None = None
-    """The word that each token is of, NO_WORD for special ones; of a target, the token that is predicted there."""
+    """The word of each token, NO_WORD for special tokens; in a target, of the token predicted at each position."""
     source_words: np.ndarray | None = None
     row: int = 0
-    """Row of the corpus, where words are told."""
+    """Row of the corpus; set together with `words`."""
 
 
 @runtime_checkable
 class ReadsTokens(Protocol):
-    """What must be known of a model to feed it."""
+    """The properties of a model that determine its inputs."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The model's name, for messages."""
         ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Makes tokens of text."""
+        """The model's tokenizer."""
         ...
 
     @property
@@ -52,30 +52,30 @@ class ReadsTokens(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of a sequence at most; None where nothing bounds them."""
+        """Maximum number of tokens in a sequence; None if unlimited."""
         ...
 
     @property
     def translates(self) -> bool:
-        """Whether it has an encoder and a decoder: the second text of a pair is then the target."""
+        """Whether it has an encoder and a decoder; the second text of a pair is then the target."""
         ...
 
     @property
     def causal(self) -> bool:
-        """Whether tokens see only those before them."""
+        """Whether tokens attend only to those before them."""
         ...
 
     @property
     def is_cross_attention(self) -> bool:
-        """Whether it is the decoder's attention over the encoder's output that is looked at."""
+        """Whether cross-attention is analysed, from the decoder to the encoder's output."""
         ...
 
     @property
     def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
-        """Makes what the decoder reads of the target's tokens; None if no decoder is looked at."""
+        """Turns the target's tokens into the decoder's input; None unless the decoder or cross-attention is analysed."""
         ...
 
     @property
     def takes_segments(self) -> bool:
-        """Whether the model is told which text of a pair a token is from."""
+        """Whether it takes segment ids, which say which text of a pair a token comes from."""
         ...

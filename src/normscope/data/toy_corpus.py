@@ -1,7 +1,7 @@
-"""A toy corpus: German sentences of a small grammar and their English translations, whose word alignments follow from it.
+"""A toy corpus: German sentences from a small grammar with English translations and exact word alignments.
 
-It has what makes aligning hard in small: words that change places (verbs at the end of a clause or in second place), one word
-for two and two for one (compounds, separable verbs), words without a counterpart (particles, *does*) and punctuation.
+It has what makes word alignment hard, on a small scale: reordering (verbs in second place or at the end of a clause),
+one-to-two and two-to-one links (compounds, separable verbs), unaligned words (particles, *does*) and punctuation.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Literal
 from normscope.data.examples import Corpus, Example, Links
 
 PAIRS = 200
-"""Pairs of the corpus that is analysed."""
+"""Sentence pairs of the corpus that is analysed."""
 
 Case = Literal["nominative", "accusative"]
 
@@ -45,7 +45,7 @@ _ADJECTIVES = (
     *(("klein", "small"), ("groß", "big"), ("alt", "old"), ("neu", "new"), ("rot", "red"), ("schwarz", "black")),
     *(("müd", "tired"), ("freundlich", "friendly"), ("seltsam", "strange"), ("berühmt", "famous"), ("leer", "empty")),
 )
-# Present, participle, particle that leaves the verb; English present, infinitive, participle.
+# German present, participle, separable particle; English present, infinitive, participle.
 _VERBS = (
     *(("sieht", "gesehen", "", "sees", "see", "seen"), ("findet", "gefunden", "", "finds", "find", "found")),
     *(("malt", "gemalt", "", "paints", "paint", "painted"), ("sucht", "gesucht", "", "seeks", "seek", "sought")),
@@ -77,7 +77,7 @@ _ENDINGS = {"m": ("er", "en"), "f": ("e", "e"), "n": ("es", "es")}
 
 @dataclasses.dataclass(frozen=True)
 class _Phrase:
-    """Words of both languages; each has the names of the ideas that it stands for, by which words are linked."""
+    """Words of both languages, each with the name of a concept. Words with the same concept are linked."""
 
     german: Sequence[tuple[str, str]]
     english: Sequence[tuple[str, str]]
@@ -85,11 +85,11 @@ class _Phrase:
 
 @dataclasses.dataclass(frozen=True)
 class ToyCorpus(Corpus):
-    """Sentence pairs of the grammar with their links.
+    """Sentence pairs from the grammar with their links.
 
     Args:
-        pairs: How many.
-        seed: Seed of what is drawn; different ones have hardly a sentence in common.
+        pairs: Number of pairs.
+        seed: Seed of the draw; corpora with different seeds share hardly any sentences.
     """
 
     pairs: int
@@ -108,15 +108,15 @@ class ToyCorpus(Corpus):
 
 
 def _example(phrase: _Phrase) -> Example:
-    # An idea in capitals is linked possibly, not surely.
+    # A concept in capitals makes a possible link, not a sure one.
     links = {
-        (source, target): meant
-        for (source, (_, meant)), (target, (_, said)) in itertools.product(
+        (source, target): concept
+        for (source, (_, concept)), (target, (_, other)) in itertools.product(
             enumerate(phrase.german), enumerate(phrase.english)
         )
-        if meant and meant == said.lower()
+        if concept and concept == other.lower()
     }
-    unsure = {target for target, (_, said) in enumerate(phrase.english) if said != said.lower()}
+    unsure = {target for target, (_, other) in enumerate(phrase.english) if other != other.lower()}
     sure = frozenset(link for link in links if link[1] not in unsure)
     german, english = (" ".join(word for word, _ in side) for side in (phrase.german, phrase.english))
     return Example(german, english, links=Links(sure, frozenset(links)))
@@ -153,7 +153,7 @@ def _clause(draw: random.Random, name: str, fronted: bool = False, subordinate: 
         finite, rest = (present, verb), away
         english = [(says, verb)]
     if subordinate:
-        # The verb goes to the end, and a particle that had left it comes back.
+        # The verb moves to the end and is rejoined with its particle.
         last = [*rest, finite] if tense == "perfect" else [*rest[: len(rest) - len(away)], (particle + present, verb)]
         return _Phrase([*context.german, *mood, *object_.german, *last], [*context.english, *english, *object_.english])
     if fronted:

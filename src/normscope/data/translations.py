@@ -1,4 +1,4 @@
-"""Pairs of a source and its translation, as an encoder–decoder reads them."""
+"""Source–target pairs as inputs of an encoder–decoder."""
 
 import copy
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from normscope.errors import InputError
 
 
 class Translations:
-    """Turns pairs into what encoder and decoder read.
+    """Turns source–target pairs into inputs of the encoder and the decoder.
 
     Args:
-        model: Whose tokenizer is used, and whose decoder reads.
-        longest: Tokens of a side at most.
-        segmenter: Finds the words, where it must be known which token is of which word.
+        model: Provides the tokenizer and the decoder's inputs.
+        longest: Maximum number of tokens on each side.
+        segmenter: Splits texts into words, if tokens must be assigned to words.
     """
 
     def __init__(self, model: ReadsTokens, longest: int | None, segmenter: Segmenter | None) -> None:
@@ -26,16 +26,16 @@ class Translations:
         self._longest, self._segmenter = longest, segmenter
 
     def cut_to(self, longest: int) -> "Translations":
-        """The same for sides of so many tokens at most, whose words are not told apart."""
+        """The same without words and with another maximum length."""
         copied = copy.copy(self)
         copied._longest, copied._segmenter = longest, None
         return copied
 
     def encode(self, examples: Sequence[Example]) -> list[TokenSequence]:
-        """Token sequences of pairs; sides that are too long are cut.
+        """Token sequences of pairs; sides that are too long are truncated.
 
         Raises:
-            InputError: If a side is too long and words are to be aligned: its links would point at nothing.
+            InputError: If a side is too long and tokens are assigned to words: links could refer to missing words.
         """
         if self._segmenter is not None:
             return [self._with_words(example, self._segmenter) for example in examples]
@@ -55,16 +55,16 @@ class Translations:
         assert example.text_pair is not None
         if example.shortened:
             raise InputError(
-                f"dataset.path: row {example.row}: a side has far more than the {self._longest} tokens that {self._name} takes "
-                "(dataset.max_length); leave the pair out, and its line of links"
+                f"dataset.path: row {example.row}: expected at most {self._longest} tokens per side for {self._name} "
+                "(dataset.max_length), got far more; remove the pair and its line of links"
             )
         source, source_words = token_words(self._tokenizer, example.text, segmenter(example.text))
         target, words = token_words(self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True)
         for side, tokens in (("source", source), ("target", target)):
             if self._longest is not None and len(tokens) > self._longest:
                 raise InputError(
-                    f"dataset.path: row {example.row}: the {side} has {len(tokens)} tokens, and {self._name} takes "
-                    f"{self._longest} (dataset.max_length); leave the pair out, and its line of links"
+                    f"dataset.path: row {example.row}: the {side} has {len(tokens)} tokens, expected at most "
+                    f"{self._longest} for {self._name} (dataset.max_length); remove the pair and its line of links"
                 )
         return TokenSequence(
             np.asarray(self._decoder_inputs(target), dtype=np.int64),
