@@ -42,7 +42,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["layers=[7]"], "expected all or numbers from 1 to 6"),
         (["categories=[verbs]"], "unknown category 'verbs'"),
         (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
-        (["model.name=nobody/nothing"], "not in the local cache, and the Hub cannot be reached"),
+        (["model.name=nobody/nothing"], "the Hub cannot be reached"),
         (["model.sha256=00ff"], "expected 00ff"),
         (["dataset=text", "dataset.path=/no/such.txt"], "no such file"),
         (["dataset=text"], "dataset.path is not set"),
