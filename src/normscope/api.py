@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -26,6 +27,7 @@ from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, describe_type
 from normscope.models.verification import verify
 from normscope.reporting.figures import draw, png
+from normscope.statistics.tidy import tidy
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -77,31 +79,35 @@ class Decomposition:
     def pairs(self) -> pd.DataFrame:
         """One row per layer, query and key; tokens are numbered from 0."""
         layers, length, _ = self.weights.shape
-        index = pd.MultiIndex.from_product(
-            [range(1, layers + 1), range(length), range(length)], names=["layer", "query", "key"]
-        ).to_frame(index=False)
-        return index.assign(
-            query_token=[self.tokens[query] for query in index["query"]],
-            key_token=[self.tokens[key] for key in index["key"]],
-            attn_w=self.weights.flatten().numpy(),
-            attn_n=self.vectors.flatten().numpy(),
-            **{
-                name: maps.flatten().numpy()
-                for name, maps in (("attnres_n", self.residual), ("attnresln_n", self.normalised))
-                if maps is not None
+        tokens = np.array(self.tokens, dtype=object)
+        maps = {
+            "attn_w": self.weights,
+            "attn_n": self.vectors,
+            "attnres_n": self.residual,
+            "attnresln_n": self.normalised,
+        }
+        return tidy(
+            {
+                "query_token": tokens[:, None],
+                "key_token": tokens,
+                **{name: values for name, values in maps.items() if values is not None},
             },
+            layer=range(1, layers + 1),
+            query=range(length),
+            key=range(length),
         )
 
     @cached_property
     def mixing(self) -> pd.DataFrame:
         """Mixing ratio of every token: one row per layer, method and token."""
-        rows = [
-            (layer + 1, str(method), position, token, self.ratios[number, layer, position].item())
-            for number, method in enumerate(self.methods)
-            for layer in range(self.ratios.shape[1])
-            for position, token in enumerate(self.tokens)
-        ]
-        return pd.DataFrame(rows, columns=["layer", "method", "position", "token", "ratio"])
+        _, layers, length = self.ratios.shape
+        table = tidy(
+            {"token": np.array(self.tokens, dtype=object), "ratio": self.ratios},
+            method=[str(method) for method in self.methods],
+            layer=range(1, layers + 1),
+            position=range(length),
+        )
+        return table[["layer", "method", "position", "token", "ratio"]]
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram
 from normscope.statistics.per_example import PerExampleTensors
-from normscope.statistics.rank_correlation import RankCorrelation, midranks
+from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.token_means import TokenMeans
@@ -200,9 +200,14 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(saved):
         assert torch.equal(correlation.state_dict()["counts_0"], counted.state_dict()["counts_0"])
 
 
-def test_ranks_are_those_of_scipy():
-    values = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], dtype=F64)
-    np.testing.assert_array_equal(midranks(values), scipy.stats.rankdata(values))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_ties_share_a_rank_in_every_dtype(dtype):
+    first = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], dtype=dtype)
+    second = torch.tensor([0.5, 0.25, 0.5, 0.5, 2.0, 4.0], dtype=dtype)
+    correlation = RankCorrelation(1, 1, *AXES, 100)
+    correlation.update(0, first[None, None, None], second[None, None], torch.zeros(1, 6, dtype=torch.long))
+    # Ranks 5 1½ 5 3 5 1½ and 3 1 3 3 5 6, by hand: Σ(r − 3½)(s − 3½) = 1, Σ(r − 3½)² = 15, Σ(s − 3½)² = 15.5
+    assert correlation.compute()[0][0].spearman == pytest.approx(1 / (15 * 15.5) ** 0.5, abs=1e-12)
 
 
 @pytest.mark.parametrize("way", ["exact", "merged", "loaded", "counted", "counted and merged", "given up on the way"])

@@ -1,6 +1,7 @@
 """Tidy tables by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -32,3 +33,22 @@ def test_an_empty_axis_leaves_no_row():
     table = tidy({"mean": torch.zeros(0, 2)}, dimension=[], head=[1, 2])
     assert table.columns.tolist() == ["dimension", "head", "mean"]
     assert len(table) == 0
+
+
+def test_labels_keep_their_dtype():
+    categories = pd.Categorical(["sep", "cls"], categories=["sep", "cls"])
+    table = tidy(
+        {"mean": torch.zeros(1, 2, 2)},
+        head=np.array([1], dtype=np.int32),
+        category=categories,
+        dimension=np.array([5, 9]),
+    )
+    assert table["head"].dtype == np.int32
+    assert table["category"].dtype == categories.dtype
+    assert table["category"].tolist() == ["sep", "sep", "cls", "cls"]
+    assert tidy({"mean": torch.zeros(0)}, dimension=np.zeros(0, dtype=np.int64))["dimension"].dtype == np.int64
+
+
+def test_values_may_be_text():
+    table = tidy({"token": np.array(["a", "b"], dtype=object)}, layer=[1, 2], position=[0, 1])
+    assert table["token"].tolist() == ["a", "b", "a", "b"]

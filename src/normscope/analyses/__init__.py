@@ -1,4 +1,4 @@
-"""Analyses: which maths, which accumulators, which tables, figures and sentences. A package for each.
+"""The analyses, one package each: their maths, accumulators, tables, figures and sentences.
 
 `registry.analyses()` lists them.
 """

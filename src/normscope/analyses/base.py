@@ -29,48 +29,48 @@ class Requirements:
     """What an analysis needs beyond the attention blocks of the chosen layers."""
 
     hidden: bool = False
-    """Whether it needs hidden vectors: the embedding output and the output of every layer."""
+    """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     all_layers: bool = False
-    """Whether it needs every layer, whichever `layers` the user has chosen."""
+    """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     words: Callable[[str], list[tuple[int, int]]] | None = None
-    """Splits a text into words (start, end), if batches must say which word each token belongs to."""
+    """Splits a text into words (start, end), if batches must record the word of each token."""
     resources: Mapping[str, Resource[Any]] = dataclasses.field(default_factory=dict)
-    """What must be prepared before the first batch, by name; see `AnalysisContext.resources`."""
+    """Resources to prepare before the first batch, by name; see `AnalysisContext.resources`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisContext:
-    """What an analysis knows of the run before the first batch."""
+    """What an analysis knows about the run before the first batch."""
 
     layers: Sequence[int]
-    """Layers whose blocks it will see, from 1."""
+    """The layers whose blocks it will see, counted from 1."""
     categories: Sequence[str]
-    """Token categories to report, with `all` if it is among them."""
+    """Token categories to report, including `all` if it is reported."""
 
     parameters: Mapping[int, BlockParameters]
     """Weights of the blocks, by layer."""
 
     names: Sequence[str] = CATEGORIES
-    """All token categories, whether or not they are reported."""
+    """All token categories, reported or not."""
     special_tokens: frozenset[int] = frozenset()
     """Ids of the tokenizer's special tokens."""
     token: Callable[[int], str] = str
-    """The text of a token, by its id."""
+    """Returns the text of a token id."""
     hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
-    """The norms whose outputs are hidden vectors, by layer from 0."""
+    """The norms whose outputs are hidden vectors, by layer (0: the embedding layer)."""
     methods: Sequence[Method] = tuple(Method)
     """The methods that are defined for the model's blocks."""
     has_position_terms: bool = False
-    """Whether attention scores have terms of position beside q·k, which the model keeps to itself."""
+    """Whether attention scores have position terms besides q·k, which cannot be observed."""
     depth: int = 0
     """Number of layers of the model."""
     options: Sequence[AnalysisConfig] = ()
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The resources that the analysis has required, by name."""
+    """The resources that the analysis requires, by name."""
 
     def options_of(self, kind: type[C]) -> C:
-        """The options of another analysis, whose definitions this one shares; its defaults if there are none."""
+        """The options of another analysis whose definitions this one shares, or its defaults."""
         return next((options for options in self.options if isinstance(options, kind)), kind())
 
     @property
@@ -97,10 +97,10 @@ class AnalysisContext:
 
 
 class Analysis(abc.ABC):
-    """Sees every batch of a corpus, layer by layer, and turns what it has accumulated into findings.
+    """Sees every batch of a corpus, layer by layer, and turns its accumulated statistics into findings.
 
-    An analysis does three things: it chooses the maths, updates accumulators, and writes findings. All that it keeps between
-    batches is in `accumulators`, so a run can be saved, resumed and merged without knowing which analyses are part of it.
+    An analysis does three things: it chooses the maths, updates accumulators, and writes findings. It keeps nothing between
+    batches except its `accumulators`, so runs can be saved, resumed and merged without any knowledge of the analyses.
 
     For each batch the methods are called in this order: `start_batch`; then, layer by layer, `update_hidden` with what enters
     the layer and `update_attention` with its block; `update_hidden` with the output of the last layer; `end_batch`. A batch
@@ -108,16 +108,16 @@ class Analysis(abc.ABC):
     """
 
     info: ClassVar[AnalysisInfo]
-    """What the analysis declares about itself."""
+    """Declares its name, title, options and papers."""
     accumulators: Mapping[str, Accumulator]
-    """All that it keeps between batches, by name. Set by `__init__`."""
+    """All state that it keeps between batches, by name. Set by `__init__`."""
 
     def __init__(self, options: Any, context: AnalysisContext) -> None:
         """Prepare for the first batch.
 
         Args:
-            options: Of the class that `info.options` names.
-            context: What is known of the run.
+            options: An instance of `info.options`.
+            context: The context of the run.
 
         Raises:
             InputError: If an option does not fit the model.
@@ -127,36 +127,36 @@ class Analysis(abc.ABC):
 
     @classmethod
     def requirements(cls, _options: Any, _model: ModelInfo) -> Requirements:
-        """What the analysis needs, given its options and the model. Called before weights are loaded."""
+        """What the analysis needs, given its options and the model. Called before the weights are loaded."""
         return Requirements()
 
     def start_batch(self, batch: Batch) -> None:  # noqa: B027 - optional, as are the next ones
-        """Reset what lives only from here to `end_batch`. It is not saved."""
+        """Reset state that lives until `end_batch` only. It is not saved."""
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:  # noqa: B027
-        """Add one attention block. The block must not be kept: it holds the activations of its layer."""
+        """Add an attention block. Do not keep the block: it holds the activations of its layer."""
 
     def update_hidden(  # noqa: B027
         self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch
     ) -> None:
-        """Add the hidden vectors of one layer (0: the embedding output), if `requirements` asks for them."""
+        """Add the hidden vectors of a layer (0: the embedding output), if `requirements` asks for them."""
 
     def end_batch(self, batch: Batch) -> None:  # noqa: B027
-        """Add what depends on several layers of the batch."""
+        """Add statistics that depend on several layers of the batch."""
 
     def intervene(self, runner: InterventionRunner) -> None:  # noqa: B027
-        """Run the model again with something changed, once the whole corpus has been seen."""
+        """Run the model again with something replaced, after the whole corpus has been read."""
 
     @abc.abstractmethod
     def result(self) -> Findings:
         """Tables, metrics, figures and sentences.
 
         Raises:
-            InputError: If the numbers cannot be right (NaN in a layer, say); the message names the layer.
+            InputError: If the numbers are invalid (NaN in a layer, for example); the message names the layer.
         """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All accumulated state, as tensors on the CPU, by accumulator and part."""
+        """The accumulated state as CPU tensors, named by accumulator and part."""
         return {
             f"{name}/{part}": tensor
             for name, accumulator in self.accumulators.items()
@@ -169,7 +169,7 @@ class Analysis(abc.ABC):
             accumulator.load_state_dict(_below(name, state))
 
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Add the state of the same analysis on another part of the corpus."""
+        """Add the state of the same analysis of another part of the corpus."""
         for name, accumulator in self.accumulators.items():
             accumulator.merge_state_dict(_below(name, state))
 
@@ -180,7 +180,7 @@ def _below(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def state_of(analyses: Iterable[Analysis]) -> dict[str, Tensor]:
-    """The accumulated state of several analyses, by analysis, accumulator and part."""
+    """The accumulated state of several analyses, named by analysis, accumulator and part."""
     return {
         f"{analysis.info.name}/{key}": tensor.contiguous()
         for analysis in analyses
@@ -189,12 +189,12 @@ def state_of(analyses: Iterable[Analysis]) -> dict[str, Tensor]:
 
 
 def load_state(analyses: Iterable[Analysis], state: Mapping[str, Tensor]) -> None:
-    """Continue from what `state_of` returned."""
+    """Restore the state that `state_of` returned."""
     for analysis in analyses:
         analysis.load_state_dict(_below(analysis.info.name, state))
 
 
 def merge_state(analyses: Iterable[Analysis], state: Mapping[str, Tensor]) -> None:
-    """Add what `state_of` returned for the same analyses in another process."""
+    """Add the state that `state_of` returned for the same analyses in another process."""
     for analysis in analyses:
         analysis.merge_state_dict(_below(analysis.info.name, state))

@@ -1,7 +1,7 @@
-"""What an analysis found: numbers, tables, and figures described as data.
+"""The results of an analysis: tables, metrics, sentences, and figures described as data.
 
-Figures are described here and drawn in `reporting`, so an analysis knows no drawing library and every output (picture,
-page, tracker) draws from one description.
+Figures are only described here. `reporting` draws them, so analyses need no plotting library, and files, the report page and
+the tracker all show the same figure.
 """
 
 import dataclasses
@@ -13,66 +13,66 @@ import pandas as pd
 
 @dataclasses.dataclass(frozen=True)
 class HeatmapPanels:
-    """Annotated heatmaps side by side on one colour scale."""
+    """Annotated heatmaps side by side, with one colour scale."""
 
     table: pd.DataFrame
     panel: str
-    """Column that tells the panels apart."""
+    """Column that assigns rows of the table to panels."""
     row: str
     column: str
     value: str
     caption: str
-    """One sentence that says what is seen."""
+    """A sentence that says what the figure shows."""
     panel_titles: Mapping[str, str]
-    """Titles of the panels, in order; panels that the table lacks are left out."""
+    """Titles of the panels, in order. Panels without rows in the table are left out."""
     value_label: str
     limits: tuple[float, float]
-    """Ends of the colour scale."""
+    """Range of the colour scale."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeatmapGrid:
-    """Heatmaps in rows and columns; each column has a colour scale of its own, the same in all its rows."""
+    """Heatmaps in rows and columns. The panels of a column share a colour scale."""
 
     table: pd.DataFrame
     grid_row: str
-    """Column that tells the rows of panels apart."""
+    """Column that assigns rows of the table to rows of panels."""
     values: Mapping[str, str]
-    """Columns of the table that are drawn, one per column of panels, with their titles."""
+    """Columns of the table to draw, one per column of panels, and their titles."""
     row: str
     column: str
     caption: str
     diverging: bool = False
-    """Whether the values have two signs: all panels then share one scale, whose middle is zero."""
+    """Whether values are positive and negative. All panels then share one scale, centred at zero."""
     limits: tuple[float, float] | None = None
-    """Ends of the colour scale of all panels, where they should be the same as elsewhere."""
+    """Range of the colour scale of all panels, if it should match another figure's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """Lines over a quantity, in one panel or several."""
+    """Line plots in one panel or several."""
 
     table: pd.DataFrame
     x: str
     y: str
     series: str
-    """Column that tells the lines apart."""
+    """Column that assigns rows of the table to lines."""
     caption: str
     y_label: str
     series_titles: Mapping[Any, str] | None = None
-    """Titles of the lines, in order; None draws all alike and without a legend."""
+    """Titles of the lines, in order. None draws all lines alike, without a legend."""
     panel: str | None = None
-    """Column that tells the panels apart; each has a scale of its own."""
+    """Column that assigns rows of the table to panels, each with its own scale."""
     panel_titles: Mapping[Any, str] | None = None
     limits: tuple[float, float] | None = None
     log_y: bool = False
     band: tuple[str, str] | None = None
-    """Columns of the lower and upper end of a band around each line; NaN where a line has none."""
+    """Columns with the lower and upper edge of a band around each line; NaN where there is no band."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Profiles:
-    """Values over all hidden dimensions, one panel per layer, with some dimensions labelled."""
+    """Values of all hidden dimensions, one panel per layer, with some dimensions labelled."""
 
     table: pd.DataFrame
     panel: str
@@ -82,12 +82,12 @@ class Profiles:
     y_label: str
     caption: str
     series: str | None = None
-    """Column that tells several lines of a panel apart; all are drawn alike."""
+    """Column that assigns rows of the table to lines of a panel, which are all drawn alike."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scatter:
-    """Points of one series after another in a panel each, with the median along x where that is asked for."""
+    """Scatter plots, one panel per series, optionally with the median along x."""
 
     table: pd.DataFrame
     x: str
@@ -100,26 +100,26 @@ class Scatter:
     log_x: bool = False
     log_y: bool = False
     sharey: bool = True
-    """Whether the panels have one scale for y."""
+    """Whether the panels share the y axis."""
     medians: bool = False
-    """Whether the medians of bins along x are drawn over the points."""
+    """Whether to draw the median of each bin along x."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WordMaps:
-    """Matrices of words by words side by side, each with a colour scale of its own, some cells framed."""
+    """Word-by-word matrices side by side, each with its own colour scale; some cells are framed."""
 
     table: pd.DataFrame
     panel: str
     panel_titles: Mapping[str, str]
     row: str
-    """Column of a row's number; `row_label` of its word."""
+    """Column with the number of the matrix row; `row_label` has its word."""
     row_label: str
     column: str
     column_label: str
     value: str
     frame: str
-    """Column that is `sure` for cells with a frame, `possible` for those with a dashed one."""
+    """Column with `sure` for cells with a solid frame and `possible` for cells with a dashed frame."""
     caption: str
 
 
@@ -128,19 +128,19 @@ Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The results of one analysis. Names are made unique by the analysis's own name in front."""
+    """The results of an analysis. Names need no prefix: the analysis's name is added when they are published."""
 
     tables: Mapping[str, pd.DataFrame]
     """Tidy: one row per observation."""
     metrics: Mapping[str, float]
-    """Flat names and finite values."""
+    """Finite values by name."""
     curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
-    """Values by layer, for trackers that draw them against `layer`."""
+    """Values by layer, which trackers plot against `layer`."""
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
-    """The few numbers for the terminal, ready to print."""
+    """The main numbers, ready to print in the terminal."""
     summary_digits: int = 2
     sentences: Sequence[str] = ()
     """The findings in plain words, with their numbers."""
     notes: Sequence[str] = ()
-    """What users must read beside the numbers."""
+    """Caveats that users must read with the numbers."""

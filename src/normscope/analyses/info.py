@@ -1,4 +1,4 @@
-"""What an analysis declares about itself. Nothing here imports torch, so that `--help` and shell completion stay instant."""
+"""What an analysis declares about itself. Nothing here imports torch, to keep `--help` and shell completion instant."""
 
 import dataclasses
 import importlib
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class AnalysisConfig:
-    """Base class for the options of an analysis, which are the keys below `analysis.<name>`."""
+    """Base class for the options of an analysis: the config keys below `analysis.<name>`."""
 
     enabled: bool = False
 
     def validate(self, run: "RunOptions") -> None:
-        """Check what types cannot express. Called before the model is loaded, whether or not the analysis is enabled.
+        """Check what types cannot express. Called before the model is loaded, even if the analysis is disabled.
 
         Args:
             run: The whole config.
@@ -30,28 +30,28 @@ class AnalysisConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisInfo:
-    """All that the rest of the program needs to know of an analysis before it runs."""
+    """Everything that the rest of the program needs to know about an analysis before it runs."""
 
     name: str
-    """Its name in `analysis=<name>`, and the prefix of its tables, figures and metrics."""
+    """The name in `analysis=<name>`, and the prefix of tables, figures and metrics."""
     title: str
-    """Heading of its section in reports."""
+    """Heading of the section in reports."""
     options: type[AnalysisConfig]
-    """Dataclass of its options."""
+    """Dataclass of the options."""
     implementation: str
-    """Where the `Analysis` subclass is: `package.module:Class`. It is imported only when the analysis is enabled."""
+    """Path of the `Analysis` subclass, `package.module:Class`. It is imported only if the analysis is enabled."""
     papers: tuple[Paper, ...] = ()
-    """What to cite."""
+    """Papers to cite."""
     supports_cross_attention: bool = False
     """Whether it can analyse cross-attention, where keys and queries come from different sequences."""
     requires_cross_attention: bool = False
-    """Whether it can analyse nothing else. The run then uses `model.stack=cross`."""
+    """Whether it can analyse only cross-attention. The run then uses `model.stack=cross`."""
 
     def load(self) -> "type[Analysis]":
         """Import the `Analysis` subclass.
 
         Raises:
-            ImportError, AttributeError: If `implementation` names nothing that exists.
+            ImportError, AttributeError: If `implementation` does not exist.
         """
         module, _, name = self.implementation.partition(":")
         analysis: type[Analysis] = getattr(importlib.import_module(module), name)

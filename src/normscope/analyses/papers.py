@@ -1,4 +1,4 @@
-"""The papers that the measures come from, as BibTeX."""
+"""BibTeX entries of the papers that define the measures."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ class Paper:
     """A publication that users should cite when they report a measure."""
 
     key: str
-    """Name of the paper's folder below `experiments/`."""
+    """Name of the paper's folder in `experiments/`."""
     bibtex: str
 
 

@@ -1,4 +1,4 @@
-"""All known analyses: those in this package, and those of installed packages with an entry point in `normscope.analyses`."""
+"""All known analyses: the built-in ones, and those of installed packages with an entry point in `normscope.analyses`."""
 
 import functools
 import importlib.metadata
@@ -24,10 +24,10 @@ log = logging.getLogger("normscope")
 
 @functools.cache
 def analyses() -> Mapping[str, AnalysisInfo]:
-    """All analyses by name: the built-in ones first, then plug-ins in alphabetical order.
+    """All analyses by name: the built-in ones, then plug-ins in alphabetical order.
 
-    A plug-in that cannot be imported, or whose name is taken, is skipped with a warning, so that it cannot break runs that do
-    not use it.
+    Plug-ins that cannot be imported or whose name is taken are skipped with a warning, so they cannot break runs that do not
+    use them.
     """
     known = {info.name: info for info in _BUILT_IN}
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
@@ -47,5 +47,5 @@ def analyses() -> Mapping[str, AnalysisInfo]:
 
 
 def plug_ins() -> list[AnalysisInfo]:
-    """The analyses that come from other packages."""
+    """The analyses of other packages."""
     return [info for info in analyses().values() if info not in _BUILT_IN]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normscope.statistics.tidy import tidy
+
 MEASURES = {
     "attn_w": "α: attention weight",
     "attn_n": "‖αf‖: weighted vector",
@@ -45,24 +47,25 @@ class TokenMaps:
     def pairs(self) -> pd.DataFrame:
         """Every pair, layer and head (0: the block) as one row, with a column per measure."""
         layers, _, queries, keys = self.weights.shape
-        grid = np.indices((self.heads + 1, layers, queries, keys), dtype=np.int32).reshape(4, -1)
-        columns: dict[str, np.ndarray] = {
-            "layer": np.asarray(self.layers, dtype=np.int32)[grid[1]],
-            "head": grid[0],
-            "query": grid[2],
-            "key": grid[3],
-            "query_token": np.asarray(self.queries, dtype=object)[grid[2]],
-            "key_token": np.asarray(self.keys, dtype=object)[grid[3]],
-        }
-        shape = (self.heads + 1, layers, queries, keys)
+        measures: dict[str, np.ndarray] = {}
         for name in ("attn_w", *self.maps):
-            values = np.full(shape, np.nan, dtype=np.float32)
-            values[0] = self.weights.mean(axis=1) if name == "attn_w" else self.maps[name]
+            measures[name] = np.full((self.heads + 1, layers, queries, keys), np.nan, dtype=np.float32)
+            measures[name][0] = self.weights.mean(axis=1) if name == "attn_w" else self.maps[name]
             if name in ("attn_w", "attn_n"):
                 factors = 1 if name == "attn_w" else self.norms[:, :, None, :]
-                values[1:] = (self.weights * factors).swapaxes(0, 1)[: self.heads]
-            columns[name] = values.reshape(-1)
-        return pd.DataFrame(columns, copy=False)
+                measures[name][1:] = (self.weights * factors).swapaxes(0, 1)[: self.heads]
+        tokens = {
+            "query_token": np.array(self.queries, dtype=object)[:, None],
+            "key_token": np.array(self.keys, dtype=object),
+        }
+        table = tidy(
+            tokens | measures,
+            head=np.arange(self.heads + 1, dtype=np.int32),
+            layer=np.array(self.layers, dtype=np.int32),
+            query=np.arange(queries, dtype=np.int32),
+            key=np.arange(keys, dtype=np.int32),
+        )
+        return table[["layer", "head", "query", "key", *tokens, *measures]]
 
 
 def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:

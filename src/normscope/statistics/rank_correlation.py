@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import scipy.stats
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -187,15 +188,6 @@ class _Kept(NamedTuple):
 _COLUMNS = ("first", "second", "group")
 
 
-def midranks(values: Float[Tensor, " value"]) -> Float[Tensor, " value"]:
-    """Ranks from 1, in float64; equal values share the mean of their ranks."""
-    ordered, order = values.sort()
-    _, counts = torch.unique_consecutive(ordered, return_counts=True)
-    last = counts.cumsum(0)
-    middle = last.double() - (counts.double() - 1) / 2
-    return torch.empty(len(values), dtype=torch.float64).scatter_(0, order, middle.repeat_interleave(counts))
-
-
 def _undefined(count: int) -> Correlation:
     return Correlation(None, count, 0.0, "fewer than three pairs" if count else "no pairs")
 
@@ -204,11 +196,17 @@ def _exact(first: Tensor, second: Tensor) -> Correlation:
     count = len(first)
     if count < FEWEST_PAIRS:
         return _undefined(count)
-    ranks = [midranks(values) - (count + 1) / 2 for values in (first, second)]
+    ranks = [_centred_ranks(values) for values in (first, second)]
     spread = [float(rank.square().mean().sqrt()) for rank in ranks]
     if min(spread) == 0:
         return Correlation(None, count, 0.0, "one side is constant")
     return Correlation(float((ranks[0] * ranks[1]).mean()) / (spread[0] * spread[1]), count, 0.0)
+
+
+def _centred_ranks(values: Float[Tensor, " value"]) -> Float[Tensor, " value"]:
+    """Ranks less their mean. Equal values share the mean of their ranks."""
+    values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no bfloat16; the cast is exact
+    return torch.from_numpy(scipy.stats.rankdata(values.numpy())).sub_((len(values) + 1) / 2)
 
 
 def _binned(table: np.ndarray) -> Correlation:

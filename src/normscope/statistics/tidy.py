@@ -1,4 +1,4 @@
-"""Tensors to tidy tables."""
+"""Tidy tables from tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,26 +7,27 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+Labels = Sequence[Any] | np.ndarray | pd.api.extensions.ExtensionArray
 
-def tidy(values: Mapping[str, Tensor | np.ndarray], **axes: Sequence[Any]) -> pd.DataFrame:
-    """A table with one row per element: a column per axis with its labels, then a column per tensor.
+
+def tidy(values: Mapping[str, Tensor | np.ndarray], **axes: Labels) -> pd.DataFrame:
+    """A table with one row per element: first a column of labels for each axis, then a column for each tensor.
 
     Args:
-        values: Tensors by the names of their columns, each of the shape that the axes have, or one that broadcasts to it.
-        axes: The labels along each axis, by the names of their columns, in the order of the tensors' axes.
+        values: Tensors by column name. Each has one dimension per axis, in the order of `axes`, or broadcasts to that shape.
+        axes: The labels along each axis, by column name. The columns have the labels' dtype.
 
     Returns:
-        Rows in row-major order: the last axis varies fastest.
+        The rows in row-major order: the last axis varies fastest.
 
     Raises:
-        ValueError: If a tensor does not have the shape of the axes.
+        ValueError: If a tensor does not broadcast to the shape of the axes.
     """
     shape = tuple(len(labels) for labels in axes.values())
-    positions = np.indices(shape).reshape(len(shape), -1)
-    columns: dict[str, Any] = {
-        name: pd.Series(list(labels)).take(position).to_numpy()
-        for (name, labels), position in zip(axes.items(), positions, strict=True)
-    }
+    columns: dict[str, Any] = {}
+    for axis, (name, labels) in enumerate(axes.items()):
+        positions = np.arange(shape[axis]).reshape(-1, *(1 for _ in shape[axis + 1 :]))
+        columns[name] = pd.Index(labels).take(np.broadcast_to(positions, shape).ravel())
     for name, tensor in values.items():
         array = tensor.cpu().numpy() if isinstance(tensor, Tensor) else tensor
         columns[name] = np.broadcast_to(array, shape).ravel()

@@ -7,18 +7,18 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Figure, Findings, Scatter
+from normscope.analyses.finite import require_finite
 from normscope.analyses.frequency.options import FREQUENCY, FrequencyOptions
 from normscope.analyses.frequency.resource import TokenFrequencyResource
 from normscope.analyses.frequency.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.pair_histogram import Axis
-from normscope.statistics.rank_correlation import Correlation, RankCorrelation
+from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
@@ -90,19 +90,18 @@ class FrequencyAnalysis(Analysis):
 
     def result(self) -> Findings:
         """Correlations over all layers and by layer, and the means of every token type."""
-        rows = [
-            (layer, measure, specials, found)
-            for layer, results in zip((0, *self.context.layers), self._ranks.compute()[1:], strict=True)
-            for (measure, specials), found in zip(self._groups(), results, strict=True)
-        ]
-        table = pd.DataFrame([(*row[:3], *_columns(row[3])) for row in rows], columns=_COLUMNS).astype(
-            {"spearman": "Float64"}
-        )
+        table = pd.DataFrame(
+            [
+                (layer, measure, specials, rho.spearman, rho.count, rho.error_bound, rho.reason)
+                for layer, correlations in zip((0, *self.context.layers), self._ranks.compute()[1:], strict=True)
+                for (measure, specials), rho in zip(self._groups(), correlations, strict=True)
+            ],
+            columns=["layer", "measure", "specials", "spearman", "count", "error_bound", "reason"],
+        ).astype({"spearman": "Float64"})
         overall = table[table["layer"] == 0].drop(columns="layer").reset_index(drop=True)
         by_layer = table[table["layer"] > 0].reset_index(drop=True)
         by_token = self._by_token()
-        if not np.isfinite(by_token[list(self._measures)]).all().all():
-            raise InputError("NaN or infinity in the activations; try device.dtype=float32")
+        require_finite(by_token[list(self._measures)].to_numpy(), "the activations")
         known = overall.dropna(subset="spearman")
         metrics = {
             f"spearman/{measure}/{specials}_specials": float(value)
@@ -200,10 +199,3 @@ class FrequencyAnalysis(Analysis):
                 ),
             )
         }
-
-
-_COLUMNS = ["layer", "measure", "specials", "spearman", "count", "error_bound", "reason"]
-
-
-def _columns(found: Correlation) -> tuple[float | None, int, float, str]:
-    return found.spearman, found.count, found.error_bound, found.reason

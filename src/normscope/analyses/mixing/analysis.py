@@ -3,20 +3,20 @@
 import dataclasses
 import itertools
 
-import numpy as np
 import pandas as pd
 import torch
 
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
+from normscope.analyses.finite import require_finite
 from normscope.analyses.mixing.options import MIXING, MixingOptions
 from normscope.analyses.mixing.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.tidy import tidy
 
 TITLES = {
     Method.ATTN_W: "Attn-W: weights",
@@ -28,31 +28,26 @@ TITLES = {
 
 
 class MixingAnalysis(Analysis):
-    """Mixing ratios per layer, method and token category."""
+    """Mixing ratios by layer, method and token category."""
 
     info = MIXING
 
     def __init__(self, options: MixingOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        # `all` is always counted: the run's metrics are of all tokens, whichever categories are reported.
+        # `all` is always counted: the metrics cover all tokens, whichever categories are reported.
         categories = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=categories)
         self._moments = GroupedMoments(len(context.layers), len(context.methods), len(categories))
         self.accumulators = {"moments": self._moments}
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
-        """Add the ratios of one block's tokens."""
+        """Add the mixing ratios of a block's tokens."""
         values = torch.stack([block.mixing_ratios[method] for method in self.context.methods])
         self._moments.update(self.context.index(block.layer), values, self._counted.members(batch))
 
     def result(self) -> Findings:
-        """Tables, figures and the K21 summary: mean, maximum and minimum over all tokens of all layers."""
+        """Tables, figures and the summary of K21: mean, maximum and minimum over all tokens of all layers."""
         table = self._table()
-        broken = table[~np.isfinite(table["mean"]) & (table["count"] > 0)]
-        if len(broken):
-            raise InputError(
-                f"NaN or infinity in the activations of layer {broken['layer'].min()}; try device.dtype=float32"
-            )
         overall = table[table["category"] == ALL]
         shown = table[(table["count"] > 0) & table["category"].isin(self.context.categories)].reset_index(drop=True)
         grouped = overall.groupby("method", sort=False)
@@ -79,21 +74,21 @@ class MixingAnalysis(Analysis):
 
     def _table(self) -> pd.DataFrame:
         moments = self._moments.compute()
-        rows = itertools.product(
-            enumerate(self.context.layers), enumerate(self.context.methods), enumerate(self._counted.categories)
+        count = moments.count[:, None]
+        require_finite(
+            moments.mean.masked_fill(count == 0, 0.0), "the activations of layer {layer}", self.context.layers
         )
-        return pd.DataFrame(
+        return tidy(
             {
-                "layer": layer,
-                "method": str(method),
-                "category": category,
-                "mean": moments.mean[i, m, c].item(),
-                "sequence_mean": moments.sequence_mean[i, m, c].item(),
-                "max": moments.maximum[i, m, c].item(),
-                "min": moments.minimum[i, m, c].item(),
-                "count": moments.count[i, c].item(),
-            }
-            for (i, layer), (m, method), (c, category) in rows
+                "mean": moments.mean,
+                "sequence_mean": moments.sequence_mean,
+                "max": moments.maximum,
+                "min": moments.minimum,
+                "count": count,
+            },
+            layer=self.context.layers,
+            method=[str(method) for method in self.context.methods],
+            category=self._counted.categories,
         )
 
     @staticmethod
@@ -113,9 +108,9 @@ class MixingAnalysis(Analysis):
                 value_label="mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(
-                    "How much of a token's new vector comes from other tokens, by layer (the deepest on top) and by the "
-                    "category of the token. The panels take in more of the block from left to right; light cells are tokens "
-                    "that mostly keep themselves."
+                    "Share of a token's output vector that comes from other tokens, by layer (deepest at the top) and token "
+                    "category. From left to right, each panel takes more of the block into account. Light cells: tokens "
+                    "mostly preserve themselves."
                 ),
             ),
             "by_layer": Lines(
@@ -129,8 +124,8 @@ class MixingAnalysis(Analysis):
                 y_label="mean mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(
-                    "Mean mixing ratio of all tokens in each layer, one line per method: the distance between the lines is "
-                    "what the vectors, the residual connection and the layer normalisation change."
+                    "Mean mixing ratio over all tokens, by layer and method. The gaps between the lines show the effect of the "
+                    "vectors, the residual connection and the layer normalisation."
                 ),
             ),
         }

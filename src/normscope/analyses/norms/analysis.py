@@ -1,14 +1,13 @@
-"""Vector norms: what keys contribute, ‖αf(x)‖, beside the weight they get, α (Kobayashi et al. 2020, section 4)."""
+"""Vector norms: the contribution of each key, ‖αf(x)‖, next to its weight, α (Kobayashi et al. 2020, section 4)."""
 
 import dataclasses
-import itertools
 
-import numpy as np
 import pandas as pd
 import torch
 
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings
+from normscope.analyses.finite import require_finite
 from normscope.analyses.norms.figures import MEASURES, describe_figures
 from normscope.analyses.norms.options import NORMS, NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
@@ -16,22 +15,22 @@ from normscope.analyses.norms.pair_sample import PairSample
 from normscope.analyses.norms.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.errors import InputError
 from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.sequence_means import SequenceMeans
+from normscope.statistics.tidy import tidy
 
 
 class NormsAnalysis(Analysis):
-    """Weights and vector norms per layer, head and category of the key; their spread and their rank correlation."""
+    """Weights and vector norms by layer, head and category of the key, their dispersion and their rank correlation."""
 
     info = NORMS
 
     def __init__(self, options: NormsOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        # `all` is always counted: the dispersion is that of all tokens, whichever categories are reported.
+        # `all` is always counted: the dispersion covers all tokens, whichever categories are reported.
         self._groups = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=self._groups)
         layers, heads = len(context.layers), context.heads
@@ -52,14 +51,14 @@ class NormsAnalysis(Analysis):
         }
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
-        """Add the weights and norms of one block."""
+        """Add the weights and norms of a block."""
         layer = self.context.index(block.layer)
         members = self._counted.members(batch.keys)
         lengths = batch.token_mask.sum(dim=-1)
-        # First, since it may build the weights, and the weight received is then at hand.
+        # This comes first because it may build α, which makes `block.received` cheap.
         self._pairs.update(layer, block, batch)
         norms = block.transformed_norms
-        # Per query, Σ over the category's keys of α (and of α‖f‖), averaged over the queries of a sequence.
+        # For each query, α (and α‖f‖) summed over the keys of the category; then the mean over the sequence's queries.
         per_key = block.received / lengths[:, None, None]
         received = torch.cat([per_key, per_key * norms], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
@@ -70,13 +69,10 @@ class NormsAnalysis(Analysis):
         self._sample.update(block, batch)
 
     def result(self) -> Findings:
-        """Tables and figures of sections 4.1 to 4.3, and of the weights alone."""
+        """Tables and figures of sections 4.1 to 4.3, and the spectra of the weights."""
         by_head = self._by_head()
-        broken = by_head[~np.isfinite(by_head[list(MEASURES)].to_numpy()).all(axis=1)]
-        if len(broken):
-            raise InputError(f"NaN or infinity in layer {broken['layer'].min()}; try device.dtype=float32")
         by_layer, per_key = self._by_layer(by_head), self._mean_per_key()
-        dispersion, inputs = self._dispersion(self._norms, "head"), self._dispersion(self._inputs, None)
+        dispersion, inputs = self._dispersion(self._norms), self._dispersion(self._inputs).drop(columns="head")
         correlation = self._correlation()
         values, rates = self._spectra()
         sample = self._sample.table(self.context.names)
@@ -125,27 +121,26 @@ class NormsAnalysis(Analysis):
         )
 
     def _by_head(self) -> pd.DataFrame:
-        shares, norms = self._shares.compute().sequence_mean, self._norms.compute()
-        heads = self.context.heads
-        return pd.DataFrame(
-            {
-                "layer": layer,
-                "head": head + 1,
-                "category": category,
-                "alpha": shares[i, head, c].item(),
-                "alpha_f": shares[i, heads + head, c].item(),
-                "f": norms.sequence_mean[i, head, c].item(),
-                "count": norms.count[i, c].item(),
-            }
-            for (i, layer), head, (c, category) in itertools.product(
-                enumerate(self.context.layers), range(heads), enumerate(self._groups)
-            )
-            if category in self.context.categories and norms.count[i, c]
+        norms = self._norms.compute()
+        alpha, alpha_f = self._shares.compute().sequence_mean.split(self.context.heads, dim=1)
+        table = tidy(
+            {"alpha": alpha, "alpha_f": alpha_f, "f": norms.sequence_mean, "count": norms.count[:, None]},
+            layer=self.context.layers,
+            head=range(1, self.context.heads + 1),
+            category=self._groups,
         )
+        table = self._reported(table)
+        for layer, rows in table.groupby("layer"):
+            require_finite(rows[list(MEASURES)].to_numpy(), f"layer {layer}")
+        return table
+
+    def _reported(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the reported categories that occurred."""
+        return table[table["category"].isin(self.context.categories) & (table["count"] > 0)].reset_index(drop=True)
 
     @staticmethod
     def _by_layer(by_head: pd.DataFrame) -> pd.DataFrame:
-        """Means over the heads; every head has seen the same tokens."""
+        """Means over the heads, which have all seen the same tokens."""
         means = by_head.groupby(["layer", "category"], sort=False)[list(MEASURES)].mean().reset_index()
         long = means.melt(["layer", "category"], var_name="measure", value_name="sequence_mean")
         return long[["layer", "measure", "category", "sequence_mean"]].sort_values(
@@ -153,29 +148,33 @@ class NormsAnalysis(Analysis):
         )
 
     def _mean_per_key(self) -> pd.DataFrame:
-        """The weight that a single key of a category gets on average, instead of the sum over the category's keys."""
-        found = self._per_key.compute()
-        return pd.DataFrame(
-            (layer, category, found.mean[i, :, c].mean().item(), found.sequence_mean[i, :, c].mean().item(), count)
-            for (i, layer), (c, category) in itertools.product(enumerate(self.context.layers), enumerate(self._groups))
-            if category in self.context.categories and (count := found.count[i, c].item())
-        ).set_axis(["layer", "category", "mean", "sequence_mean", "count"], axis=1)
-
-    def _dispersion(self, moments: GroupedMoments, row: str | None) -> pd.DataFrame:
-        """Spread over all tokens."""
-        summary = moments.compute()
-        last = summary.mean.shape[2] - 1  # `all`
-        return pd.DataFrame(
+        """Mean weight of a single key of each category, where the other tables sum over the keys of the category."""
+        weights = self._per_key.compute()
+        table = tidy(
             {
-                "layer": layer,
-                **({} if row is None else {row: r + 1}),
-                "mean": summary.mean[i, r, last].item(),
-                "std": summary.deviation[i, r, last].item(),
-                "cv": (summary.deviation[i, r, last] / summary.mean[i, r, last]).item(),
-                "max": summary.maximum[i, r, last].item(),
-                "min": summary.minimum[i, r, last].item(),
-            }
-            for (i, layer), r in itertools.product(enumerate(self.context.layers), range(summary.mean.shape[1]))
+                "mean": weights.mean.mean(dim=1),
+                "sequence_mean": weights.sequence_mean.mean(dim=1),
+                "count": weights.count,
+            },
+            layer=self.context.layers,
+            category=self._groups,
+        )
+        return self._reported(table)
+
+    def _dispersion(self, moments: GroupedMoments) -> pd.DataFrame:
+        """Dispersion over all tokens, by layer and row of the moments (`head`)."""
+        summary = moments.compute()
+        columns = {
+            "mean": summary.mean,
+            "std": summary.deviation,
+            "cv": summary.deviation / summary.mean,
+            "max": summary.maximum,
+            "min": summary.minimum,
+        }
+        return tidy(
+            {name: values[..., -1] for name, values in columns.items()},  # the last group is `all`
+            layer=self.context.layers,
+            head=range(1, summary.mean.shape[1] + 1),
         )
 
     def _correlation(self) -> pd.DataFrame:
@@ -185,10 +184,10 @@ class NormsAnalysis(Analysis):
             results = []
         table = pd.DataFrame(
             [
-                (layer, category, found.spearman, found.count, found.error_bound, found.reason)
+                (layer, category, rho.spearman, rho.count, rho.error_bound, rho.reason)
                 for layer, row in zip((0, *self.context.layers), results, strict=False)
-                for category, found in zip((*self.context.names, ALL), row, strict=True)
-                if category in self.context.categories and found.count
+                for category, rho in zip((*self.context.names, ALL), row, strict=True)
+                if category in self.context.categories and rho.count
             ],
             columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
         )
@@ -199,13 +198,9 @@ class NormsAnalysis(Analysis):
         for layer in self.context.layers:
             weights = self.context.parameters[layer]
             affine = weights.value_weight, weights.value_bias, weights.output_weight
-            spectrum = singular_values(*affine).cpu().numpy()
-            heads, ranks = np.indices(spectrum.shape)
-            values.append(
-                pd.DataFrame(
-                    {"layer": layer, "head": heads.ravel() + 1, "index": ranks.ravel() + 1, "value": spectrum.ravel()}
-                )
-            )
+            spectrum = singular_values(*affine)
+            heads, ranks = (range(1, size + 1) for size in spectrum.shape)
+            values.append(tidy({"value": spectrum}, layer=[layer], head=heads, index=ranks))
             rates.append((layer, expansion_rate(*affine), expansion_rate(*affine, weights.output_bias)))
         return pd.concat(values, ignore_index=True), pd.DataFrame(
             rates, columns=["layer", "rate", "rate_with_output_bias"]
@@ -213,14 +208,14 @@ class NormsAnalysis(Analysis):
 
 
 def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
-    """The row of the largest and of the smallest coefficient of variation, and the average of all rows (numbered 0)."""
+    """The rows with the largest and the smallest coefficient of variation, and the average row (layer and head 0)."""
     average = pd.DataFrame([dispersion.mean(numeric_only=True)])
-    places = [column for column in ("layer", "head") if column in dispersion]
-    average[places] = 0
+    axes = [column for column in ("layer", "head") if column in dispersion]
+    average[axes] = 0
     rows = pd.concat(
         [dispersion.loc[[dispersion["cv"].idxmax()]], dispersion.loc[[dispersion["cv"].idxmin()]], average],
         ignore_index=True,
-    ).astype(dict.fromkeys(places, int))
+    ).astype(dict.fromkeys(axes, int))
     rows.insert(0, "row", ["max_cv", "min_cv", "average"])
     return rows
 

@@ -1,5 +1,8 @@
-"""Outlier dimensions: hidden dimensions whose mean stands far from the others' (Maruta & Matsuzaki 2024, section 2)."""
+"""Outlier dimensions: hidden dimensions whose mean is far from those of the others (Maruta & Matsuzaki 2024, section 2)."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -7,16 +10,17 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Figure, Findings, Lines, Profiles
-from normscope.analyses.outliers.hidden_moments import HiddenMoments, HiddenSummary, layer_rows
+from normscope.analyses.outliers.hidden_moments import HiddenMoments, HiddenSummary
 from normscope.analyses.outliers.options import OUTLIERS, OutliersOptions
 from normscope.analyses.outliers.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.model_info import ModelInfo
+from normscope.statistics.tidy import tidy
 
 
 class OutliersAnalysis(Analysis):
-    """Mean of the hidden vectors per layer and dimension, the outliers among the dimensions, and their value by category."""
+    """Mean of the hidden vectors by layer and dimension, the outlier dimensions, and their values by token category."""
 
     info = OUTLIERS
 
@@ -35,89 +39,94 @@ class OutliersAnalysis(Analysis):
         self._moments.update(layer, vectors, batch)
 
     def result(self) -> Findings:
-        """Tables and figures 1 and 3 of the paper."""
-        found = self._moments.compute()
-        layers = list(range(self.context.depth + 1))
-        every = layer_rows(
-            layers,
-            list(range(self.context.model)),
-            mean=found.mean[:, -1],
-            std=found.deviation[:, -1],
-            score=found.scores,
-            is_outlier=found.is_outlier,
+        """The tables, and figures 1 and 3 of the paper."""
+        summary = self._moments.compute()
+        outliers = summary.outliers
+        layers = range(self.context.depth + 1)
+        dimensions = tidy(
+            {
+                "mean": summary.mean[:, -1],
+                "std": summary.deviation[:, -1],
+                "score": summary.scores,
+                "is_outlier": summary.is_outlier,
+            },
+            layer=layers,
+            dimension=range(self.context.model),
         )
-        share = found.is_outlier.double().mean(dim=0)
-        by_category = self._by_category(found, layers)
-        norms = self._norms(found.outliers)
-        overall = by_category[by_category["category"] == ALL] if ALL in self.context.categories else every
+        share = summary.is_outlier.double().mean(dim=0)
+        by_category = self._by_category(summary, layers)
+        norms = self._norms(outliers)
+        overall = by_category[by_category["category"] == ALL] if ALL in self.context.categories else dimensions
         curves = {
             f"mean/{dimension}": rows.set_index("layer")["mean"]
-            for dimension, rows in overall[overall["dimension"].isin(found.outliers)].groupby("dimension")
+            for dimension, rows in overall[overall["dimension"].isin(outliers)].groupby("dimension")
         }
-        names = ", ".join(map(str, found.outliers)) or "none"
+        names = ", ".join(map(str, outliers)) or "none"
         metrics = {
-            "count": float(len(found.outliers)),
-            **{f"{dimension}/share_of_layers": float(share[dimension]) for dimension in found.outliers},
+            "count": float(len(outliers)),
+            **{f"{dimension}/share_of_layers": float(share[dimension]) for dimension in outliers},
         }
         return Findings(
             tables={
-                "dimensions": every,
+                "dimensions": dimensions,
                 "by_category": by_category,
                 "layernorm": norms,
                 "model": pd.DataFrame(
                     {
-                        "dimension": found.outliers,
-                        "share_of_layers": share[found.outliers].numpy(),
-                        "largest_score": found.scores[:, found.outliers].abs().amax(dim=0).numpy(),
+                        "dimension": outliers,
+                        "share_of_layers": share[outliers].numpy(),
+                        "largest_score": summary.scores[:, outliers].abs().amax(dim=0).numpy(),
                     }
                 ),
             },
             metrics=metrics,
             sentences=sentences_of(metrics),
             curves=curves,
-            figures=self._figures(every, by_category, norms, found.outliers),
-            summary=_summary(every, found.outliers),
+            figures=self._figures(dimensions, by_category, norms, outliers),
+            summary=_summary(dimensions, outliers),
             notes=[f"outlier dimensions: {names} ({self._moments.criterion})"],
         )
 
-    def _by_category(self, found: HiddenSummary, layers: list[int]) -> pd.DataFrame:
-        parts = [
-            layer_rows(layers, found.outliers, mean=found.mean[:, group], std=found.deviation[:, group]).assign(
-                category=category, count=int(found.count[0, group])
-            )
-            for group, category in enumerate(self._moments.categories)
-            if category in self.context.categories and found.count[0, group]
-        ]
-        table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-        columns = ["layer", "dimension", "category", "mean", "std", "count"]
-        return table.reindex(columns=columns).sort_values(["layer", "dimension"], kind="stable", ignore_index=True)
+    def _by_category(self, summary: HiddenSummary, layers: Sequence[int]) -> pd.DataFrame:
+        table = tidy(
+            {
+                "mean": summary.mean[..., summary.outliers].transpose(1, 2),
+                "std": summary.deviation[..., summary.outliers].transpose(1, 2),
+                "count": summary.count[:, None],
+            },
+            layer=layers,
+            dimension=np.array(summary.outliers, dtype=int),
+            category=self._moments.categories,
+        )
+        reported = table["category"].isin(self.context.categories) & (table["count"] > 0)
+        return table[reported].reset_index(drop=True)
 
     def _norms(self, outliers: list[int]) -> pd.DataFrame:
-        """γ and β that make the outlier dimensions, beside what other dimensions have."""
+        """γ and β in the outlier dimensions, next to the medians over all dimensions."""
         rows = []
         for layer, norm in self.context.hidden_norms.items():
             weight = norm.weight.cpu().double()
             bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.cpu().double()
-            middle = float(weight.abs().quantile(0.5)), float(bias.abs().quantile(0.5))
-            rows += [(layer, j, float(weight[j]), float(bias[j]), *middle) for j in outliers]
+            medians = float(weight.abs().quantile(0.5)), float(bias.abs().quantile(0.5))
+            rows += [(layer, j, float(weight[j]), float(bias[j]), *medians) for j in outliers]
         return pd.DataFrame(
             rows, columns=["layer", "dimension", "weight", "bias", "median_abs_weight", "median_abs_bias"]
         )
 
     def _figures(
-        self, every: pd.DataFrame, by_category: pd.DataFrame, norms: pd.DataFrame, outliers: list[int]
+        self, dimensions: pd.DataFrame, by_category: pd.DataFrame, norms: pd.DataFrame, outliers: list[int]
     ) -> dict[str, Figure]:
         figures: dict[str, Figure] = {
             "dimensions": Profiles(
-                table=every,
+                table=dimensions,
                 panel="layer",
                 x="dimension",
                 y="mean",
                 labelled=outliers,
                 y_label="mean over tokens",
                 caption=(
-                    "Mean over all tokens of every dimension of the hidden vectors, one panel per layer (0 is the embedding "
-                    f"output). Labelled: the outlier dimensions ({self._moments.criterion})."
+                    "Mean of every dimension of the hidden vectors over all tokens, one panel per layer (0: the embedding "
+                    f"output). Labels mark the outlier dimensions ({self._moments.criterion})."
                 ),
             )
         }
@@ -137,8 +146,8 @@ class OutliersAnalysis(Analysis):
                 panel_titles=titles,
                 y_label="value",
                 caption=(
-                    "Value of the outlier dimensions by layer and token category: the mean over tokens, and one standard "
-                    "deviation to both sides. Where a category stands apart, the dimension tells its keys from the others."
+                    "Value of the outlier dimensions by layer and token category: mean ± one standard deviation over tokens. "
+                    "Where a category stands apart, the dimension separates its keys from the others."
                 ),
             )
         if len(norms):
@@ -154,18 +163,17 @@ class OutliersAnalysis(Analysis):
                 panel_titles=titles,
                 y_label="parameter",
                 caption=(
-                    "Weight γ and bias β of the layer normalisation that makes each layer's hidden vectors, in the outlier "
-                    "dimensions: a β far from zero is there whatever the token."
+                    "Weight γ and bias β of the layer normalisation that outputs each layer's hidden vectors, in the outlier "
+                    "dimensions. A β far from zero shifts every token's vector."
                 ),
             )
         return figures
 
 
-def _summary(every: pd.DataFrame, outliers: list[int]) -> pd.DataFrame:
-    chosen = every[every["dimension"].isin(outliers)]
-    table = chosen.pivot_table(index="layer", columns="dimension", values="mean")
-    table.columns = pd.Index([f"mean of {dimension}" for dimension in table.columns])
-    table.insert(0, "outliers of the layer", every.groupby("layer")["is_outlier"].sum().astype(int))
-    return (
-        table if len(chosen) else every.groupby("layer")["is_outlier"].sum().rename("outliers of the layer").to_frame()
-    )
+def _summary(dimensions: pd.DataFrame, outliers: list[int]) -> pd.DataFrame:
+    counts = dimensions.groupby("layer")["is_outlier"].sum().rename("outliers of the layer").to_frame()
+    if not outliers:
+        return counts
+    means = dimensions[dimensions["dimension"].isin(outliers)].pivot(index="layer", columns="dimension", values="mean")
+    means.columns = pd.Index([f"mean of {dimension}" for dimension in means.columns])
+    return counts.join(means)

@@ -2,13 +2,12 @@
 
 import dataclasses
 
-import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.finite import require_finite
 from normscope.analyses.outliers.options import OutliersOptions
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -20,28 +19,28 @@ from normscope.statistics.mean import Mean
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HiddenSummary:
-    """What is known of the hidden vectors of layers 0 to L. Groups are token categories, the last of them all tokens."""
+    """Statistics of the hidden vectors of layers 0 to L. Groups are token categories; the last group is all tokens."""
 
     mean: Float[Tensor, "layer group model"]
     deviation: Float[Tensor, "layer group model"]
     """Standard deviation over tokens, of the population."""
     count: Int[Tensor, "layer group"]
     scores: Float[Tensor, "layer model"]
-    """How far each dimension's mean over all tokens lies from the other dimensions'."""
+    """How far the mean of each dimension over all tokens is from those of the other dimensions."""
     is_outlier: Bool[Tensor, "layer model"]
     outliers: list[int]
     """The outlier dimensions of the model."""
 
 
 class HiddenMoments:
-    """Fills the accumulator of the hidden vectors and finds the outliers among their dimensions.
+    """Accumulates the moments of the hidden vectors and finds the outlier dimensions.
 
     Args:
-        subject: What is looked at.
-        categories: Token categories to tell apart; all tokens together are always a group, the last.
+        context: The context of the run.
+        categories: Token categories to keep apart. The last group is always all tokens.
 
     Raises:
-        InputError: If a dimension that was given is not one of the model's.
+        InputError: If `analysis.outliers.dimensions` has a dimension that the model does not have.
     """
 
     def __init__(self, context: AnalysisContext, categories: list[str]) -> None:
@@ -58,9 +57,9 @@ class HiddenMoments:
         self.accumulator = Mean(context.depth + 1, len(self.categories), 2, context.model)
 
     def update(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
-        """Add the hidden vectors of one batch in one layer, from 0."""
+        """Add the hidden vectors of a batch in one layer (0: the embedding output)."""
         device = accumulation_device(vectors.device)
-        # Squares lose the digits of a spread that is small beside the mean: float64 has enough to lose.
+        # E[x²] − E[x]² cancels where the deviation is small compared to the mean: float64 has digits to spare.
         numbers = vectors.to(device).double().flatten(0, 1)
         members = self._counted.members(batch).to(device)
         weights = members.flatten(1).double()
@@ -69,25 +68,21 @@ class HiddenMoments:
         )
 
     def compute(self) -> HiddenSummary:
-        """Means, spreads and outliers.
+        """Means, standard deviations and outlier dimensions.
 
         Raises:
-            InputError: If a hidden vector was not finite; the message names the layer.
+            InputError: If a hidden vector is not finite; the message names the layer.
         """
-        found = self.accumulator.compute()
-        mean, square = found.mean.unbind(dim=2)
-        broken = ~torch.isfinite(mean[:, -1]).all(dim=-1)
-        if broken.any():
-            raise InputError(
-                f"NaN or infinity in the hidden vectors of layer {int(broken.nonzero()[0])}; try device.dtype=float32"
-            )
+        moments = self.accumulator.compute()
+        mean, square = moments.mean.unbind(dim=2)
+        require_finite(mean[:, -1], "the hidden vectors of layer {layer}", range(len(mean)))
         scores = deviation_scores(mean[:, -1], self._options.criterion.value)
         is_outlier = scores.abs() > self._options.threshold
         given = self._options.dimensions
         return HiddenSummary(
             mean=mean,
             deviation=(square - mean.square()).clamp(min=0).sqrt(),
-            count=found.count,
+            count=moments.count,
             scores=scores,
             is_outlier=is_outlier,
             outliers=outlier_dimensions(is_outlier, self._options.share) if given is None else sorted(set(given)),
@@ -95,7 +90,7 @@ class HiddenMoments:
 
     @property
     def criterion(self) -> str:
-        """What makes a dimension an outlier, in words."""
+        """The definition of an outlier dimension, in words."""
         if self._options.dimensions is not None:
             return "as given by analysis.outliers.dimensions"
         unit = {
@@ -106,12 +101,3 @@ class HiddenMoments:
             f"mean more than {self._options.threshold:g} {unit[self._options.criterion.value]} of the layer's dimensions, in "
             f"at least {self._options.share:.0%} of layers 0 to {self._counted.depth}"
         )
-
-
-def layer_rows(layers: list[int], dimensions: list[int], **columns: Tensor) -> pd.DataFrame:
-    """A table with a row per layer and dimension, from tensors (layer, model)."""
-    i, j = np.indices((len(layers), len(dimensions))).reshape(2, -1)
-    chosen = {
-        name: tensor[i, torch.tensor(dimensions, dtype=torch.int64)[j]].numpy() for name, tensor in columns.items()
-    }
-    return pd.DataFrame({"layer": np.array(layers)[i], "dimension": np.array(dimensions, dtype=int)[j], **chosen})

@@ -1,12 +1,12 @@
-"""What attention does without some dimensions: taken out of one block's scores, or out of the whole residual stream.
+"""Attention without some dimensions, which are removed from the scores of single blocks or from the whole residual stream.
 
-Both are measured on a sample of sequences, and beside random sets of dimensions of the same size: a number that random sets
-reach as well says nothing about outliers.
+Both are measured on a sample of sequences and compared with random sets of dimensions of the same size: an effect that random
+sets have as well says nothing about outliers.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,44 +20,46 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import Ablation, InterventionRunner
+from normscope.statistics.tidy import tidy
 
 TOGETHER = "outliers"
 """Name of the removal of all outlier dimensions at once."""
 
 ALONE = 8
-"""So many outlier dimensions are removed alone at most: hundreds of them would take hours and say little."""
+"""Largest number of outlier dimensions that are also removed one at a time. Hundreds would take hours and add little."""
 
 ZERO, MEAN = "zero", "mean"
 
-CONTROL_COLUMNS = ["controls_mean", "controls_low", "controls_high"]
+CHANGES = ["change", "controls_mean", "controls_low", "controls_high"]
+"""Columns of the change, and of the mean and 95 % interval (percentiles) of the changes for random sets of the same size."""
 _INTERVAL = (0.025, 0.975)
 
 
 @dataclasses.dataclass(frozen=True)
 class Removal:
-    """Some dimensions that are taken away."""
+    """A set of dimensions to remove."""
 
     name: str
-    """A dimension, TOGETHER, or the empty string for a random set."""
+    """The dimension, TOGETHER, or the empty string for a random set."""
     dimensions: tuple[int, ...]
 
 
 class Removals(NamedTuple):
-    """The outlier dimensions, each of the most prominent alone and all together, and random sets of their sizes."""
+    """The most prominent outlier dimensions one at a time, all of them together, and random sets of the same sizes."""
 
     outliers: list[Removal]
     controls: list[Removal]
 
     @classmethod
     def of(cls, outliers: Sequence[int], model: int, controls: int, seed: int, *, alone: bool = True) -> "Removals":
-        """Draw the controls among the dimensions that are no outliers.
+        """Draw the random sets from the dimensions that are not outliers.
 
         Args:
             outliers: The outlier dimensions, the most prominent first.
             model: Size of the hidden vectors.
-            controls: Random sets of each size.
+            controls: Number of random sets of each size.
             seed: Seed of the draw.
-            alone: Whether there are controls for single dimensions as well.
+            alone: Whether to draw random sets for single dimensions as well.
         """
         generator = np.random.default_rng(seed)
         others = np.setdiff1d(np.arange(model), outliers)
@@ -73,109 +75,172 @@ class Removals(NamedTuple):
             ],
         )
 
+    @property
+    def all(self) -> list[Removal]:
+        """The outlier dimensions, then the random sets."""
+        return [*self.outliers, *self.controls]
 
-def block_alone(
+    @property
+    def names(self) -> list[str]:
+        """The names of `outliers`."""
+        return [removal.name for removal in self.outliers]
+
+    @property
+    def dimensions(self) -> np.ndarray:
+        """The dimensions of `outliers`, separated by spaces."""
+        return np.array([" ".join(map(str, removal.dimensions)) for removal in self.outliers], dtype=object)
+
+    def compare(self, changes: np.ndarray) -> dict[str, np.ndarray]:
+        """The changes that the outliers' removals make, next to those that the random sets of the same size make.
+
+        Args:
+            changes: The changes, by removal (in the order of `all`) along the last axis.
+
+        Returns:
+            An array for each of the columns CHANGES, by outlier removal along the last axis. NaN where there are no random
+            sets.
+        """
+        count = len(self.outliers)
+        sizes = np.array([len(removal.dimensions) for removal in self.all])
+        columns = {name: np.full((*changes.shape[:-1], count), np.nan) for name in CHANGES}
+        columns["change"] = changes[..., :count]
+        for number, size in enumerate(sizes[:count]):
+            # Contiguous, so that every mean is summed in the same order, whatever the shape.
+            controls = np.ascontiguousarray(changes[..., count:][..., sizes[count:] == size])
+            if controls.shape[-1]:
+                columns["controls_mean"][..., number] = controls.mean(axis=-1)
+                low, high = np.quantile(controls, _INTERVAL, axis=-1)
+                columns["controls_low"][..., number], columns["controls_high"][..., number] = low, high
+        return columns
+
+
+def remove_from_scores(
     runner: InterventionRunner, batches: Sequence[Batch], context: AnalysisContext, removals: Removals
 ) -> pd.DataFrame:
-    """Attention by category of the key with and without the removals' part of the scores, each block by itself.
+    """Attention by category of the key with and without some dimensions' part of the scores, one block at a time.
 
-    scores − scale·Σ_j C_j, softmax again: the same queries over keys from which x_j W_K[j] is taken away. Nothing is
-    propagated.
+    The softmax is computed again from scores − scale·Σ_j C_j: the queries stay the same, and x_j W_K[j] is subtracted from the
+    keys. The change does not propagate to later layers.
 
     Returns:
-        Columns layer, removed, dimensions, category, before, after, change and CONTROL_COLUMNS (of the change). Numbers are
-        sums of α over the category's keys: means over queries and heads, then over sequences.
+        Columns layer, removed, dimensions, category, before, after and CHANGES. Values are sums of α over the category's keys:
+        means over queries and heads, then over sequences.
     """
-    everything = [*removals.outliers, *removals.controls]
-    counted = _categories(context)
-    shares = torch.zeros(len(everything) + 1, len(context.layers), len(counted.categories), dtype=torch.float64)
+    counted = _without_all(context)
+    shares = torch.zeros(len(context.layers), len(counted.categories), 1 + len(removals.all), dtype=torch.float64)
     for batch in runner.progress(batches, len(batches), "interventions on single blocks"):
         members = counted.members(batch)
 
         def visit(block: AttentionBlock, members: Tensor = members) -> None:
             layer = context.index(block.layer)
-            shares[0, layer] += _shares(block, members)
-            for number, removal in enumerate(everything, start=1):
-                shares[number, layer] += _shares(block, members, removal.dimensions)
+            shares[layer, :, 0] += _shares(block, members)
+            for number, removal in enumerate(removals.all, start=1):
+                shares[layer, :, number] += _shares(block, members, removal.dimensions)
 
         runner.observe(batch, visit)
     shares /= sum(batch.sequences for batch in batches)
-    rows = []
-    for (i, layer), (c, category) in itertools.product(enumerate(context.layers), enumerate(counted.categories)):
-        changes = {removal: float(shares[n, i, c] - shares[0, i, c]) for n, removal in enumerate(everything, start=1)}
-        for removal in removals.outliers:
-            before = float(shares[0, i, c])
-            after = before + changes[removal]
-            rows.append((layer, *_name(removal), category, before, after, *_beside(removal, changes, removals)))
-    columns = ["layer", "removed", "dimensions", "category", "before", "after", "change", *CONTROL_COLUMNS]
-    return _present(pd.DataFrame(rows, columns=columns))
+    before = shares[..., :1].numpy()
+    changes = removals.compare(shares[..., 1:].numpy() - before)
+    table = tidy(
+        {"dimensions": removals.dimensions, "before": before, "after": before + changes["change"], **changes},
+        layer=context.layers,
+        category=counted.categories,
+        removed=removals.names,
+    )
+    return _present(table[["layer", "removed", "dimensions", "category", "before", "after", *CHANGES]])
 
 
-class Propagated(NamedTuple):
-    """What ablations of the residual stream do to the rest of the model."""
+class PropagatedEffects(NamedTuple):
+    """The effects of ablations of the residual stream on the rest of the model."""
 
     attention: pd.DataFrame
-    """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after, change and
-    CONTROL_COLUMNS, as in `block_alone`."""
+    """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after and CHANGES, as in
+    `remove_from_scores`."""
     loss: pd.DataFrame
-    """The same without layer and category, of the masked-token loss; empty if the model predicts no tokens."""
+    """The same for the masked-token loss, without layer and category. Empty if the model has no masked-language-modelling
+    head."""
 
 
-def propagated(
+def ablate_residual_stream(
     runner: InterventionRunner,
     batches: Sequence[Batch],
     context: AnalysisContext,
     removals: Removals,
     means: Float[Tensor, "layer model"],
-) -> Propagated:
-    """Attention and masked-token loss when dimensions are replaced wherever a layer reads them, from one layer on to the end.
+) -> PropagatedEffects:
+    """Attention and masked-token loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
 
     Args:
-        laboratory: Runs the model.
-        batches: What it is run on.
-        subject: What is looked at; its layers are those from which dimensions are replaced, and those that are measured.
-        removals: Which dimensions.
-        means: Mean hidden vectors of layers 0 to L, which `mean` puts in the place of the dimensions' values.
+        runner: Runs the model.
+        batches: The sequences to run it on.
+        context: The context of the run. Every chosen layer is measured, and each serves once as the first ablated layer.
+        removals: The dimensions to replace.
+        means: Mean hidden vectors of layers 0 to L: the new values of the dimensions where `value` is `mean`.
     """
-    everything = [*removals.outliers, *removals.controls]
-    counted = _categories(context)
+    counted = _without_all(context)
     before = _measure(runner, batches, counted, None)
-    steps = list(itertools.product(context.layers, (ZERO, MEAN), everything))
-    attention, losses = [], []
-    outcomes: dict[tuple[int, str], dict[Removal, _Outcome]] = {}
+    steps = list(itertools.product(context.layers, (ZERO, MEAN), removals.all))
+    outcomes: dict[tuple[int, str], list[_Outcome]] = {}
     for start, value, removal in runner.progress(steps, len(steps), "ablations of the residual stream"):
         dimensions = list(removal.dimensions)
         values = {
             layer: means[layer - 1, dimensions] if value == MEAN else torch.zeros(len(dimensions))
             for layer in range(start, context.depth + 1)
         }
-        outcomes.setdefault((start, value), {})[removal] = _measure(
-            runner, batches, counted, Ablation(dimensions, values)
-        )
-    for (start, value), after in outcomes.items():
-        for removal in removals.outliers:
-            where = (start, value, *_name(removal))
-            for (i, layer), (c, category) in itertools.product(
-                enumerate(context.layers), enumerate(counted.categories)
-            ):
-                if layer >= start:
-                    now, then = float(after[removal].shares[i, c]), float(before.shares[i, c])
-                    changes = {other: float(outcome.shares[i, c]) - then for other, outcome in after.items()}
-                    attention.append((*where, layer, category, then, now, *_beside(removal, changes, removals)))
-            if before.loss is not None:
-                changes = {other: (outcome.loss or 0.0) - before.loss for other, outcome in after.items()}
-                losses.append((*where, before.loss, after[removal].loss, *_beside(removal, changes, removals)))
-    what = ["from_layer", "value", "removed", "dimensions"]
-    numbers = ["before", "after", "change", *CONTROL_COLUMNS]
-    return Propagated(
-        _present(pd.DataFrame(attention, columns=[*what, "layer", "category", *numbers])),
-        pd.DataFrame(losses, columns=[*what, *numbers]),
+        outcome = _measure(runner, batches, counted, Ablation(dimensions, values))
+        outcomes.setdefault((start, value), []).append(outcome)
+    attention = pd.concat(
+        [
+            _attention_effects(counted, before, after, removals, start, value)
+            for (start, value), after in outcomes.items()
+        ],
+        ignore_index=True,
     )
+    losses = [
+        _loss_effects(before.loss, after, removals, start, value)
+        for (start, value), after in outcomes.items()
+        if before.loss is not None
+    ]
+    return PropagatedEffects(_present(attention), pd.concat(losses, ignore_index=True) if losses else pd.DataFrame())
 
 
 class _Outcome(NamedTuple):
     shares: Float[Tensor, "layer group"]
     loss: float | None
+
+
+def _attention_effects(
+    counted: AnalysisContext, before: _Outcome, after: Sequence[_Outcome], removals: Removals, start: int, value: str
+) -> pd.DataFrame:
+    shares = torch.stack([outcome.shares for outcome in after], dim=-1).numpy()
+    unablated = before.shares.unsqueeze(-1).numpy()
+    columns = {
+        "dimensions": removals.dimensions[None, None],
+        "before": unablated,
+        "after": shares[..., : len(removals.outliers)],
+        **removals.compare(shares - unablated),
+    }
+    table = tidy(
+        {name: np.moveaxis(column, -1, 0) for name, column in columns.items()},
+        from_layer=[start],
+        value=[value],
+        removed=removals.names,
+        layer=counted.layers,
+        category=counted.categories,
+    )
+    order = ["from_layer", "value", "removed", "dimensions", "layer", "category", "before", "after", *CHANGES]
+    return table.loc[table["layer"] >= start, order]
+
+
+def _loss_effects(before: float, after: Sequence[_Outcome], removals: Removals, start: int, value: str) -> pd.DataFrame:
+    losses = np.array([outcome.loss for outcome in after], dtype=float)
+    columns = {
+        "dimensions": removals.dimensions,
+        "before": np.array(before),
+        "after": losses[: len(removals.outliers)],
+        **removals.compare(losses - before),
+    }
+    return tidy(columns, from_layer=[start], value=[value], removed=removals.names)
 
 
 def _measure(
@@ -187,7 +252,7 @@ def _measure(
         members = counted.members(batch)
 
         def visit(block: AttentionBlock, members: Tensor = members) -> None:
-            if ablation is None or block.layer >= min(ablation.values):  # nothing has changed before
+            if ablation is None or block.layer >= min(ablation.values):  # earlier layers are unchanged
                 shares[counted.index(block.layer)] += _shares(block, members)
 
         runner.observe(batch, visit, ablation)
@@ -198,32 +263,18 @@ def _measure(
 
 
 def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ()) -> Float[Tensor, " group"]:
-    """Σ over a category's keys of α: mean over real queries and heads, summed over the sequences of a batch."""
+    """α summed over the keys of each category: means over heads and queries, summed over the sequences of the batch."""
     by_query = block.weight_of_groups(members, without).mean(dim=1)
     token_mask = block.token_mask.to(by_query.dtype)
     by_sequence = torch.einsum("bqg,bq->bg", by_query, token_mask) / token_mask.sum(dim=-1, keepdim=True)
     return by_sequence.cpu().double().sum(dim=0)
 
 
-def _categories(context: AnalysisContext) -> AnalysisContext:
-    # All keys together always get 1.
+def _without_all(context: AnalysisContext) -> AnalysisContext:
+    """The context without the category `all`, whose attention is always 1."""
     return dataclasses.replace(context, categories=[category for category in context.categories if category != ALL])
 
 
-def _name(removal: Removal) -> tuple[str, str]:
-    return removal.name, " ".join(map(str, removal.dimensions))
-
-
-def _beside(removal: Removal, changes: Mapping[Removal, float], removals: Removals) -> tuple[float, ...]:
-    """The change, and the mean and 95 % interval (percentiles) of the changes of random sets of the same size."""
-    size = len(removal.dimensions)
-    random = [changes[control] for control in removals.controls if len(control.dimensions) == size]
-    if not random:
-        return changes[removal], np.nan, np.nan, np.nan
-    low, high = np.quantile(random, _INTERVAL)
-    return changes[removal], float(np.mean(random)), float(low), float(high)
-
-
 def _present(table: pd.DataFrame) -> pd.DataFrame:
-    """Without the categories that no sequence of the sample has."""
+    """The rows of the categories that occur in the sample."""
     return table[table.groupby("category")["before"].transform("max") > 0].reset_index(drop=True)

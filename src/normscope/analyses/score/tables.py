@@ -1,5 +1,6 @@
 """Tables and metrics of the score analysis."""
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,16 +9,18 @@ import pandas as pd
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.score.ablations import TOGETHER
 from normscope.statistics.mean import MeanSummary
+from normscope.statistics.tidy import Labels, tidy
 
 
 class ScoreReport:
-    """Says what the accumulators of the score analysis amount to.
+    """The tables and metrics of the score analysis.
 
     Args:
-        subject: What was looked at.
-        contributions: Means over pairs (layer, category, head, dimension; the last two: what b_K adds, and the score).
-        spread: Means over queries (layer, 1, head, dimension; the last two: what b_K adds, and the variance that they all add
-            up to).
+        context: The context of the run.
+        contributions: Means over query–key pairs (layer, category, head, dimension). The last axis ends with the contribution
+            of b_K and the score itself.
+        spread: Means over queries (layer, 1, head, dimension). The last axis ends with the share of b_K and the variance, to
+            which everything before it adds up.
         outliers: The outlier dimensions.
     """
 
@@ -27,20 +30,21 @@ class ScoreReport:
         self._context, self._contributions, self._spread, self._outliers = context, contributions, spread, outliers
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """All tables but those of the causal test."""
-        contributions = self._table(self._contributions.mean[..., :-2].numpy())
-        shares, concentration = self._shares()
+        """All tables except those of the interventions."""
+        mean = self._contributions.mean.numpy()[..., :-2]
+        contributions = self._by_head({"mean": mean}, dimension=range(mean.shape[-1]))
+        ranking, concentration = self._spread_tables()
         return {
             "contributions": contributions,
             "by_category": self._by_category(contributions),
             "totals": self._totals(),
-            "spread": shares,
+            "spread": ranking,
             "concentration": concentration,
         }
 
     @staticmethod
     def metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-        """Means over layers and heads, as far as heads have them, and what removing the outliers does to each category."""
+        """Means over the layers and heads that have a value, and the effect of removing the outliers on each category."""
         concentration = tables["concentration"]
         spread = concentration[concentration["variance"] > 0]
         averages = {
@@ -69,7 +73,7 @@ class ScoreReport:
 
     @staticmethod
     def curves(tables: Mapping[str, pd.DataFrame]) -> dict[str, "pd.Series[float]"]:
-        """By layer, means over the heads that have them."""
+        """Means by layer, over the heads that have a value."""
         by_layer = means_by_layer(tables["concentration"])
         names = {
             "half": "dimensions_for_half",
@@ -81,7 +85,7 @@ class ScoreReport:
 
     @staticmethod
     def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-        """Per layer: how few dimensions decide, and the attention to each category with and without the outliers."""
+        """By layer: how few dimensions explain the scores, and attention to one category with and without the outliers."""
         table = means_by_layer(tables["concentration"]).rename(
             columns={
                 "half": "dims for 50 %",
@@ -99,25 +103,26 @@ class ScoreReport:
                 table["random"] = by_layer["before"] + by_layer["controls_mean"]
         return table
 
-    def _table(self, values: np.ndarray) -> pd.DataFrame:
-        """One row per layer, head, category and dimension; categories that never occurred are left out."""
-        present = np.flatnonzero(self._contributions.count.numpy().any(axis=0))
-        by_head = values[:, present].transpose(0, 2, 1, 3)
-        layer, head, category, dimension = np.indices(by_head.shape).reshape(4, -1)
-        names = [self._context.categories[index] for index in present.tolist()]
-        return pd.DataFrame(
-            {
-                "layer": np.array(self._context.layers)[layer],
-                "head": head + 1,
-                # Hundreds of thousands of rows: a word each would weigh more than the numbers.
-                "category": pd.Categorical.from_codes(category, categories=pd.Index(names)),
-                "dimension": dimension,
-                "mean": by_head.ravel(),
-            }
+    def _by_head(self, values: Mapping[str, np.ndarray], **axes: Labels) -> pd.DataFrame:
+        """One row per layer, head, category and further axis. Categories that never occurred are left out.
+
+        Args:
+            values: Arrays with axes layer, category, head (or 1) and the further axes.
+            axes: Labels of the further axes.
+        """
+        present = self._contributions.count.any(dim=0).numpy()
+        names = list(itertools.compress(self._context.categories, present))
+        return tidy(
+            {name: array[:, present].swapaxes(1, 2) for name, array in values.items()},
+            layer=self._context.layers,
+            head=range(1, self._context.heads + 1),
+            # There are hundreds of thousands of rows: strings would take more memory than the numbers.
+            category=pd.Categorical(names, categories=names),
+            **axes,
         )
 
     def _by_category(self, contributions: pd.DataFrame) -> pd.DataFrame:
-        """The outlier dimensions with a column per head, as the paper's Table 1."""
+        """Contributions of the outlier dimensions with one column per head, as in Table 1 of the paper."""
         chosen = contributions[contributions["dimension"].isin(self._outliers)]
         wide = chosen.pivot_table(
             index=["layer", "dimension", "category"], columns="head", values="mean", observed=True, sort=False
@@ -126,25 +131,21 @@ class ScoreReport:
         return wide.reset_index().sort_values(["layer", "dimension"], kind="stable", ignore_index=True)
 
     def _totals(self) -> pd.DataFrame:
-        """Mean scores, and of what they are sums."""
-        mean = self._contributions.mean.numpy()
-        parts = np.stack([mean[..., :-2].sum(axis=-1), mean[..., -2], mean[..., -1]], axis=-1)
-        wide = self._table(parts).pivot_table(
-            index=["layer", "head", "category"], columns="dimension", values="mean", observed=True, sort=False
+        """Mean scores and the two parts that they are sums of."""
+        mean, count = self._contributions.mean.numpy(), self._contributions.count.numpy()
+        return self._by_head(
+            {
+                "contributions": mean[..., :-2].sum(axis=-1),
+                "key_bias": mean[..., -2],
+                "score": mean[..., -1],
+                "pairs": count[:, :, None],
+            }
         )
-        wide.columns = pd.Index(["contributions", "key_bias", "score"])
-        count = self._contributions.count.numpy()
-        table = wide.reset_index()
-        table["pairs"] = [
-            int(count[self._context.index(layer), self._context.categories.index(category)])
-            for layer, category in zip(table["layer"], table["category"], strict=True)
-        ]
-        return table
 
-    def _shares(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Shares of the spread, largest first, and how many of them make half and 90 % of it.
+    def _spread_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Each dimension's share of the spread, largest first, and how many of the shares make up half and 90 % of it.
 
-        Where all scores of a head's queries agree there is no spread, and what would be a share of it is missing.
+        Shares are missing for heads without any spread, where each query gives all its keys the same score.
         """
         spread = self._spread.mean[:, 0].numpy()
         variance = spread[..., -1]
@@ -154,39 +155,27 @@ class ScoreReport:
         order = np.argsort(-shares, axis=-1, kind="stable")
         ranked = np.take_along_axis(shares, order, axis=-1)
         cumulative = ranked.cumsum(axis=-1)
-        layer, head, rank = np.indices(ranked.shape).reshape(3, -1)
-        layers = np.array(self._context.layers)
-        ranking = pd.DataFrame(
-            {
-                "layer": layers[layer],
-                "head": head + 1,
-                "rank": rank + 1,
-                "dimension": order.ravel(),
-                "share": ranked.ravel(),
-                "cumulative": cumulative.ravel(),
-            }
+        axes = {"layer": self._context.layers, "head": range(1, self._context.heads + 1)}
+        ranking = tidy(
+            {"dimension": order, "share": ranked, "cumulative": cumulative},
+            **axes,
+            rank=range(1, order.shape[-1] + 1),
         )
-        layer, head = np.indices(variance.shape).reshape(2, -1)
         first = pd.array(order[..., 0].ravel(), dtype="Int64")
         first[~(variance > 0).ravel()] = pd.NA
-        concentration = pd.DataFrame(
-            {
-                "layer": layers[layer],
-                "head": head + 1,
-                "variance": variance.ravel(),
-                "half": _needed(cumulative, 0.5),
-                "ninety": _needed(cumulative, 0.9),
-                "outliers": np.where(variance > 0, shares[..., self._outliers].sum(axis=-1), np.nan).ravel(),
-                "key_bias": key_bias.ravel(),
-                "first": first,
-                "first_share": ranked[..., 0].ravel(),
-            }
+        concentration = tidy({"variance": variance}, **axes).assign(
+            half=_needed(cumulative, 0.5),
+            ninety=_needed(cumulative, 0.9),
+            outliers=np.where(variance > 0, shares[..., self._outliers].sum(axis=-1), np.nan).ravel(),
+            key_bias=key_bias.ravel(),
+            first=first,
+            first_share=ranked[..., 0].ravel(),
         )
         return ranking, concentration
 
 
 def _together(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows in which all outlier dimensions are removed at once."""
+    """The rows where all outlier dimensions are removed together."""
     return table[table["removed"] == TOGETHER]
 
 
@@ -197,7 +186,7 @@ def means_by_layer(concentration: pd.DataFrame) -> pd.DataFrame:
 
 
 def _needed(cumulative: np.ndarray, share: float) -> pd.arrays.IntegerArray:
-    """How many of the largest shares reach a share of the whole, head by head; missing where all together do not."""
+    """Smallest number of dimensions whose shares add up to `share`, for each head; missing if all of them fall short."""
     reached = cumulative >= share - 1e-12
     needed = pd.array((reached.argmax(axis=-1) + 1).ravel(), dtype="Int64")
     needed[~reached.any(axis=-1).ravel()] = pd.NA
