@@ -41,6 +41,7 @@ ALLOWED = {
     "alignment": {
         "analyses.base",
         "analyses.findings",
+        "analyses.finite",
         "config.arguments",
         "data",
         "declarations",
@@ -49,7 +50,7 @@ ALLOWED = {
         "models.model_info",
         "statistics",
     },
-    "reporting": {"analyses.findings", "config", "declarations"},
+    "reporting": {"analyses.findings", "config", "declarations", "statistics.tidy"},
     "translation": {"data"},
     "running": {
         "analyses.base",
@@ -62,7 +63,7 @@ ALLOWED = {
         "reporting",
         "translation",
     },
-    "api": {"analyses.findings", "config", "data", "maths", "models", "reporting.figures"},
+    "api": {"analyses.findings", "config", "data", "maths", "models", "reporting.figures", "statistics.tidy"},
     "cli": {"config", "data.corpora", "reporting", "running"},
     "__init__": {"api"},
 }
