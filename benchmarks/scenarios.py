@@ -183,9 +183,9 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
     layout = layout_of(model.config.model_type)
     layers = list(range(1, model.config.num_hidden_layers + 1))
     info = ModelInfo.of("", model.config, layout)
-    needed = any(analysis.requirements(analysis.options, info).hidden for analysis in measured)
-    hidden = [0, *layers] if needed else ()
-    observer = Observer(model, layout, layers, hidden)
+    needs = [analysis.requirements(analysis.options, info) for analysis in measured]
+    hidden = [0, *layers] if any(each.hidden for each in needs) else ()
+    observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
 
     def forward() -> None:
         with observer:

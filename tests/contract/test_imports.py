@@ -34,6 +34,7 @@ ALLOWED = {
         "declarations",
         "maths",
         "models.block",
+        "models.feed_forward",
         "models.interventions",
         "models.model_info",
         "statistics",

@@ -63,6 +63,15 @@ def outcomes(tmp_path_factory, saved_model, searched):
         "run": ["analysis=[planted,mixing]", model, *SMALL, f"output_dir={folder}/run", "layers=[2]"],
         "refused": ["analysis=planted", model, *SMALL, f"output_dir={folder}/refused", "analysis.planted.power=0"],
         "typo": ["analysis=planted", "analysis.planted.pwoer=3"],
+        "no network": [
+            "analysis=planted",
+            "model.name=t5",
+            "+model.architecture={model_type: t5, d_model: 24, num_layers: 2}",
+            "model.stack=decoder",
+            f"model.tokenizer={saved_model}",
+            *SMALL,
+            f"output_dir={folder}/refused",
+        ],
         "sweep": [
             "-m",
             "analysis=planted",
@@ -102,6 +111,16 @@ def test_its_own_check_refuses_bad_input(outcomes):
     (status, _, err), folder = outcomes[0]["refused"], outcomes[1]
     assert status == 2
     assert err.strip() == "normscope: analysis.planted.power=0.0: expected a number of at least 1"
+    assert not (folder / "refused").exists()
+
+
+def test_a_stack_without_a_feed_forward_network_is_refused(outcomes):
+    (status, _, err), folder = outcomes[0]["no network"], outcomes[1]
+    assert status == 2
+    assert err.strip() == (
+        "normscope: model.stack=decoder: analysis=planted needs the feed-forward network, but a decoder's self-attention is "
+        "followed by cross-attention; set model.stack=encoder or cross"
+    )
     assert not (folder / "refused").exists()
 
 

@@ -17,6 +17,7 @@ from normscope.data.resources import Resource
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import Accumulator
@@ -30,6 +31,8 @@ class Requirements:
 
     hidden: bool = False
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
+    feed_forward: bool = False
+    """Whether it needs the feed-forward networks of its layers."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     words: Callable[[str], list[tuple[int, int]]] | None = None
@@ -103,8 +106,8 @@ class Analysis(abc.ABC):
     batches except its `accumulators`, so runs can be saved, resumed and merged without any knowledge of the analyses.
 
     For each batch the methods are called in this order: `start_batch`; then, layer by layer, `update_hidden` with what enters
-    the layer and `update_attention` with its block; `update_hidden` with the output of the last layer; `end_batch`. A batch
-    that does not fit into memory is split, and every part counts as a batch.
+    the layer, `update_attention` with its block and `update_feed_forward` with its network; `update_hidden` with the output of
+    the last layer; `end_batch`. A batch that does not fit into memory is split, and every part counts as a batch.
     """
 
     info: ClassVar[AnalysisInfo]
@@ -135,6 +138,12 @@ class Analysis(abc.ABC):
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:  # noqa: B027
         """Add an attention block. Do not keep the block: it holds the activations of its layer."""
+
+    def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:  # noqa: B027
+        """Add a feed-forward network, if `requirements` asks for them. Do not keep the block.
+
+        Called when the model leaves the layer. `block.attention` is the block that `update_attention` received.
+        """
 
     def update_hidden(  # noqa: B027
         self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch

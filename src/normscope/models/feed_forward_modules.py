@@ -63,16 +63,32 @@ class FeedForwardModules:
         return None if norm is None else normalisation(norm, unit_offset=self.layout.unit_offset)
 
 
-def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout) -> list[FeedForwardModules]:
+def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | None = None) -> list[FeedForwardModules]:
     """The feed-forward networks of all layers of a model, in order. A layer that runs twice appears twice.
+
+    Args:
+        model: A base model.
+        layout: The layout of its family.
+        name: For messages; the family's by default.
 
     Raises:
         InputError: If a layer has no network of a form that its family's layout describes (a mixture of experts, say).
     """
-    return [_bound(model, layout, number, layer) for number, layer in enumerate(layout.passes(model), start=1)]
+    networks = []
+    for number, layer in enumerate(layout.passes(model), start=1):
+        network = _bound(model, layout, number, layer)
+        if network is None:
+            expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
+            raise InputError(
+                f"model.name={name or layout.model_type}: layer {number} has no feed-forward network that can be observed: "
+                f"expected {expected} as linear layers (mixtures of experts are not supported); set another model.name, or "
+                "leave out the analyses that need the network"
+            )
+        networks.append(network)
+    return networks
 
 
-def _bound(model: PreTrainedModel, layout: BlockLayout, number: int, layer: nn.Module) -> FeedForwardModules:
+def _bound(model: PreTrainedModel, layout: BlockLayout, number: int, layer: nn.Module) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
         if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
@@ -87,12 +103,7 @@ def _bound(model: PreTrainedModel, layout: BlockLayout, number: int, layer: nn.M
                 norm_position=_norm_position(layout, form, model),
                 layout=form,
             )
-    expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
-    raise InputError(
-        f"model.name={model.name_or_path or layout.model_type}: layer {number} has no feed-forward network that can be "
-        f"observed: expected {expected} as linear layers (mixtures of experts are not supported); set another model.name, or "
-        "leave out the analyses that need the network"
-    )
+    return None
 
 
 def _norm_position(layout: BlockLayout, form: FeedForwardLayout, model: PreTrainedModel) -> NormPosition:

@@ -19,6 +19,8 @@ class ModelInfo:
     """Number of dimensions of a hidden vector."""
     is_cross_attention: bool = False
     """Whether the run observes the decoder's cross-attention."""
+    has_feed_forward: bool = True
+    """Whether a feed-forward network follows the attention of a layer. In a decoder, cross-attention follows self-attention."""
 
     @classmethod
     def of(cls, name: str, config: PretrainedConfig, layout: BlockLayout) -> "ModelInfo":
@@ -29,4 +31,5 @@ class ModelInfo:
             heads=int(getattr(config, layout.heads)),
             hidden_size=int(config.hidden_size),
             is_cross_attention=layout.is_cross_attention,
+            has_feed_forward=bool(layout.feed_forward),
         )

@@ -127,7 +127,7 @@ class _Comparison:
 
     def compare_norms(self, model: PreTrainedModel, layout: BlockLayout) -> None:
         """Compare γ, β and ε of the feed-forward networks' norms with what the norms do."""
-        for modules in bind_feed_forward(model, layout):
+        for modules in bind_feed_forward(model, layout, self._name):
             parameters = modules.parameters()
             for module, norm in (
                 (modules.norm, parameters.normalisation),

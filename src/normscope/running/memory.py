@@ -11,6 +11,7 @@ from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.observer import Observer
 from normscope.reporting.terminal import say
 
@@ -29,13 +30,18 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
             if block.layer in analysis.context.layers:
                 analysis.update_attention(block, batch)
 
+    def visit_feed_forward(block: FeedForwardBlock) -> None:
+        for analysis in analyses:
+            if block.layer in analysis.context.layers:
+                analysis.update_feed_forward(block, batch)
+
     def visit_hidden(layer: int, vectors: Tensor) -> None:
         for analysis in analyses:
             analysis.update_hidden(layer, vectors, batch)
 
     for analysis in analyses:
         analysis.start_batch(batch)
-    observer.run(batch.model_inputs(), visit, visit_hidden)
+    observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward)
     for analysis in analyses:
         analysis.end_batch(batch)
 

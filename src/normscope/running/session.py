@@ -120,8 +120,10 @@ def _prepared(
     opened = open_model(_trained(options.model))
     _refuse_cross_attention(kinds, opened.info)
     needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), opened.info) for kind in kinds}
+    _refuse_missing_feed_forward(needs, options.model, opened.info)
     model = dataclasses.replace(opened.load(group.own_device(options.device)), name=options.model.name)
-    verification = verify(model.model, model.layout, model.name)
+    feed_forward = any(requirements.feed_forward for requirements in needs.values())
+    verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(model, options.dataset, _words(needs))
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
@@ -184,6 +186,17 @@ def _refuse_cross_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -
             )
 
 
+def _refuse_missing_feed_forward(
+    needs: Mapping[type[Analysis], Requirements], options: ModelOptions, model: ModelInfo
+) -> None:
+    for kind, requirements in needs.items():
+        if requirements.feed_forward and not model.has_feed_forward:
+            raise InputError(
+                f"model.stack={options.stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
+                "self-attention is followed by cross-attention; set model.stack=encoder or cross"
+            )
+
+
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
     """How to split texts into words, if an analysis needs words."""
     return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
@@ -194,7 +207,9 @@ def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Require
     needs = list(needs)
     hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
     every = any(requirements.all_layers for requirements in needs)
-    return Observer(model.model, model.layout, range(1, model.layers + 1) if every else layers, hidden)
+    feed_forward = any(requirements.feed_forward for requirements in needs)
+    layers = range(1, model.layers + 1) if every else layers
+    return Observer(model.model, model.layout, layers, hidden, feed_forward=feed_forward)
 
 
 def _context(

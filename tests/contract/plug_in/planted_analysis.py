@@ -42,7 +42,7 @@ class PlantedAnalysis(Analysis):
 
     @classmethod
     def requirements(cls, _options, _model):
-        return Requirements(hidden=True, all_layers=True)
+        return Requirements(hidden=True, feed_forward=True, all_layers=True)
 
     def start_batch(self, _batch):
         self._seen = []
@@ -50,15 +50,27 @@ class PlantedAnalysis(Analysis):
     def update_attention(self, block, batch):
         lengths = torch.linalg.vector_norm(block.inputs, ord=self.options.power, dim=-1)[batch.token_mask].double()
         self._lengths.update(self.context.index(block.layer), lengths.sum()[None], batch.token_mask.sum()[None])
-        self._seen.append(block.layer)
+        self._seen.append(f"attention {block.layer}")
+        self._attention = block
 
-    def update_hidden(self, layer, _vectors, _batch):
+    def update_feed_forward(self, block, batch):
+        # The attention block of the same layer is still alive, and what both make of a token is what leaves the layer.
+        assert block.attention is self._attention
+        self._seen.append(f"network {block.layer}")
+        self._left = block.layer_output[batch.token_mask]
+
+    def update_hidden(self, layer, vectors, batch):
         self._seen.append(f"hidden {layer}")
+        if layer:
+            torch.testing.assert_close(self._left, vectors[batch.token_mask], rtol=1e-4, atol=1e-4)
 
     def end_batch(self, batch):
-        assert self._seen == [what for layer in self.context.layers for what in (f"hidden {layer - 1}", layer)] + [
-            f"hidden {self.context.depth}"
+        of_layers = [
+            part
+            for layer in self.context.layers
+            for part in (f"hidden {layer - 1}", f"attention {layer}", f"network {layer}")
         ]
+        assert self._seen == [*of_layers, f"hidden {self.context.depth}"]
         self._outputs.update(0, torch.ones(1, dtype=torch.float64) * batch.sequences, torch.tensor([batch.sequences]))
 
     def result(self) -> Findings:
