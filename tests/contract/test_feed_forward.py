@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError
+from normscope.models import observer, untouched, verification
 from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.observer import Observer
 from normscope.models.verification import BOUNDS, verify
+from tests.end_to_end.shell import run_once
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)
@@ -323,3 +325,20 @@ def test_epsilon_is_proved_by_what_the_norm_does():
     with pytest.raises(InputError, match=r"feed-forward norm of layer 2 differs by \d"):
         verify(model, layout, "bert", feed_forward=True)
     norm.forward = forward
+
+
+def test_a_run_whose_analyses_do_not_ask_neither_verifies_nor_hooks_networks(saved_model, tmp_path, monkeypatch):
+    def bound(*_arguments):
+        pytest.fail("a feed-forward network was looked for")
+
+    for module in (observer, untouched, verification):
+        monkeypatch.setattr(module, "bind_feed_forward", bound)
+    outcome = run_once(
+        "analysis=[mixing,norms,outliers]",
+        f"model.name={saved_model}",
+        "device=cpu",
+        "dataset.limit=2",
+        "tracking=disabled",
+        f"output_dir={tmp_path / 'run'}",
+    )
+    assert outcome.status == 0, outcome.err
