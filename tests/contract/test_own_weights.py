@@ -1,4 +1,4 @@
-"""Families whose own weights are observed: query, key and scale must explain them."""
+"""Families whose weights come from their own module: query, key and scale must reproduce them."""
 
 import dataclasses
 

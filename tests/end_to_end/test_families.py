@@ -118,7 +118,7 @@ def test_stacks_of_an_encoder_decoder(
     np.testing.assert_allclose(everything, np.array(expected).reshape(len(TEXTS), -1).mean(axis=0), rtol=1e-3)
 
 
-def test_cross_attention_is_refused_by_analyses_that_cannot_look_at_it(
+def test_analyses_that_do_not_support_cross_attention_refuse_it(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer
 ):
     folder = tmp_path_factory.mktemp("refused") / "marian"
@@ -127,7 +127,7 @@ def test_cross_attention_is_refused_by_analyses_that_cannot_look_at_it(
     given = ["analysis=score", f"model.name={folder}", "model.stack=cross", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *given)
     assert outcome.status == 2
-    assert "analysis=score does not look at cross-attention" in outcome.err
+    assert "analysis=score does not support cross-attention" in outcome.err
     outcome = run_here(capsys, monkeypatch, "model=minilm", "model.stack=cross", f"output_dir={tmp_path / 'run'}")
     assert (outcome.status, "bert has only one stack" in outcome.err) == (2, True)
 

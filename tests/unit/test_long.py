@@ -1,4 +1,4 @@
-"""Very long sequences are looked at by parts; what comes out is the same."""
+"""Long sequences are processed in strips, with the same results."""
 
 import pytest
 import torch
@@ -16,14 +16,14 @@ TOKENS = 4096
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Everything is long, and goes by four queries at a time."""
+    """Makes every sequence count as long: four queries at a time."""
     monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 0)
     for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 4)
 
 
 @pytest.mark.usefixtures("parts")
-def test_parts_make_the_same_attention(family, family_model):
+def test_strips_give_the_same_attention(family, family_model):
     bound = 1e-6 if layout_of(family).float32_inside else 1e-12
     assert verify(family_model, layout_of(family), family).error < bound
 
