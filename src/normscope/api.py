@@ -26,7 +26,7 @@ from normscope.models.loading import load as load_options
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, describe_type
 from normscope.models.verification import verify
-from normscope.reporting.figures import draw, png
+from normscope.reporting.drawing import draw, png
 from normscope.statistics.tidy import tidy
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"

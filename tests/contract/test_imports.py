@@ -64,7 +64,7 @@ ALLOWED = {
         "reporting",
         "translation",
     },
-    "api": {"analyses.findings", "config", "data", "maths", "models", "reporting.figures", "statistics.tidy"},
+    "api": {"analyses.findings", "config", "data", "maths", "models", "reporting.drawing", "statistics.tidy"},
     "cli": {"config", "data.corpora", "reporting", "running"},
     "__init__": {"api"},
 }
@@ -73,7 +73,7 @@ ALLOWED = {
 OWNERS = {
     "hydra": {"config/schema.py", "cli.py"},
     "wandb": {"reporting/tracking.py"},
-    "matplotlib": {"reporting/figures.py", "reporting/figure_text.py", "reporting/palette.py"},
+    "matplotlib": {"reporting/drawing.py", "reporting/figure_text.py", "reporting/palette.py"},
 }
 
 

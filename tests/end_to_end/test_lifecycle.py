@@ -34,7 +34,7 @@ def test_the_folder_is_claimed_before_the_model_is_loaded(capsys, monkeypatch, t
 
     def load_and_look(*arguments):
         claimed.append((tmp_path / "run" / LOCK).exists())
-        with pytest.raises(InputError, match="another run is writing there"):
+        with pytest.raises(InputError, match="another run is using this folder"):
             RunFolder(tmp_path / "run")
         return load(*arguments)
 

@@ -154,20 +154,20 @@ def test_what_has_changed_is_refused_and_named(capsys, monkeypatch, stopped, sav
     assert "the checkpoint cannot be read" in refused()
     checkpoint.write_bytes(whole)
     assert run_here(capsys, monkeypatch, f"resume={stopped}").status == 0
-    assert "that run has completed" in refused()
+    assert "the run is already complete" in refused()
 
 
 def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_model):
     taken = run_here(capsys, monkeypatch, f"model.name={saved_model}", f"output_dir={stopped}", "tracking=disabled")
     assert taken.status == 2
-    assert f"resume={stopped} goes on with it" in taken.err
+    assert f"continue it with resume={stopped}" in taken.err
     import fcntl
 
     with (stopped / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         busy = run_here(capsys, monkeypatch, f"resume={stopped}")
     assert busy.status == 2
-    assert "another run is writing there" in busy.err
+    assert "another run is using this folder" in busy.err
 
 
 @pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])

@@ -101,7 +101,7 @@ def plain(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def picture_of(figure: Figure) -> Picture:
-    """What a description draws, as `reporting.figures` reads it."""
+    """What a description draws, as `reporting.drawing` reads it."""
     match figure:
         case HeatmapPanels():
             drawn = {

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Scatter, WordMaps
+from normscope.reporting.drawing import draw
 from normscope.reporting.figure_text import log_scale
-from normscope.reporting.figures import draw
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]

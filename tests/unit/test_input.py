@@ -105,7 +105,7 @@ def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
         (link_scores.main, ["a.txt", "--gold", "x" * 300], "--gold=xxx"),
         (link_scores.main, ["a.txt", "--gold", "/nope", "--base", "x"], "--base"),
         (compare_runs.main, [], "FOLDER"),
-        (compare_runs.main, ["/nope"], "/nope: no run is there"),
+        (compare_runs.main, ["/nope"], "/nope: no run found"),
     ],
 )
 def test_the_other_commands_answer_in_one_line_too(capsys, program, arguments, reason):

@@ -22,7 +22,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.layout import stacked_heads
 from normscope.models.observer import Observer
-from normscope.reporting.figures import png
+from normscope.reporting.drawing import png
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
 LENGTHS = (9, 4, 1)

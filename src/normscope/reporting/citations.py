@@ -1,4 +1,4 @@
-"""The papers behind the numbers of a run."""
+"""BibTeX entries for the papers a run is based on."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ _OURS = """@software{normscope, title = {normscope}, note = {What the attention 
 
 
 def citations(names: Iterable[str]) -> str:
-    """BibTeX of the papers behind some analyses, and of normscope."""
+    """BibTeX of the papers that the analyses implement, and of normscope itself."""
     known = analyses()
     papers = dict.fromkeys(paper for name in names if name in known for paper in known[name].papers)
     return "\n\n".join([*(paper.bibtex for paper in papers), _OURS])

@@ -1,4 +1,4 @@
-"""A folder that one process has to itself, and a record of what it made there."""
+"""Exclusive use of a folder by one process, with a record of what the process created."""
 
 import contextlib
 import fcntl
@@ -8,7 +8,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 
-# How often a lock may vanish between opening and locking it: other runs remove theirs when they end.
+# Attempts to take the lock: a run that ends may remove its lock file between our opening and locking it.
 _ATTEMPTS = 100
 
 
@@ -17,33 +17,33 @@ class TakenError(Exception):
 
 
 class Claim:
-    """An exclusive hold on a folder. It ends with the process at the latest, however the process ends.
+    """An exclusive lock on a folder, released when the process ends at the latest.
 
     Args:
-        path: The folder. It is made, with its parents, if it is missing.
-        fresh: Whether it must be new: if the path exists, the claim takes the same name with `_2`, `_3`, … behind it.
+        path: The folder. It and its parents are created if missing.
+        fresh: Create a new folder: if the path exists, append `_2`, `_3`, … to its name.
 
     Raises:
         TakenError: If another process holds the folder.
-        OSError: If the folder cannot be made or locked.
+        OSError: If the folder cannot be created or locked.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
-        self._made: list[Path] = []
+        self._created: list[Path] = []
         try:
             self.path = self._make_new(path) if fresh else path
             self._descriptor: int | None = self._lock()
         except BaseException:
-            self._remove_made()
+            self._remove_created()
             raise
 
     @property
     def held(self) -> bool:
-        """Whether the folder is still where it was claimed, with our lock in it."""
+        """Whether the folder still exists at its path and contains our lock."""
         return self._descriptor is not None and self._is_our_lock(self._descriptor)
 
     def make(self, folder: Path) -> None:
-        """Make a folder and its parents, and remember those that were missing."""
+        """Create a folder and its missing parents, and record which ones."""
         for place in reversed((folder.absolute(), *folder.absolute().parents)):
             if place.is_dir():
                 continue
@@ -53,19 +53,19 @@ class Claim:
                 if not place.is_dir():
                     raise
             else:
-                self._made.append(place)
+                self._created.append(place)
 
     def note(self, file: Path) -> None:
-        """Remember a file as made by this claim."""
-        self._made.append(file.absolute())
+        """Record that this claim created a path."""
+        self._created.append(file.absolute())
 
     def undo(self) -> None:
-        """Remove what was made, as far as nothing else is in it, and give up the hold."""
+        """Release the lock and remove everything this claim created, except folders that are not empty."""
         self.release()
-        self._remove_made()
+        self._remove_created()
 
     def release(self) -> None:
-        """Give up the hold."""
+        """Release the lock."""
         if self._descriptor is None:
             return
         if self.held:
@@ -91,13 +91,13 @@ class Claim:
             self.make(self.path)
             try:
                 descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-            except FileNotFoundError:  # another process has just undone its claim
+            except FileNotFoundError:  # another process has just removed the folder
                 continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(descriptor)
-                raise TakenError(f"{self.path}: another process holds it") from error
+                raise TakenError(f"{self.path}: another process has locked it") from error
             except OSError:
                 os.close(descriptor)
                 raise
@@ -108,13 +108,13 @@ class Claim:
 
     def _is_our_lock(self, descriptor: int) -> bool:
         try:
-            there = (self.path / LOCK).stat()
+            current = (self.path / LOCK).stat()
         except OSError:
             return False
-        return os.path.samestat(there, os.fstat(descriptor))
+        return os.path.samestat(current, os.fstat(descriptor))
 
-    def _remove_made(self) -> None:
-        while self._made:
-            path = self._made.pop()
+    def _remove_created(self) -> None:
+        while self._created:
+            path = self._created.pop()
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()

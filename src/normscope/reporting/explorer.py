@@ -1,4 +1,4 @@
-"""A few sentences, every pair of tokens in every layer and head: what the explorer of a report shows."""
+"""Token maps: the data behind the explorer in a report, for a few sentences, every layer and every head."""
 
 import base64
 import dataclasses
@@ -20,32 +20,32 @@ MEASURES = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenMaps:
-    """One sequence of tokens and what every token takes from every other. Arrays are float32."""
+    """One example, and what each of its tokens takes from every other. Arrays are float32."""
 
     title: str
-    """The text, for people."""
+    """The text, as shown in the menu."""
     queries: tuple[str, ...]
     keys: tuple[str, ...]
-    """The same as the queries but in cross-attention."""
+    """The same as the queries except in cross-attention."""
     is_cross_attention: bool
-    """Whether the keys are another sequence."""
+    """Whether the keys belong to another sequence."""
     layers: tuple[int, ...]
     single_heads: bool
-    """Whether the heads are shown one by one, and not only the block."""
+    """Whether there are maps of single heads besides those of the block."""
     weights: np.ndarray
-    """α: layer, head, query, key. Without single heads their mean, as the only one."""
+    """α: layer, head, query, key. Without single heads, the mean over heads as the only entry."""
     norms: np.ndarray
     """‖f(x)‖: layer, head, key."""
     maps: Mapping[str, np.ndarray]
-    """Norms of what the block as a whole hands over, by method: layer, query, key."""
+    """Norms of the vectors that the whole block passes from key to query, by method: layer, query, key."""
 
     @property
     def heads(self) -> int:
-        """Heads of a layer that are shown one by one."""
+        """Number of heads with maps of their own."""
         return int(self.weights.shape[1]) if self.single_heads else 0
 
     def pairs(self) -> pd.DataFrame:
-        """Every pair, layer and head (0: the block) as one row, with a column per measure."""
+        """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
         layers, _, queries, keys = self.weights.shape
         measures: dict[str, np.ndarray] = {}
         for name in ("attn_w", *self.maps):
@@ -69,23 +69,23 @@ class TokenMaps:
 
 
 def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
-    """The pairs of all sentences, numbered from 1."""
+    """The pairs of all sentences; sentences count from 1."""
     tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
     return pd.concat(tables, ignore_index=True)
 
 
 def payload(sentences: Sequence[TokenMaps]) -> dict[str, Any]:
-    """The sentences as the page's script reads them."""
+    """The JSON content that the page's script reads."""
     return {"sentences": [_packed(sentence) for sentence in sentences], "measures": MEASURES}
 
 
 def _packed(sentence: TokenMaps) -> dict[str, Any]:
-    """Values in sixteen bits each, of the largest in their layer: three digits are shown."""
+    """Values quantised to 16 bits, relative to the largest in their layer."""
     packed: dict[str, Any] = {
         "title": sentence.title,
         "queries": sentence.queries,
         "keys": sentence.keys,
-        "crosses": sentence.is_cross_attention,
+        "is_cross_attention": sentence.is_cross_attention,
         "layers": sentence.layers,
         "heads": sentence.heads,
         "weights": _scaled(sentence.weights),

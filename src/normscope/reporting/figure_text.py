@@ -1,4 +1,4 @@
-"""Text in figures: a user's words and names are drawn as they are, never read as mathematics."""
+"""Text in figures. Tokens and names are drawn literally, never parsed as mathematics."""
 
 import re
 from typing import Any, Literal
@@ -6,12 +6,12 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatterSciNotation
 
-# A figure can be 65,536 pixels wide: a word of a corpus may be longer.
+# A figure can be at most 65,536 pixels wide, and a corpus may contain words longer than that.
 _LONGEST_LABEL = 40
 
 
 def word_label(word: str) -> str:
-    """A word as a label: what XML does not allow in an SVG is replaced."""
+    """A word as a label, shortened if long; characters that XML forbids in an SVG are replaced."""
     label = "".join(character if character.isprintable() else "\ufffd" for character in word)
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
 
@@ -20,7 +20,7 @@ _SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸�
 
 
 class _PowerFormatter(LogFormatterSciNotation):
-    """Powers of ten in plain characters: text is never read as mathematics, as it may be a user's."""
+    """Powers of ten in plain characters, since parsing of mathematics is switched off."""
 
     def __call__(self, x: float, pos: Any = None) -> str:
         formula = str(super().__call__(x, pos))

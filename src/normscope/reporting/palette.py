@@ -1,12 +1,12 @@
-"""Colours and type of all figures."""
+"""Colours and text style of all figures."""
 
 from typing import Any
 
 import matplotlib as mpl
 
-# Perceptually uniform and legible to the colour-blind; light means little, dark means much, as on paper.
+# Perceptually uniform and safe for colour-blind readers; darker means larger, as in print.
 COLOURS = mpl.colormaps["viridis_r"]
-# Where most cells are next to nothing, nothing is white.
+# For maps in which most cells are close to zero: zero is white.
 FROM_WHITE = mpl.colormaps["Blues"]
 DIVERGING = mpl.colormaps["RdBu_r"]
 # Okabe and Ito's palette: distinct for all common kinds of colour vision.
@@ -18,7 +18,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
-    "text.parse_math": False,  # words of a corpus and names of models may have dollar signs
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "normscope",  # the same bytes for the same numbers
+    "text.parse_math": False,  # tokens and model names may contain dollar signs
+    "svg.fonttype": "none",  # keep text selectable
+    "svg.hashsalt": "normscope",  # reproducible bytes
 }

@@ -1,4 +1,4 @@
-"""A run's metrics beside a paper's published numbers."""
+"""Comparison of a run's results with a paper's published numbers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,29 +18,29 @@ COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Measured and published numbers side by side, or why there are none."""
+    """Measured and published numbers, or the reason they cannot be compared."""
 
     table: pd.DataFrame
     """One row per number that was both measured and published; columns as in COLUMNS."""
     refusal: str
-    """What of the config differs from the paper's, where nothing can be compared."""
+    """How the config differs from the paper's, if nothing can be compared; otherwise empty."""
 
 
 def compare(
     paper: str, metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame], config: Mapping[str, Any]
 ) -> Comparison:
-    """Compare metrics with every group of published numbers whose conditions hold of the config.
+    """Compare results with every group of published numbers whose conditions the config meets.
 
-    A group has `values`, by metric; or a `table`, of which it gives a `column`, each row of it `along` an axis.
+    A group lists `values` by metric, or rows of a `column` of a `table`, with values `along` one of its axes.
 
     Args:
         paper: Folder below `experiments/`.
-        metrics: Flat names, as in results.json.
-        tables: By the names of their files.
+        metrics: Metrics by flat name, as in results.json.
+        tables: Tables by file name, without the suffix.
         config: The resolved config.
 
     Raises:
-        InputError: If the paper's numbers are not there.
+        InputError: If there is no file of published numbers.
     """
     settings = flat(config)
     rows, refused = [], []
@@ -58,17 +58,17 @@ def compare(
             rows.append((name, measured, printed, difference, tolerance, abs(difference) <= tolerance, group["source"]))
     refusal = ""
     if not rows:
-        # The strictest group that the run comes nearest to says most of what would have to change.
+        # Report the group with the most conditions; of several, the one that the run comes closest to.
         _, nearest = min(refused, key=lambda pair: (-len(pair[0]), len(pair[1])), default=({}, {}))
-        wanted = ", ".join(f"{key}={value} (here {settings.get(key)})" for key, value in nearest.items())
-        refusal = f"the comparison with {paper} does not apply: the paper has {wanted or 'none of these metrics'}"
+        conditions = ", ".join(f"{key}={value} (this run: {settings.get(key)})" for key, value in nearest.items())
+        refusal = f"the comparison with {paper} does not apply: the paper has {conditions or 'none of these metrics'}"
     return Comparison(pd.DataFrame(rows, columns=list(COLUMNS)), refusal)
 
 
 def _pairs(
     group: Mapping[str, Any], metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame]
 ) -> dict[str, tuple[float, float]]:
-    """Measured and published numbers of a group, as far as they were measured."""
+    """Measured and published numbers of a group, for what the run measured."""
     if "table" not in group:
         return {name: (metrics[name], printed) for name, printed in group["values"].items() if name in metrics}
     table, along = tables.get(group["table"]), group["along"]
@@ -76,10 +76,10 @@ def _pairs(
         return {}
     pairs = {}
     for row in group["rows"]:
-        chosen = table
+        selected = table
         for column, wanted in row["at"].items():
-            chosen = chosen[chosen[column] == wanted]
-        measured = chosen.set_index(along)[group["column"]]
+            selected = selected[selected[column] == wanted]
+        measured = selected.set_index(along)[group["column"]]
         name = " ".join(f"{column}={wanted}" for column, wanted in row["at"].items())
         for number, printed in enumerate(row["values"], start=1):
             if number in measured.index:
@@ -88,13 +88,13 @@ def _pairs(
 
 
 def published(paper: str) -> list[dict[str, Any]]:
-    """The groups of published numbers of a paper.
+    """A paper's groups of published numbers.
 
     Raises:
-        InputError: If they are not there.
+        InputError: If the paper has no such file.
     """
     path = PAPERS / paper / "published.yaml"
     if not path.is_file():
-        raise InputError(f"recipe.paper={paper}: {path} is not there; run from a clone of the repository")
+        raise InputError(f"recipe.paper={paper}: {path} does not exist; run from a clone of the repository")
     groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())
     return groups

@@ -16,18 +16,18 @@ from normscope.analyses.findings import Figure
 from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.figures import draw
+from normscope.reporting.drawing import draw
 
 RESULTS = "results.json"
 CONFIG = "config.yaml"
 CSV_ROWS = 20_000
 
-# What a killed process may leave of a file that it was writing (see `write_atomically`).
+# Temporary files that a killed process may leave behind (see `write_atomically`).
 _LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*")
 
 
 class Status(enum.StrEnum):
-    """How a run ended. A folder without results.json holds a run that was killed or still goes."""
+    """How a run ended. A folder without results.json belongs to a run that was killed or is still running."""
 
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
@@ -35,32 +35,32 @@ class Status(enum.StrEnum):
 
 
 class RunFolder:
-    """Claims a folder for one run and writes everything that the run publishes.
+    """The folder that one run has claimed, and everything that is written to it.
 
-    Between claim and `begin` nothing is written but the lock, and `abandon` removes every trace of the claim. From `begin`
-    on the folder holds a run, which ends with `finish` and `release`.
+    Before `begin`, only the lock exists, and `abandon` removes every trace of the claim. After `begin`, the folder holds a
+    run, which ends with `finish` and `release`.
 
     Args:
-        path: The folder; made if it is missing.
-        resumed: Whether it holds a run that goes on.
+        path: The folder, created if missing.
+        resumed: Whether it holds a run to resume.
         fresh: Whether the folder must be new; see `Claim`.
 
     Raises:
-        InputError: If it holds the results of another run, another run writes there, or it cannot be written to.
+        InputError: If it holds another run, another run is writing to it, or it is not writable.
     """
 
     def __init__(self, path: Path, *, resumed: bool = False, fresh: bool = False) -> None:
         self._resumed = resumed
         self.begun = False
-        """Whether it holds this run: from then on nothing is removed any more."""
+        """Whether the folder holds this run; nothing is removed from then on."""
         self.ended = False
-        """Whether results.json says how the run ended."""
+        """Whether results.json has been written."""
         key = "resume" if resumed else "output_dir"
         try:
             self._claim = Claim(path, fresh=fresh)
         except TakenError as error:
-            advice = "wait until it has ended" if resumed else "choose another folder"
-            raise InputError(f"{key}={path}: another run is writing there; {advice}") from error
+            advice = "wait until it has finished" if resumed else "choose another folder"
+            raise InputError(f"{key}={path}: another run is using this folder; {advice}") from error
         except OSError as error:
             advice = "make it writable" if resumed else "set output_dir to another folder"
             raise InputError(f"{key}={path}: cannot be written to ({error.strerror or error}); {advice}") from error
@@ -72,10 +72,10 @@ class RunFolder:
             raise
 
     def begin(self, options: RunOptions) -> None:
-        """Write the resolved config: from now on the folder holds a run.
+        """Write the resolved config; from now on the folder holds a run.
 
         Raises:
-            InputError: If that is not possible.
+            InputError: If the folder cannot be written to.
         """
         with self.writing():
             for part in ("tables", "figures"):
@@ -93,19 +93,19 @@ class RunFolder:
         self.begun = True
 
     def abandon(self) -> None:
-        """Remove what this run made, before it has begun."""
+        """Remove everything that this run created, before `begin`."""
         self._claim.undo()
 
     def release(self) -> None:
-        """Let other runs into the folder again."""
+        """Release the folder to other runs."""
         self._claim.release()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Reads and writes in the folder.
+        """Context for reading and writing in the folder.
 
         Raises:
-            InputError: If the system refuses one, or if the folder was moved or deleted.
+            InputError: If a read or write fails, or the folder was moved or deleted.
         """
         try:
             if not self._claim.held:
@@ -115,43 +115,42 @@ class RunFolder:
             if not self._claim.held:
                 raise self._gone() from error
             raise InputError(
-                f"output_dir={self.path}: cannot be written to: {one_line(error)}; make room, and go on with "
+                f"output_dir={self.path}: cannot be written to: {one_line(error)}; free some space, then continue with "
                 f"resume={self.path}"
             ) from error
 
     def _gone(self) -> InputError:
         return InputError(
-            f"output_dir={self.path}: the folder was moved or deleted, or became unreadable, while the run was writing there; "
-            "go on with resume=FOLDER if it still exists, or begin again"
+            f"output_dir={self.path}: the folder was moved or deleted, or became unreadable, during the run; "
+            "continue with resume=FOLDER if it still exists, or start again"
         )
 
     def _refuse_used(self) -> None:
         if (self.path / RESULTS).exists():
-            raise InputError(
-                f"output_dir={self.path}: it holds the results of another run; choose a folder that is not there yet"
-            )
+            raise InputError(f"output_dir={self.path}: it holds the results of another run; choose a new folder")
         if (self.path / CONFIG).exists():
             raise InputError(
-                f"output_dir={self.path}: it holds a run that has not finished; resume={self.path} goes on with it, or choose "
-                "a folder that is not there yet"
+                f"output_dir={self.path}: it holds an unfinished run; continue it with resume={self.path}, or choose a new "
+                "folder"
             )
 
     def _refuse_finished(self) -> None:
         if not (self.path / CONFIG).exists():
-            raise InputError(f"resume={self.path}: expected the folder of a run, with its {CONFIG}")
+            raise InputError(f"resume={self.path}: expected a run folder with a {CONFIG}")
         if not (self.path / RESULTS).exists():
             return
         try:
             status = json.loads((self.path / RESULTS).read_text())["status"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
-                f"resume={self.path}: {RESULTS} does not say how the run ended ({one_line(error)}); remove the file to go on"
+                f"resume={self.path}: {RESULTS} does not say how the run ended ({one_line(error)}); delete it to resume the "
+                "run"
             ) from error
         if status == Status.COMPLETED:
-            raise InputError(f"resume={self.path}: that run has completed; its results are in the folder")
+            raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
-        """A table as Parquet, and as CSV too if it is small enough to be opened by hand; returns the path of the former."""
+        """Write a table as Parquet, and as CSV up to CSV_ROWS rows; return the Parquet path."""
         path = self.path / "tables" / name
         with self.writing():
             table.to_parquet(path.with_suffix(".parquet"), index=False)
@@ -160,18 +159,18 @@ class RunFolder:
         return path.with_suffix(".parquet")
 
     def write_figure(self, name: str, figure: Figure) -> Path:
-        """A figure as PNG and SVG; returns the path of the PNG."""
+        """Write a figure as PNG and SVG; return the PNG's path."""
         path = self.path / "figures" / name
         with self.writing():
             draw(figure, [path.with_suffix(".png"), path.with_suffix(".svg")])
         return path.with_suffix(".png")
 
     def write_page(self, name: str, content: str) -> Path:
-        """A page; returns its path."""
+        """Write an HTML page; return its path."""
         return self.write(name, content.encode())
 
     def write(self, name: str, content: bytes) -> Path:
-        """A file, whole or not at all; returns its path."""
+        """Write a file atomically; return its path."""
         path = self.path / name
         with self.writing():
             write_atomically(path, content)
@@ -184,14 +183,14 @@ class RunFolder:
         provenance: Mapping[str, object],
         error: str = "",
     ) -> None:
-        """Write results.json, once: a reader sees all of it or none.
+        """Write results.json atomically.
 
         Raises:
             InputError: If the folder cannot be written to.
         """
-        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if broken:
-            raise ValueError(f"metrics must be finite: {broken}")
+        not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if not_finite:
+            raise ValueError(f"metrics must be finite: {not_finite}")
         content: dict[str, object] = {"status": str(status), "metrics": dict(metrics), "provenance": dict(provenance)}
         if status is Status.FAILED:
             content["error"] = " ".join(error.split())
@@ -200,7 +199,7 @@ class RunFolder:
 
 
 def fail_abandoned(folder: Path, error: str) -> None:
-    """Say that a run failed, if the process that held its folder died before it could say so itself."""
+    """Record a run as failed if the process that had claimed its folder died without recording a status."""
     if not all((folder / name).exists() for name in (LOCK, CONFIG)):
         return
     try:
@@ -215,7 +214,7 @@ def fail_abandoned(folder: Path, error: str) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens meanwhile."""
+    """Write a file through a temporary one and a rename, so that readers see all of it or none."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:

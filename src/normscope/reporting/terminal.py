@@ -1,4 +1,4 @@
-"""What the user sees while a run goes and when it ends. Talk goes to stderr, the closing table to stdout."""
+"""Terminal output: messages and progress on stderr, summary tables on stdout."""
 
 import sys
 from collections.abc import Iterable
@@ -11,37 +11,37 @@ from normscope.reporting.published import Comparison
 
 T = TypeVar("T")
 
-# A bar in a log file is a line every now and then, not a thousand.
+# When stderr is not a terminal, every update of a progress bar adds a line to the log.
 _SECONDS_BETWEEN_LINES = 30.0
 
 
 def say(*sentences: str) -> None:
-    """One line to the user, above any progress bar."""
+    """Print one line to stderr, above any progress bar."""
     tqdm.write(", ".join(sentences), file=sys.stderr)
 
 
 def progress_bar(total: int | None) -> "tqdm[Any]":
-    """A bar over the examples of a corpus, of known or unknown number."""
+    """A progress bar over a corpus, whose number of examples may be unknown."""
     return tqdm(total=total, unit=" examples", **_style())
 
 
 def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
-    """The steps of something that takes a while, with a bar that names it."""
+    """Iterate over steps with a labelled progress bar."""
     return tqdm(steps, total=total, desc=what, **_style())
 
 
 def _style() -> dict[str, Any]:
-    quiet = not sys.stderr.isatty()
+    in_log = not sys.stderr.isatty()
     return {
         "file": sys.stderr,
-        "dynamic_ncols": not quiet,
-        "ascii": True if quiet else None,
-        "mininterval": _SECONDS_BETWEEN_LINES if quiet else 0.1,
+        "dynamic_ncols": not in_log,
+        "ascii": True if in_log else None,
+        "mininterval": _SECONDS_BETWEEN_LINES if in_log else 0.1,
     }
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Measured and published numbers, or why they are not compared."""
+    """Print measured beside published numbers, or why they cannot be compared."""
     if comparison.refusal:
         say(comparison.refusal)
         return
@@ -52,6 +52,6 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int) -> None:
-    """The few numbers of one analysis."""
+    """Print the summary table of one analysis."""
     text = table.to_string(float_format=lambda value: f"{value:.{digits}f}", na_rep="")
     print(f"\n{title}\n{text}\n", flush=True)

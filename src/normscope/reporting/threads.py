@@ -1,4 +1,4 @@
-"""Threads of a library, whose deaths are reported in our words."""
+"""Uncaught exceptions in a library's threads."""
 
 import contextlib
 import threading
@@ -8,19 +8,19 @@ from types import TracebackType
 
 @contextlib.contextmanager
 def contained_threads(package: str, note: Callable[[Exception], None]) -> Iterator[None]:
-    """Report what a thread of a package dies of instead of printing its traceback. All other threads print theirs.
+    """Report uncaught exceptions of a package's threads instead of printing their tracebacks. Other threads keep theirs.
 
     Args:
-        package: The top-level package, one of whose functions the exception must have passed.
-        note: Is given the exception, in the thread that dies.
+        package: The top-level package; the exception must have passed through one of its functions.
+        note: Called with the exception, in the thread that raised it.
     """
     previous = threading.excepthook
 
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        if isinstance(failure.exc_value, Exception) and _passed(package, failure.exc_traceback):
-            note(failure.exc_value)
+    def hook(uncaught: threading.ExceptHookArgs) -> None:
+        if isinstance(uncaught.exc_value, Exception) and _passed(package, uncaught.exc_traceback):
+            note(uncaught.exc_value)
         else:
-            previous(failure)
+            previous(uncaught)
 
     threading.excepthook = hook
     try:

@@ -1,4 +1,4 @@
-"""Weights & Biases: the only file that knows it. Nothing depends on it for data."""
+"""Weights & Biases: the only module that imports wandb. No result depends on it."""
 
 import abc
 import contextlib
@@ -16,46 +16,45 @@ from normscope.errors import one_line
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 
-# A server that has not answered by then is taken for unreachable.
+# A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
 _FINISH_SECONDS = 60
-# wandb cuts longer tables with only a warning; ours are whole in the run folder.
-# A table is checked cell by cell on its way: a hundred thousand rows take half a minute, and the browser shows the first ten
-# thousand.
+# wandb validates tables cell by cell: a hundred thousand rows take half a minute, and its browser view shows only the first ten
+# thousand. Longer tables are uploaded as files; the run folder holds all of them in full.
 _TABLE_ROWS = 20_000
 
 
 class Tracker(abc.ABC):
-    """Where a run is told about, beside its folder."""
+    """Where a run logs its results besides its folder."""
 
     @abc.abstractmethod
     def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
-        """A whole table: as a table, or as its file if it has very many rows."""
+        """Log a table, or its file if it has very many rows."""
 
     @abc.abstractmethod
-    def figure(self, name: str, picture: Path, caption: str) -> None:
-        """A picture that has been drawn."""
+    def figure(self, name: str, path: Path, caption: str) -> None:
+        """Log a figure that has been drawn."""
 
     @abc.abstractmethod
     def page(self, name: str, path: Path) -> None:
-        """A page that holds everything that it shows."""
+        """Log a self-contained HTML page."""
 
     @abc.abstractmethod
     def curves(self, curves: Mapping[str, pd.Series]) -> None:
-        """Values by layer."""
+        """Log values by layer."""
 
     @abc.abstractmethod
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
-        """The final numbers of a completed run."""
+        """Log the final metrics of a completed run."""
 
 
 class NoTracker(Tracker):
-    """Tracks nothing."""
+    """Logs nothing."""
 
     def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
-        """Do nothing, as all methods."""
+        """Do nothing."""
 
-    def figure(self, name: str, picture: Path, caption: str) -> None:
+    def figure(self, name: str, path: Path, caption: str) -> None:
         """Do nothing."""
 
     def page(self, name: str, path: Path) -> None:
@@ -69,7 +68,7 @@ class NoTracker(Tracker):
 
 
 class _Outage:
-    """What has gone wrong with Weights & Biases during one run. The user hears of it once.
+    """Failures of Weights & Biases during one run, of which only the first is reported.
 
     Args:
         folder: The run folder.
@@ -82,38 +81,38 @@ class _Outage:
         self.lost = False
         """Whether nothing more can be logged."""
         self.offline = False
-        """Whether the server stopped answering. W&B still keeps metrics and pictures on disk."""
+        """Whether the server stopped answering. W&B still keeps metrics and figures on disk."""
 
     def note(self, error: Exception) -> None:
-        """Decide what an error that W&B raised leaves of it, and report the first one."""
+        """Handle an error that W&B raised: the run loses the connection or its tracking. Only the first error is reported."""
         import wandb
 
         if self._online and isinstance(error, wandb.Error):
             self.offline = True
             self.report(
-                f"Weights & Biases cannot be reached any more ({one_line(error)}); what could not be sent stays in "
+                f"lost connection to Weights & Biases ({one_line(error)}); unsent data stays in "
                 f"{self._folder / 'wandb'} for `wandb sync`, and tables in {self._folder / 'tables'}"
             )
             return
         self.lost = True
         self.report(
-            f"Weights & Biases has failed ({_reason(error)}); the run goes on untracked, and what was logged before is in "
+            f"Weights & Biases failed ({_reason(error)}); the run continues without tracking, and earlier logs are in "
             f"{self._folder / 'wandb'} for `wandb sync`"
         )
 
-    def report(self, sentence: str) -> None:
-        """Say the first thing that went wrong; the rest follows from it."""
+    def report(self, warning: str) -> None:
+        """Print the first failure; later ones follow from it."""
         if not self._reported:
             self._reported = True
-            say(sentence)
+            say(warning)
 
 
 class _Wandb(Tracker):
-    """A Weights & Biases run. Whatever W&B raises ends at most the tracking, never the run.
+    """A Weights & Biases run. An error in W&B can end the tracking but never the run.
 
     Args:
         run: What `wandb.init` returned.
-        outage: Learns of every error.
+        outage: Receives every error.
     """
 
     def __init__(self, run: Any, outage: _Outage) -> None:
@@ -121,7 +120,7 @@ class _Wandb(Tracker):
         self._send(lambda: run.define_metric("layer"))
 
     def _send(self, call: Callable[[], object]) -> None:
-        """Make a call to W&B unless it has failed for good. Only W&B's own code belongs in the call."""
+        """Call W&B unless it has failed for good. The call must contain nothing but W&B's own code."""
         if self._outage.lost:
             return
         try:
@@ -130,24 +129,24 @@ class _Wandb(Tracker):
             self._outage.note(error)
 
     def finish(self, status: int) -> None:
-        """Send what is left; what cannot be sent stays on disk."""
+        """Send what is pending; anything that cannot be sent stays on disk."""
         self._send(lambda: self._run.finish(exit_code=status))
 
     def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
         import wandb
 
         if self._outage.offline:
-            return  # A table asks the server first, and waits for an answer.
+            return  # Logging a table would wait for an answer from the server.
         if len(table) <= _TABLE_ROWS:
             self._send(lambda: self._run.log({f"tables/{name}": wandb.Table(dataframe=table)}))
             return
-        with contextlib.redirect_stderr(io.StringIO()):  # where it warns of what it was asked to do
+        with contextlib.redirect_stderr(io.StringIO()):  # wandb warns even though policy and base path are set
             self._send(lambda: self._run.save(str(path), base_path=str(path.parent), policy="now", glob=False))
 
-    def figure(self, name: str, picture: Path, caption: str) -> None:
+    def figure(self, name: str, path: Path, caption: str) -> None:
         import wandb
 
-        self._send(lambda: self._run.log({f"figures/{name}": wandb.Image(str(picture), caption=caption)}))
+        self._send(lambda: self._run.log({f"figures/{name}": wandb.Image(str(path), caption=caption)}))
 
     def page(self, name: str, path: Path) -> None:
         import wandb
@@ -173,7 +172,7 @@ class _Wandb(Tracker):
 
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
         def send() -> None:
-            # Set one by one: summaries declared through define_metric become dicts.
+            # Set them one by one: summaries declared through define_metric become dicts.
             for name, value in metrics.items():
                 self._run.summary[name] = value
             self._run.summary["provenance"] = dict(provenance)
@@ -183,11 +182,11 @@ class _Wandb(Tracker):
 
 @contextlib.contextmanager
 def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
-    """The tracker that the config asks for, for the time of one run.
+    """The tracker that the config selects, for the duration of one run.
 
-    An online run whose server cannot be reached is tracked offline; what a server that goes away later has not received
-    stays on disk. If W&B fails in any other way, at any moment and in any of its threads, the run goes on untracked. All
-    of this is reported in one line, once. The tracking options are complete: see `tracking_environment`.
+    If the server is unreachable, an online run is tracked offline; if the connection is lost later, unsent data stays on
+    disk. If W&B fails in any other way, at any time and in any of its threads, the run continues without tracking. Each run
+    logs at most one warning about this. `tracking_environment` must have filled in the tracking options.
     """
     if options.tracking.mode is TrackingMode.disabled:
         yield NoTracker()
@@ -211,15 +210,15 @@ def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
 
 @contextlib.contextmanager
 def _environment(options: TrackingOptions, folder: Path) -> Iterator[None]:
-    """Settings of W&B for the time of one run.
+    """W&B's environment variables for the duration of one run.
 
-    It stages pictures and tables in the run folder, not in the user's home. WANDB_MODE is what our config says: W&B
-    refuses to start on a value that it does not know, even if another one is passed to it.
+    Figures and tables are staged in the run folder, not in the user's home. WANDB_MODE is set from our config, since W&B
+    refuses to start if the variable holds an unknown value, even when the mode is passed as an argument.
     """
     settings = {"WANDB_DATA_DIR": str(folder / "wandb"), "WANDB_MODE": str(options.mode), "WANDB_SILENT": "true"}
     previous = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    # A log file of W&B that cannot be written, on a full disk say, would print a traceback for every line of it.
+    # If W&B cannot write its log file, on a full disk for instance, logging would print a traceback for every line.
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield
@@ -237,7 +236,7 @@ def _reason(error: Exception) -> str:
 
 
 def _start(options: RunOptions, folder: Path, outage: _Outage) -> Any:
-    """A W&B run, or None if W&B cannot be started."""
+    """A W&B run, or None if W&B does not start."""
     errors = []
     online = options.tracking.mode is TrackingMode.online
     for mode in (TrackingMode.online, TrackingMode.offline) if online else (TrackingMode.offline,):
@@ -249,10 +248,10 @@ def _start(options: RunOptions, folder: Path, outage: _Outage) -> Any:
             continue
         if errors:
             outage.report(
-                f"Weights & Biases cannot be used online ({errors[0]}); the run is tracked offline, see `wandb sync` later"
+                f"Weights & Biases is unreachable ({errors[0]}); the run is tracked offline, upload it with `wandb sync`"
             )
         return run
-    outage.report(f"Weights & Biases cannot be started ({errors[-1]}); the run goes on untracked")
+    outage.report(f"Weights & Biases did not start ({errors[-1]}); the run continues without tracking")
     return None
 
 
@@ -267,12 +266,12 @@ def _init(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
         project=tracking.project,
         entity=tracking.entity,
         group=tracking.group,
-        # A model may be a long path.
+        # The model name may be a long path.
         name=name or f"{'+'.join(enabled_analyses(options.analysis))} {options.model.name}"[:NAME_LENGTH],
         tags=tracking.tags or None,
-        # Under one key: the parameters of a sweep would overwrite it otherwise.
+        # Under one key, since a sweep's parameters would overwrite top-level ones.
         config={"cfg": plain(options)},
-        # A failed job of a multirun must not hand its run to the next.
+        # The next job of a multirun must not continue a failed job's run.
         reinit="finish_previous",
         settings=wandb.Settings(
             silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
@@ -281,7 +280,7 @@ def _init(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
 
 
 def _discard() -> None:
-    """Let go of a W&B that has failed: it would fail once more when Python ends, and take the next run of a sweep with it."""
+    """Shut down a failed W&B, which would otherwise fail again at exit and in the next run of a sweep."""
     with contextlib.suppress(Exception):
         import wandb
 

@@ -1,4 +1,4 @@
-"""Environment variables of Weights & Biases, which hold where the user's config says nothing."""
+"""Environment variables of Weights & Biases, used where the config sets nothing."""
 
 import dataclasses
 import os
@@ -17,26 +17,26 @@ _MODES = {
     "dryrun": TrackingMode.offline,
     "disabled": TrackingMode.disabled,
 }
-"""What W&B accepts as WANDB_MODE."""
+"""Values that W&B accepts for WANDB_MODE."""
 
 
 def with_environment(options: TrackingOptions) -> TrackingOptions:
-    """The tracking options with WANDB_MODE and WANDB_PROJECT in place of what the user has not set.
+    """The tracking options, with unset ones taken from WANDB_MODE and WANDB_PROJECT.
 
-    The environment cannot make a run fail: a value that W&B does not take is reported and passed over.
+    The environment cannot make a run fail: values that W&B would reject are ignored with a warning.
     """
     mode, project = options.mode, options.project
     if mode is None:
-        given = os.environ.get("WANDB_MODE") or TrackingMode.offline
-        mode = _MODES.get(given.strip().lower())
+        value = os.environ.get("WANDB_MODE") or TrackingMode.offline
+        mode = _MODES.get(value.strip().lower())
         if mode is None:
             mode = TrackingMode.offline
-            say(f"WANDB_MODE={given!r}: expected online, offline or disabled; the run is tracked offline")
+            say(f"WANDB_MODE={value!r}: expected online, offline or disabled; the run is tracked offline")
     if project is None:
         project = os.environ.get("WANDB_PROJECT") or _PROJECT
         try:
             check_tracking(TrackingOptions(project=project))
         except InputError:
-            say(f"WANDB_PROJECT={project!r}: W&B takes no such name; the run is tracked in the project {_PROJECT}")
+            say(f"WANDB_PROJECT={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
             project = _PROJECT
     return dataclasses.replace(options, mode=mode, project=project)

@@ -1,1 +1,1 @@
-"""Runs read back from their folders and compared."""
+"""Comparison of finished runs, read back from their folders."""

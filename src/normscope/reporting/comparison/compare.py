@@ -1,4 +1,4 @@
-"""Runs side by side: their metrics and layers, differences from one of them, means over seeds; on a page and in files.
+"""Compare runs: metrics and curves by layer, differences from a baseline, means over seeds; as a page and as files.
 
 python -m normscope.reporting.comparison.compare outputs/multirun/2026-01-31_12-00-00
 python -m normscope.reporting.comparison.compare outputs/first outputs/second --baseline outputs/first --output outputs/both
@@ -26,53 +26,53 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class RunComparison:
-    """Several runs side by side."""
+    """Several runs, compared metric by metric and layer by layer."""
 
     runs: pd.DataFrame
-    """A row per run: run, label, status, model, sequences, tokens, seconds, error."""
+    """One row per run: run, label, status, model, sequences, tokens, seconds, error."""
     values: pd.DataFrame
-    """A row per run, metric and layer (0: the run as a whole): label, group, metric, layer, depth, value, difference."""
+    """One row per run, metric and layer (0: the whole run): label, group, metric, layer, depth, value, difference."""
     metrics: pd.DataFrame
-    """A row per metric, a column per run."""
+    """One row per metric, one column per run."""
     seeds: pd.DataFrame
-    """Mean and interval over runs that differ in their seeds alone: group, metric, runs, mean, low, high."""
+    """Mean and confidence interval over runs that differ only in their seeds: group, metric, runs, mean, low, high."""
     baseline: str
-    """Label of the run that differences are from."""
+    """Label of the run that differences are measured from."""
     failures: Sequence[str]
 
 
 def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None = None) -> RunComparison:
-    """Put runs side by side.
+    """Compare finished runs.
 
     Args:
-        runs: Finished ones; those that did not complete are named, and left out of the numbers.
-        failures: Jobs that left no run.
-        baseline: Folder of the run that differences are from; the first that completed by default.
+        runs: Finished runs. Those that did not complete are listed as failures and excluded from the numbers.
+        failures: Jobs that left no run folder.
+        baseline: Folder of the baseline run; by default the first completed one.
 
     Raises:
-        InputError: If no run has completed, or the baseline is none of them.
+        InputError: If no run has completed, or the baseline is not among those that have.
     """
     completed = [run for run in runs if run.status == "completed"]
     if not completed:
-        raise InputError("no run has completed: there is nothing to compare")
-    chosen = completed[0]
+        raise InputError("no run has completed, so there is nothing to compare")
+    reference_run = completed[0]
     if baseline is not None:
         matching = [
             run for run in completed if run.folder.resolve() == baseline.resolve() or run.folder.name == str(baseline)
         ]
         if not matching:
             raise InputError(f"baseline {baseline}: expected one of {', '.join(run.folder.name for run in completed)}")
-        chosen = matching[0]
+        reference_run = matching[0]
     names = _names(completed)
     groups = run_folders.labels(completed, seeds=False, analyses=False)
-    told = zip(completed, names, groups, strict=True)
+    labelled = zip(completed, names, groups, strict=True)
     values = pd.concat(
-        [_values(run).assign(run=run.folder.name, label=name, group=group) for run, name, group in told],
+        [_values(run).assign(run=run.folder.name, label=name, group=group) for run, name, group in labelled],
         ignore_index=True,
     )
-    own = values[values["label"] == names[completed.index(chosen)]].set_index(["metric", "layer"])["value"]
-    reference = own.reindex(pd.MultiIndex.from_frame(values[["metric", "layer"]])).to_numpy()
-    values["difference"] = values["value"] - reference
+    reference = values[values["label"] == names[completed.index(reference_run)]].set_index(["metric", "layer"])["value"]
+    keys = pd.MultiIndex.from_frame(values[["metric", "layer"]])
+    values["difference"] = values["value"] - reference.reindex(keys).to_numpy()
     whole = values[values["layer"] == 0]
     label_of = {id(run): name for run, name in zip(completed, names, strict=True)}
     return RunComparison(
@@ -80,7 +80,7 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
         values=values[["run", "label", "group", "metric", "layer", "depth", "value", "difference"]],
         metrics=_side_by_side(whole, names),
         seeds=_over_seeds(whole),
-        baseline=names[completed.index(chosen)],
+        baseline=names[completed.index(reference_run)],
         failures=[
             *failures,
             *(f"{run.folder.name}: {run.status}: {run.error}" for run in runs if run.status != "completed"),
@@ -89,7 +89,7 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
 
 
 def write(comparison: RunComparison, folder: Path) -> Path:
-    """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics); returns the page's path."""
+    """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics), and return the page's path."""
     page = comparison_page(comparison).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,16 +105,8 @@ def write(comparison: RunComparison, folder: Path) -> Path:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """A table in LaTeX, for booktabs; signs that mean something there are escaped."""
-    escaped = table.rename(columns=_escaped)
-    for name in escaped.columns[[not pd.api.types.is_numeric_dtype(escaped[name]) for name in escaped]]:
-        escaped[name] = escaped[name].map(lambda cell: _escaped(str(cell)))
-    return escaped.to_latex(index=False, float_format="%.4f", na_rep="--", escape=False)
-
-
-def _escaped(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+    """A table as LaTeX for booktabs, with special characters escaped."""
+    return table.to_latex(index=False, float_format="%.4f", na_rep="--", escape=True)
 
 
 def _values(run: Run) -> pd.DataFrame:
@@ -126,7 +118,7 @@ def _values(run: Run) -> pd.DataFrame:
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """A row per metric in the order of the runs', a column per run."""
+    """One row per metric, in the order of the runs' own metrics, and one column per run."""
     wide = values.pivot(index="metric", columns="label", values="value").reindex(columns=list(dict.fromkeys(names)))
     wide.columns.name = None
     return wide.loc[list(dict.fromkeys(values["metric"]))].reset_index()
@@ -145,11 +137,11 @@ def _facts(run: Run, label: str) -> dict[str, object]:
 
 def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
     rows = []
-    for (group, metric), chosen in values.groupby(["group", "metric"], sort=False):
-        count, mean = len(chosen), chosen["value"].mean()
+    for (group, metric), rows_of_metric in values.groupby(["group", "metric"], sort=False):
+        count, mean = len(rows_of_metric), rows_of_metric["value"].mean()
         if count < 2:
             continue
-        half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * chosen["value"].std() / np.sqrt(count)
+        half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * rows_of_metric["value"].std() / np.sqrt(count)
         rows.append(
             {"group": group, "metric": metric, "runs": count, "mean": mean, "low": mean - half, "high": mean + half}
         )
@@ -157,14 +149,14 @@ def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Labels by which no number is told twice: analyses of one model on one corpus have one, and make one column."""
+    """Labels under which every metric has one value: different analyses of one model and corpus share a label and a column."""
     names = run_folders.labels(runs, analyses=False)
-    told = [(name, metric) for name, run in zip(names, runs, strict=True) for metric in run.metrics]
-    return names if len(set(told)) == len(told) else _unique(run_folders.labels(runs))
+    cells = [(name, metric) for name, run in zip(names, runs, strict=True) for metric in run.metrics]
+    return names if len(set(cells)) == len(cells) else _unique(run_folders.labels(runs))
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Labels that are all different: what is told alike is numbered."""
+    """Distinct labels: equal ones are numbered."""
     return [
         name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
         for index, name in enumerate(names)
@@ -172,23 +164,27 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the runs in some folders."""
+    """Compare the runs in the given folders."""
     parser = ArgumentParser(
         prog="python -m normscope.reporting.comparison.compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
-    parser.add_argument("--baseline", type=Path, help="folder of the run that differences are from (the first)")
     parser.add_argument(
-        "--output", type=Path, help="where the comparison is written (the first folder, or outputs/comparison)"
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that contain run folders"
     )
-    given = parser.parse_args(arguments)
+    parser.add_argument(
+        "--baseline", type=Path, help="folder of the run to measure differences from (default: the first run)"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder for the comparison (default: the sweep's folder, or outputs/comparison)"
+    )
+    parsed = parser.parse_args(arguments)
     try:
-        runs, failures = run_folders.read(given.folders)
-        alone = len(given.folders) == 1 and not (given.folders[0] / RESULTS).exists()
-        folder = given.output or (given.folders[0] if alone else Path("outputs/comparison"))
-        print(write(compared(runs, failures, given.baseline), folder))
+        runs, failures = run_folders.read(parsed.folders)
+        is_sweep = len(parsed.folders) == 1 and not (parsed.folders[0] / RESULTS).exists()
+        folder = parsed.output or (parsed.folders[0] if is_sweep else Path("outputs/comparison"))
+        print(write(compared(runs, failures, parsed.baseline), folder))
     except InputError as error:
         print(message(error), file=sys.stderr)
         return 2

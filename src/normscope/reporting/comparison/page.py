@@ -1,4 +1,4 @@
-"""The page of a comparison of runs."""
+"""The HTML page of a comparison of runs."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def comparison_page(comparison: "RunComparison") -> str:
-    """The page as HTML, with everything that it shows inside it."""
+    """The page as self-contained HTML."""
     layers = comparison.values[comparison.values["layer"] > 0]
     curves = {
         str(metric): [
@@ -21,9 +21,9 @@ def comparison_page(comparison: "RunComparison") -> str:
                 "depth": rows["depth"].astype(float).tolist(),
                 "value": rows["value"].astype(float).tolist(),
             }
-            for label, rows in chosen.groupby("label", sort=False)
+            for label, rows in metric_rows.groupby("label", sort=False)
         ]
-        for metric, chosen in layers.groupby("metric", sort=False)
+        for metric, metric_rows in layers.groupby("metric", sort=False)
     }
     return (
         environment()

@@ -1,4 +1,4 @@
-"""Finished runs, read back from their folders."""
+"""Finished runs, read from their folders."""
 
 import dataclasses
 import json
@@ -16,10 +16,11 @@ from normscope.errors import InputError, one_line, printable
 from normscope.reporting.run_folder import RESULTS
 
 FAILURES = "failures.jsonl"
-"""File of a sweep's folder with what became of the jobs that failed."""
+"""File in a sweep's folder that records its failed jobs."""
 
-# What differs between any two runs and says nothing about them; what follows from a preset's name.
-_UNTOLD = re.compile(
+# Config keys left out of labels: those that differ between any two runs without affecting results, and those that the
+# model's name determines.
+_UNLABELLED = re.compile(
     rf"^(({'|'.join(INCIDENTAL)})(\.|$)|analysis\..*enabled|model\.(pin|package|revision|sha256|tokenizer|toy))"
 )
 _SEED = re.compile(r"(^|\.)seed$")
@@ -36,28 +37,28 @@ class Run:
     metrics: Mapping[str, float]
     provenance: Mapping[str, Any]
     curves: pd.DataFrame
-    """Columns curve, layer, depth (share of the model's layers), value."""
+    """Columns curve, layer, depth (layer as a share of the model's layers), value."""
     error: str = ""
 
 
 def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in some folders, or in the folders below them, and the failures that sweeps have recorded.
+    """Runs in the given folders or their direct subfolders, and the failures that sweeps recorded there.
 
     Raises:
         InputError: If there is no run.
     """
     runs, failures = [], []
     for folder in folders:
-        found = [folder] if (folder / RESULTS).is_file() else sorted(folder.glob(f"*/{RESULTS}"), key=_numbered)
-        runs += [_run(path if path.is_dir() else path.parent) for path in found]
+        results = [folder] if (folder / RESULTS).is_file() else sorted(folder.glob(f"*/{RESULTS}"), key=_numbered)
+        runs += [_run(path if path.is_dir() else path.parent) for path in results]
         failures += recorded_failures(folder)
     if not runs and not failures:
-        raise InputError(f"{', '.join(map(str, folders))}: no run is there; expected folders with a {RESULTS}")
+        raise InputError(f"{', '.join(map(str, folders))}: no run found; expected folders that contain a {RESULTS}")
     return runs, failures
 
 
 def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
-    """Add a failed job to a sweep's record; appending a line at once is safe from several processes."""
+    """Append a failed job to the sweep's record, in one write, so that several processes may do so at once."""
     sweep.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"job": " ".join(overrides), "error": error}, ensure_ascii=False)
     with (sweep / FAILURES).open("a") as file:
@@ -65,7 +66,7 @@ def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
 
 
 def recorded_failures(sweep: Path) -> list[str]:
-    """The failed jobs of a sweep, one line each."""
+    """The failed jobs of a sweep, one line per job."""
     path = sweep / FAILURES
     if not path.is_file():
         return []
@@ -80,22 +81,28 @@ def completed(sweep: Path) -> int:
 
 
 def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
-    """What tells runs apart, in few words; without `seeds` or `analyses`, runs that differ in these alone are told alike."""
-    names = sorted({key for run in runs for key in run.config if not _UNTOLD.match(key)}, key=_told_first)
-    differing = [key for key in names if len({str(run.config.get(key)) for run in runs}) > 1]
-    if "model.name" in differing:  # the rest of what a preset says of its model follows from that
+    """Short labels made of the config values in which runs differ.
+
+    Args:
+        runs: The runs to label.
+        seeds: Whether runs that differ only in seeds get different labels.
+        analyses: The same for runs that differ only in their analyses.
+    """
+    keys = sorted({key for run in runs for key in run.config if not _UNLABELLED.match(key)}, key=_label_order)
+    differing = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
+    if "model.name" in differing:  # the preset's other settings follow from its name
         differing = [key for key in differing if not key.startswith("model.architecture")]
     if not seeds:
         differing = [key for key in differing if not _SEED.search(key)]
     if not analyses:
         differing = [key for key in differing if not key.startswith("analysis")]
-    told = [" ".join(_told(run, key, seeds) for key in differing) for run in runs]
-    return [name or _short(str(run.provenance.get("model", "run"))) for name, run in zip(told, runs, strict=True)]
+    names = [" ".join(_label_part(run, key, seeds) for key in differing) for run in runs]
+    return [name or _short(str(run.provenance.get("model", "run"))) for name, run in zip(names, runs, strict=True)]
 
 
-def _told(run: Run, key: str, seeds: bool) -> str:
+def _label_part(run: Run, key: str, seeds: bool) -> str:
     value = str(run.config.get(key))
-    if not seeds:  # MultiBERTs have their seed in their names
+    if not seeds:  # the MultiBERTs have their seeds in their names
         value = re.sub(r"seed[_-]\d+", "seed_*", value)
     return {"model.name": _short(value), "analysis": value}.get(key, f"{key}={value}")
 
@@ -104,7 +111,7 @@ def _short(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _told_first(key: str) -> tuple[int, str]:
+def _label_order(key: str) -> tuple[int, str]:
     return (0 if key == "model.name" else 1 if key == "analysis" else 2 if key.startswith("dataset") else 3, key)
 
 
@@ -122,10 +129,10 @@ def _run(folder: Path) -> Run:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """What a run wrote last: status, metrics and provenance.
+    """The results of a run: status, metrics and provenance.
 
     Raises:
-        InputError: If it is not there, or not what a run writes.
+        InputError: If results.json is missing or was not written by a run.
     """
     path = folder / RESULTS
     try:
@@ -165,8 +172,8 @@ def _curves(path: Path) -> pd.DataFrame:
 
 
 def _analyses(config: Mapping[str, Any]) -> str:
-    chosen = config["analysis"].items()
-    return ",".join(name for name, options in chosen if isinstance(options, dict) and options.get("enabled"))
+    analyses = config["analysis"].items()
+    return ",".join(name for name, options in analyses if isinstance(options, dict) and options.get("enabled"))
 
 
 def _numbered(path: Path) -> tuple[int, str]:

@@ -1,1 +1,1 @@
-"""Pages: what a run or a comparison of runs found, in one file that needs no network."""
+"""HTML pages: the report of a run and the comparison of runs, each one self-contained file."""

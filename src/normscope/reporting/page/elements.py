@@ -1,4 +1,4 @@
-"""Parts of a page: tables, pictures, and the templates that hold them."""
+"""Building blocks of HTML pages: templates, assets, tables, images."""
 
 import base64
 import functools
@@ -14,24 +14,24 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 SHOWN_ROWS = 300
-"""Rows of a table on a page; the files hold them all."""
+"""Rows of a table that a page shows at most; the files hold all of them."""
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Templates; whatever is put into them is escaped."""
+    """The template environment; every value is escaped."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("normscope.reporting", "page"), autoescape=True, undefined=jinja2.StrictUndefined
     )
 
 
 def asset(name: str) -> Markup:
-    """A file of ours that is part of every page."""
+    """A stylesheet or script, to be inlined into a page."""
     return Markup((importlib.resources.files("normscope.reporting") / "page" / name).read_text(encoding="utf-8"))
 
 
 def table(rows: pd.DataFrame, *, limit: int = SHOWN_ROWS) -> Markup:
-    """A table that sorts when a column's name is chosen."""
+    """An HTML table that can be sorted by clicking a column header."""
     numeric = {name: pd.api.types.is_numeric_dtype(rows[name]) and rows[name].dtype != bool for name in rows}
     head = "".join(
         f'<th scope="col"{"" if numeric[name] else _WORD}><button type="button">{escape(name)}</button></th>'
@@ -59,20 +59,20 @@ def _cell(value: Any, numeric: bool) -> str:
 
 
 def number(value: float) -> str:
-    """A number with the digits that are worth reading."""
+    """A number with a readable number of digits."""
     if value == 0 or not np.isfinite(value):
         return f"{value:g}"
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
-def picture(path: Path) -> str:
-    """A picture as an address that holds it: the SVG if it is small, else the PNG."""
-    drawing = path.with_suffix(".svg")
-    chosen, kind = (drawing, "svg+xml") if drawing.stat().st_size <= path.stat().st_size * 2 else (path, "png")
-    return f"data:image/{kind};base64,{base64.b64encode(chosen.read_bytes()).decode()}"
+def image_url(path: Path) -> str:
+    """A figure as a data URL: the SVG if it is small, otherwise the PNG."""
+    svg = path.with_suffix(".svg")
+    file, kind = (svg, "svg+xml") if svg.stat().st_size <= path.stat().st_size * 2 else (path, "png")
+    return f"data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def script_data(content: Mapping[str, Any]) -> Markup:
-    """JSON inside a script element: no token can end the element or begin another."""
+    """JSON for a script element, escaped so that no token can close the element or open another."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""The HTML report of one run."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from normscope.analyses.registry import analyses
 from normscope.config.schema import RunOptions, plain
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
-from normscope.reporting.page.elements import SHOWN_ROWS, asset, environment, picture, script_data, table
+from normscope.reporting.page.elements import SHOWN_ROWS, asset, environment, image_url, script_data, table
 from normscope.reporting.published import Comparison
 
-# Tables that are as long as the corpus are files, not reading.
+# Longer tables grow with the corpus: they are files only, not part of the page.
 _LONGEST = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a run found, ready to be put on a page."""
+    """The content of a report."""
 
     options: RunOptions
     findings: Mapping[str, Findings]
@@ -30,15 +30,15 @@ class Report:
     comparison: Comparison | None
     sentences: Sequence[TokenMaps]
     not_shown: Sequence[str] = ()
-    """What of the texts the explorer does not show."""
+    """Notes on texts that the explorer cuts or leaves out."""
 
 
 def page(report: Report, folder: Path) -> str:
-    """The page as HTML, with everything that it shows inside it.
+    """The report as self-contained HTML.
 
     Args:
-        report: What was found.
-        folder: The run folder, whose figures are already drawn.
+        report: The content.
+        folder: The run folder, in which the figures have been drawn.
     """
     facts, options = report.provenance, report.options
     explorer = payload(report.sentences) if report.sentences else None
@@ -56,8 +56,8 @@ def page(report: Report, folder: Path) -> str:
             + (f", experiment={options.recipe.name}" if options.recipe.name else ""),
             css=asset("page.css"),
             script=asset("tables.js") + asset("explorer.js"),
-            sections=[_section(name, found, folder) for name, found in report.findings.items()],
-            notes=list(dict.fromkeys(note for found in report.findings.values() for note in found.notes)),
+            sections=[_section(name, findings, folder) for name, findings in report.findings.items()],
+            notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
             facts={
                 "model": _name(facts["model"]),
                 "data": config["dataset"]["name"] or config["dataset"]["path"] or config["dataset"]["kind"],
@@ -65,14 +65,14 @@ def page(report: Report, folder: Path) -> str:
                 "tokens": f"{facts['tokens']:,}",
                 "layers": str(options.layers),
                 "device": f"{facts['device']}, {facts['dtype']}",
-                "largest error of what was observed": f"{facts['verification_error']:.1e}",
+                "largest verification error": f"{facts['verification_error']:.1e}",
                 "time": f"{facts['seconds']:.0f} s",
             },
             comparison=comparison,
             explorer=explorer and script_data(explorer),
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),
-            provenance=table(pd.DataFrame(_flat(facts), columns=["what", "value"])),
+            provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"])),
             config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
             command=facts["command"],
             citations=citations(report.findings),
@@ -81,7 +81,7 @@ def page(report: Report, folder: Path) -> str:
 
 
 def _name(model: str) -> str:
-    """A Hub name as it is; of a folder its own name, since pages are shared."""
+    """A Hub name as given; for a local folder only its last part, since reports are shared."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
@@ -89,19 +89,19 @@ def _title(name: str) -> str:
     return analyses()[name].title
 
 
-def _section(name: str, found: Findings, folder: Path) -> dict[str, Any]:
+def _section(name: str, findings: Findings, folder: Path) -> dict[str, Any]:
     return {
         "name": name,
         "title": _title(name),
-        "sentences": found.sentences,
+        "sentences": findings.sentences,
         "figures": [
             {
                 "caption": figure.caption,
-                "source": picture(folder / "figures" / f"{name}_{figure_name}.png"),
-                "wide": len(found.figures) == 1
+                "source": image_url(folder / "figures" / f"{name}_{figure_name}.png"),
+                "wide": len(findings.figures) == 1
                 or type(figure).__name__ in ("HeatmapPanels", "Profiles", "HeatmapGrid"),
             }
-            for figure_name, figure in found.figures.items()
+            for figure_name, figure in findings.figures.items()
         ],
         "tables": [
             {
@@ -109,7 +109,7 @@ def _section(name: str, found: Findings, folder: Path) -> dict[str, Any]:
                 "extent": _extent(len(rows), f"tables/{name}_{table_name}.parquet"),
                 "html": table(rows),
             }
-            for table_name, rows in found.tables.items()
+            for table_name, rows in findings.tables.items()
             if len(rows) <= _LONGEST
         ],
     }

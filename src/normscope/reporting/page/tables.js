@@ -1,16 +1,16 @@
 "use strict";
-// Tables sort by a column when its name is chosen.
+// Clicking a column header sorts its table.
 for (const table of document.querySelectorAll("table.sortable")) {
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-    const down = head.getAttribute("aria-sort") === "ascending";
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const headers = [...table.tHead.rows[0].cells];
+  headers.forEach((header, column) => header.querySelector("button").addEventListener("click", () => {
+    const descending = header.getAttribute("aria-sort") === "ascending";
+    headers.forEach((other) => other.removeAttribute("aria-sort"));
+    header.setAttribute("aria-sort", descending ? "descending" : "ascending");
     const value = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
     const rows = [...table.tBodies[0].rows].map((row) => [value(row), row]);
     const numeric = rows.every(([text]) => text === "" || !Number.isNaN(Number(text)));
-    // What is missing comes last, whichever way the rest is sorted.
-    rows.sort(([a], [b]) => (a === "") - (b === "") || (down ? -1 : 1) * (numeric ? a - b : a.localeCompare(b)));
+    // Missing values come last in either order.
+    rows.sort(([a], [b]) => (a === "") - (b === "") || (descending ? -1 : 1) * (numeric ? a - b : a.localeCompare(b)));
     table.tBodies[0].append(...rows.map(([, row]) => row));
   }));
 }

@@ -1,4 +1,4 @@
-"""Figures drawn from their descriptions."""
+"""Draws figures from their descriptions, with matplotlib."""
 
 import io
 import textwrap
@@ -19,7 +19,7 @@ from normscope.reporting.palette import COLOURS, DIVERGING, FROM_WHITE, LINE_COL
 
 
 def draw(figure: Figure, paths: Sequence[Path]) -> None:
-    """Draw a figure into files, the format by the ending of each."""
+    """Draw a figure into files, each in the format of its suffix."""
     with mpl.rc_context(STYLE):
         canvas, extent = _laid_out(figure)
         for path in paths:
@@ -37,7 +37,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _laid_out(figure: Figure) -> tuple[Canvas, Any]:
-    """The drawing with its caption, laid out and measured once, not again for every file."""
+    """The drawing with its caption, and its extent; laid out once for all files."""
     match figure:
         case HeatmapPanels():
             canvas = _heatmaps(figure)
@@ -60,7 +60,7 @@ def _laid_out(figure: Figure) -> tuple[Canvas, Any]:
 
 
 def _caption(canvas: Canvas, caption: str) -> None:
-    """The caption below everything: saving tightly makes room for it."""
+    """Add the caption below the axes; the tight bounding box makes room for it."""
     width = max(60, int(canvas.get_figwidth() * 14))
     canvas.text(0.5, -0.02, textwrap.fill(caption, width), fontsize=9, ha="center", va="top", linespacing=1.4)
 
@@ -75,7 +75,7 @@ def _heatmaps(figure: HeatmapPanels) -> Canvas:
     for position, panel in enumerate(panels, start=1):
         axes = canvas.add_subplot(1, len(panels), position)
         table = figure.table[figure.table[figure.panel] == panel]
-        # One row per layer, the first at the bottom: up is deeper, as in the papers.
+        # One row per layer, the first at the bottom, as in the papers.
         grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value).loc[rows, columns]
         image = axes.imshow(
             grid, cmap=COLOURS, vmin=figure.limits[0], vmax=figure.limits[1], origin="lower", aspect="auto"
@@ -135,7 +135,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Canvas:
 
 
 def _across(panels: int) -> int:
-    """Panels side by side: three, unless four make a square."""
+    """Number of panels per row: at most three, or two if there are four."""
     return 2 if panels == 4 else min(3, panels)
 
 
@@ -256,7 +256,7 @@ def _scatter(figure: Scatter) -> Canvas:
 
 
 def _medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:
-    """Median of y in bins of equal width along x, on the axis's scale."""
+    """Median of y in bins along x, equally wide on the scale of the axis."""
     x = np.log(rows[figure.x]) if figure.log_x else rows[figure.x]
     bins = pd.cut(x, 16, labels=False)
     return rows.groupby(bins)[[figure.x, figure.y]].median().dropna()
@@ -273,7 +273,7 @@ def _word_maps(figure: WordMaps) -> Canvas:
     for axes, panel in zip(canvas.subplots(1, len(panels), sharey=True, squeeze=False).flat, panels, strict=True):
         table = figure.table[figure.table[figure.panel] == panel]
         grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
-        # The first word is at the top, as it is read.
+        # In reading order: the first word is at the top.
         axes.imshow(grid, cmap=FROM_WHITE, vmin=0, aspect="auto")
         for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):
             for cell in table[table[figure.frame] == kind].itertuples():
