@@ -32,7 +32,7 @@ def test_a_recipe_runs_on_another_model_and_says_that_nothing_is_compared(
     assert outcome.status == 0, outcome.err
     assert "does not apply: the paper has model.name=" in outcome.err
     data = "stsb" if name.startswith("maruta") else "wikipedia"
-    assert f"dataset.name={data} (here sample)" in outcome.err
+    assert f"dataset.name={data} (this run: sample)" in outcome.err
     assert not (folder / "tables/comparison.parquet").exists()
 
 
