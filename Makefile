@@ -1,6 +1,6 @@
 # make run · make test · make bench · make mutants · make lint · make install
 #
-# Every target sets up .venv by itself. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
+# Every target sets up .venv if needed. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, ...) are honoured: set one to choose a CPU build of torch, for instance.
 
 PYTHON ?= python3

@@ -1,1 +1,1 @@
-"""What the analyses cost beside the bare forward pass: `make bench`."""
+"""Cost of the analyses relative to the bare forward pass: `make bench`."""

@@ -1,7 +1,7 @@
-"""`make bench`: what the analyses cost beside the bare forward pass, measured in one run; see measuring.py for how.
+"""`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
-It measures shapes (models and analyses), lengths, corpora (size, and processes), and the same shapes on CUDA where there is
-one; `--only` chooses. A table and a picture are written, with the machine named.
+Measures shapes (models and analyses), lengths, corpora (sizes and numbers of processes), and the shapes on CUDA if available;
+`--only` selects some of them. Writes tables and a figure that name the machine.
 """
 
 import argparse
@@ -19,9 +19,9 @@ CORPORA = "corpora"
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="passes of each way (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, CORPORA], help="measure these alone")
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="folder of table and picture")
+    parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
+    parser.add_argument("--only", nargs="+", choices=[*SUITES, CORPORA], help="measure only these")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="output folder")
     parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
@@ -36,17 +36,17 @@ def main() -> None:
         else:
             rows = []
             for scenario in SUITES[suite]():
-                found = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
-                show(found)
-                rows += found
+                new_rows = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
+                show(new_rows)
+                rows += new_rows
         if suite == "shapes":
             for line in [*correlation_costs(arguments.repeats), *state_sizes()]:
                 print(line)
         write(arguments.out, suite, rows)
     print(
-        "time_ratio: median over paired passes. An analysis ends the pass at the last attention block, so the bare pass does"
+        "time_ratio: median over paired passes. The bare pass includes the last feed-forward network, which no analysis"
     )
-    print(f"what no analysis needs: the last feed-forward network. Written to {arguments.out}")
+    print(f"needs: an analysed pass ends at the last attention block. Results are in {arguments.out}")
 
 
 if __name__ == "__main__":

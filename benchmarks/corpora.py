@@ -1,4 +1,4 @@
-"""Whole commands over corpora of growing size, by one process and by two."""
+"""Complete runs over corpora of increasing size, with one process and with two."""
 
 import itertools
 import json
@@ -24,10 +24,9 @@ _COMMAND = (
 
 
 def measured_corpora() -> list[dict[str, object]]:
-    """A row for every size and number of processes: seconds, peak memory of a process, seconds per thousand sentences.
+    """One row per size and number of processes: seconds, peak memory of a process, seconds per thousand sentences.
 
-    Every process has one thread, and the seconds per thousand leave out what a run of the smallest corpus takes, which is
-    mostly the start.
+    Every process has one thread. Seconds per thousand exclude the time of the smallest corpus, which is mostly startup.
     """
     rows: list[dict[str, object]] = []
     for processes in PROCESSES:

@@ -1,9 +1,9 @@
-"""Time and memory of ways to do the same, beside each other.
+"""Time and memory of the alternatives of a scenario.
 
-Time: the ways take turns, and each is divided by the bare pass just before it; the median of these ratios is told, since the
-machine's mood changes from second to second. Memory on the CPU: one process per way; `memory` is the peak of what the process
-holds (weights, accumulators and all), `pass` the peak during a pass above what was held before it. On CUDA both are what torch
-has allocated.
+Time: the alternatives take turns, and each is divided by the bare pass just before it. The median of these ratios is reported,
+because the machine's load changes from second to second. Memory on the CPU: one process per alternative; `memory` is the
+process's peak (including weights and accumulators), `pass` the peak during a pass above what was held before it. On CUDA, both
+count what torch has allocated.
 """
 
 import json
@@ -28,11 +28,11 @@ class Memory(NamedTuple):
 
 
 def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
-    """A row for every way of a scenario.
+    """One row per alternative of a scenario.
 
     Args:
-        scenario: What is run.
-        repeats: Passes of each way.
+        scenario: The scenario to run.
+        repeats: Passes per alternative.
     """
     seconds, ratios = _times(scenario, repeats)
     memory = {way: _memory_of(scenario, way) for way in scenario.ways}
@@ -85,7 +85,7 @@ def _memory_of(scenario: Scenario, way: str) -> Memory:
         peak = torch.cuda.max_memory_allocated()
         return Memory(peak, max(1, peak - before))
     command = [sys.executable, "-m", "benchmarks", "--memory-of", scenario.packed(), way]
-    # Memory that is given back at once shows the peak as it is; glibc would keep some of it resident.
+    # Make glibc return freed memory at once; otherwise some stays resident and hides the peak.
     environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     return Memory(*json.loads(output.splitlines()[-1]))
@@ -103,7 +103,7 @@ def resident(forward: Callable[[], None]) -> Memory:
 
 
 def status(field: str) -> int:
-    """Bytes, of a field of /proc/self/status."""
+    """Bytes in a field of /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

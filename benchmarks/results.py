@@ -1,4 +1,4 @@
-"""What has been measured, as a table and a picture."""
+"""Output of measurements: tables and a figure."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ from normscope.reporting.palette import LINE_COLOURS, MARKERS, STYLE
 
 
 def machine() -> str:
-    """The machine in words."""
+    """A description of the machine."""
     processor = platform.machine()
     information = Path("/proc/cpuinfo")
     if information.is_file():
@@ -29,17 +29,17 @@ def machine() -> str:
 
 
 def show(rows: list[dict[str, object]]) -> None:
-    """Print some rows."""
+    """Print rows as a table."""
     print(pd.DataFrame(rows).to_string(index=False), flush=True)
 
 
 def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:
-    """Write what a suite has measured.
+    """Write the measurements of a suite.
 
     Args:
-        folder: Where to; made if it is not there.
-        suite: Its name.
-        rows: What was measured.
+        folder: Output folder, created if missing.
+        suite: Name of the suite.
+        rows: Its measurements.
     """
     if not rows:
         return
@@ -51,7 +51,7 @@ def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:
 
 
 def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
-    """Time and memory beside the bare pass, against length."""
+    """Time and memory relative to the bare pass, by length."""
     with mpl.rc_context(STYLE):
         shapes = [shape for shape, rows in table.groupby("shape", sort=False) if rows["length"].nunique() > 1]
         figure, axes = plt.subplots(
@@ -69,8 +69,8 @@ def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
                 axis.set_xticks(sorted(rows["length"].unique()), [f"{n:,}" for n in sorted(rows["length"].unique())])
                 axis.set_ylim(bottom=0)
                 axis.set_title(f"{shape!s}: {title}")
-                axis.set_xlabel("tokens of a sequence")
-                axis.set_ylabel("times the bare pass")
+                axis.set_xlabel("tokens per sequence")
+                axis.set_ylabel("relative to the bare pass")
         axes[0][0].legend(frameon=False, fontsize=8)
         figure.supxlabel("\n".join(textwrap.wrap(table["machine"][0], 100)), fontsize=7, color="grey")
         figure.savefig(path, dpi=160)

@@ -1,4 +1,4 @@
-"""What is measured: models, batches, and the ways to run one over the other."""
+"""What is measured: models, batches, and alternative ways to run them."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ _TINY: dict[str, Any] = {
 SHAPES: dict[str, PretrainedConfig] = {
     "BERT-base": BertConfig(),
     "BERT-large": BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
-    # Cost against length is a matter of width: three layers tell as much as twelve.
+    # Relative cost by length depends on width, not depth, so three layers are enough.
     "BERT-base, 3": BertConfig(num_hidden_layers=3, max_position_embeddings=8192),
     "tiny ModernBERT": ModernBertConfig(**_TINY, intermediate_size=128, cls_token_id=1, sep_token_id=2),
     "tiny Llama": LlamaConfig(**_TINY, intermediate_size=256, num_key_value_heads=2, use_cache=False),
@@ -56,7 +56,7 @@ EXACT = "exact"
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """One model shape at one length, and the ways it is run."""
+    """One model shape at one length, and the alternatives to compare."""
 
     shape: str
     sequences: int
@@ -67,12 +67,12 @@ class Scenario:
     dtype: str = "float32"
 
     def packed(self) -> str:
-        """The scenario in one word, for another process."""
+        """The scenario as JSON, for another process."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def unpacked(cls, word: str) -> "Scenario":
-        """What `packed` has packed."""
+        """The inverse of `packed`."""
         fields = json.loads(word)
         return cls(**fields | {"ways": tuple(fields["ways"])})
 
@@ -90,7 +90,7 @@ def shapes() -> Iterator[Scenario]:
 
 
 def lengths() -> Iterator[Scenario]:
-    """Cost against length, of a wide model and of tiny ones, whose time is nearly all attention."""
+    """Cost by length, for a wide model and for tiny ones, which spend nearly all their time in attention."""
     for shape, sizes in {
         "BERT-base, 3": (128, 512, 1024, 2048, 4096, 8192),
         "tiny ModernBERT": (512, 2048, 8192),
@@ -101,7 +101,7 @@ def lengths() -> Iterator[Scenario]:
 
 
 def cuda() -> Iterator[Scenario]:
-    """The same on an accelerator, as batches that fill it; nothing where there is none."""
+    """Shapes on an accelerator, with batches that fill it; empty if there is none."""
     if torch.cuda.is_available():
         for shape in ("BERT-base", "BERT-large"):
             for dtype in ("float32", "bfloat16"):
@@ -116,7 +116,7 @@ SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {"shapes": shapes, "length
 
 
 def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
-    """One function per way; each call runs one batch. Weights are random: time and memory do not depend on them."""
+    """One function per alternative, which runs one batch. Weights are random, since time and memory do not depend on them."""
     torch.manual_seed(0)
     model = AutoModel.from_config(SHAPES[scenario.shape]).eval().requires_grad_(False)
     model = model.to(scenario.device, getattr(torch, scenario.dtype))
@@ -139,11 +139,11 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
 
 
 def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis]:
-    """Analyses of a model, whose correlations are estimated as they are on a corpus worth measuring.
+    """Analyses of a model, with estimated correlations, as on a large corpus.
 
     Args:
         model: A model of a known family.
-        names: Names of the analyses; EXACT beside them keeps every pair for the correlation instead.
+        names: Names of the analyses; if EXACT is among them, every pair is kept and ranked instead.
     """
     changed: dict[str, dict[str, Any]] = {
         "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
@@ -176,9 +176,9 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
     """A function that runs one batch through a model and analyses.
 
     Args:
-        model: The model that they are of.
-        batch: The batch, where the model is.
-        measured: The analyses.
+        model: The model to observe.
+        batch: The batch, on the model's device.
+        measured: The analyses to update.
     """
     layout = layout_of(model.config.model_type)
     layers = list(range(1, model.config.num_hidden_layers + 1))
@@ -195,7 +195,7 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
 
 
 def state_sizes() -> Iterator[str]:
-    """How large what has been added up is, which is all that processes send each other."""
+    """Size of the analyses' state, which is all that processes send each other."""
     model = AutoModel.from_config(SHAPES["BERT-base"]).eval().requires_grad_(False)
     for names in ("mixing", "norms", "frequency", "outliers", "score"):
         measured = analyses_of(model, [names])
@@ -204,7 +204,7 @@ def state_sizes() -> Iterator[str]:
 
 
 def correlation_costs(repeats: int) -> Iterator[str]:
-    """Nanoseconds per pair of α and ‖f‖, counted or kept, ranking at the end included."""
+    """Nanoseconds per pair of α and ‖f‖, estimated or exact, including the ranking at the end."""
     torch.manual_seed(0)
     weights = torch.softmax(torch.randn(8, 12, 128, 128) * 2, dim=-1)
     norms, group = torch.rand(8, 12, 128) * 3 + 1, torch.zeros(8, 128, dtype=torch.long)
@@ -213,17 +213,17 @@ def correlation_costs(repeats: int) -> Iterator[str]:
         updates, ends = [], []
         for _ in range(repeats):
             correlation = RankCorrelation(1, 1, WEIGHT_AXIS, NORM_AXIS, budget)
-            correlation.update(0, weights, norms, group)  # makes room
+            correlation.update(0, weights, norms, group)  # allocates memory
             updates.append(duration(lambda: correlation.update(0, weights, norms, group)) / pairs)  # noqa: B023
             ends.append(duration(lambda: correlation.compute()) / (4 * pairs))  # noqa: B023 - two updates, ranked twice
         update, end = statistics.median(updates) * 1e9, statistics.median(ends) * 1e9
         if name == "estimated":
-            end = 0.0  # that many cells are ranked however many pairs there are
+            end = 0.0  # the number of cells does not grow with the number of pairs
         yield f"rank correlation, {name}: {update + end:.1f} ns per pair, so {2 * (update + end):.0f} s for 2·10⁹ pairs"
 
 
 def duration(forward: Callable[[], object]) -> float:
-    """Seconds that a call takes, the device's work included."""
+    """Seconds that a call takes, including the device's work."""
     start = time.perf_counter()
     forward()
     if torch.cuda.is_available():
@@ -235,7 +235,7 @@ def random_batch(shape: tuple[int, int], vocabulary: int) -> Batch:
     """Random tokens of random categories."""
     ids = torch.randint(vocabulary // 30, vocabulary, shape)
     token_mask = torch.ones(shape, dtype=torch.bool)
-    # A twentieth of padding in one sequence, so that the masks that real batches need are paid for by both sides.
+    # Padding in one sequence, so that every alternative pays for the mask that real batches need.
     token_mask[-1, -max(1, shape[1] // 20) :] = False
     categories = torch.randint(len(CATEGORIES), shape).masked_fill(~token_mask, -1)
     return Batch(ids, None, token_mask, categories, tuple(range(shape[0])))

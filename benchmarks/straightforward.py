@@ -1,7 +1,7 @@
-"""Mixing ratios as the paper writes them, with every vector built: query × key × model.
+"""Mixing ratios as the paper defines them, with every vector built explicitly: query × key × model.
 
-The reference that tests compare with, and the benchmark's picture of what the identities buy. It knows BERT's layout only,
-and goes through one sequence at a time, since its tensors are `tokens` times as large as the model's own.
+The tests use it as a reference, and the benchmark shows how much the algebraic shortcuts save. It supports only BERT's layout
+and handles one sequence at a time, since its tensors are `tokens` times as large as the model's own.
 """
 
 from collections.abc import Mapping

@@ -36,14 +36,14 @@ def translate(sources: list[str], folder: Path, beams: int = 5, batch: int = 50)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    found = [""] * len(sources)
+    translations = [""] * len(sources)
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
         inputs = tokenizer([sources[index] for index in chosen], return_tensors="pt", padding=True, truncation=True)
         output = model.generate(**inputs, num_beams=beams, max_length=tokenizer.model_max_length)
         for index, text in zip(chosen, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
-            found[index] = text
-    return found
+            translations[index] = text
+    return translations
 
 
 def _bleu(translations: list[str], references: list[str]) -> dict[str, object]:
@@ -57,7 +57,7 @@ def _bleu(translations: list[str], references: list[str]) -> dict[str, object]:
 def _pairs(source: Path, target: Path) -> list[Pair]:
     sides = list(lines(source)), list(lines(target))
     if len(sides[0]) != len(sides[1]):
-        raise InputError(f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}: both need as many")
+        raise InputError(f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}; expected as many in both")
     pairs = [(first.strip(), second.strip()) for first, second in zip(*sides, strict=True)]
     return [pair for pair in pairs if all(pair)]
 
@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--train", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"))
     parser.add_argument("--test", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="measure BLEU on these")
     parser.add_argument(
-        "--output", type=Path, required=True, help="folder of the model; training goes on where it stopped"
+        "--output", type=Path, required=True, help="folder of the model; interrupted training resumes from here"
     )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
