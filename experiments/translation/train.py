@@ -57,7 +57,9 @@ def _bleu(translations: list[str], references: list[str]) -> dict[str, object]:
 def _pairs(source: Path, target: Path) -> list[Pair]:
     sides = list(lines(source)), list(lines(target))
     if len(sides[0]) != len(sides[1]):
-        raise InputError(f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}; expected as many in both")
+        raise InputError(
+            f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}; expected as many in both"
+        )
     pairs = [(first.strip(), second.strip()) for first, second in zip(*sides, strict=True)]
     return [pair for pair in pairs if all(pair)]
 
