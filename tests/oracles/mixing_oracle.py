@@ -105,9 +105,9 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     whole = "attnresln_n/mean" in metrics
     name = "attnresln_n" if whole else "attnres_n"
     mean, low, high = (metrics[f"{name}/{statistic}"] for statistic in ("mean", "min", "max"))
-    taken = "the residual connection and the layer normalisation" if whole else "the residual connection"
+    included = ", the residual connection and the layer normalisation" if whole else " and the residual connection"
     return [
-        f"By attention weights alone, tokens would take {metrics['attn_w/mean']:.1%} of their new vectors from other tokens.",
-        f"With vectors, {taken} taken in, it is {mean:.1%} on average ({name}), between {low:.1%} and {high:.1%} for single "
+        f"By attention weights alone, {metrics['attn_w/mean']:.1%} of a token's output vector would come from other tokens.",
+        f"With vectors{included}, it is {mean:.1%} on average ({name}), from {low:.1%} to {high:.1%} for single "
         f"tokens: the blocks mostly {'mix' if mean >= 0.5 else 'preserve'}.",
     ]

@@ -73,8 +73,8 @@ def _notes(ranked: int, total: int, options: NormsOptions) -> list[str]:
     if ranked == total:
         return []
     return [
-        f"rank correlations are of {ranked:,} of the {total:,} queries: of sequences longer than {options.sampled_queries} "
-        "tokens that many are drawn (analysis.norms.sampled_queries)"
+        f"rank correlations use {ranked:,} of {total:,} queries: at most {options.sampled_queries} are drawn from each "
+        "sequence (analysis.norms.sampled_queries)"
     ]
 
 
@@ -314,7 +314,7 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     rhos = [f"{rho:+.2f} for {name[9:]}" for name, rho in metrics.items() if name.startswith("spearman/")]
     if rhos:
         sentences.append(
-            f"Rank correlation of α and ‖f(x)‖: {', '.join(rhos)}; negative means that what gets weight is short."
+            f"Rank correlation of α and ‖f(x)‖: {', '.join(rhos)}; negative means that short vectors get large weights."
         )
     sentences.append(
         f"The length ‖f(x)‖ varies by {metrics['f/cv_mean']:.0%} of its mean in an average head ({metrics['f/cv_min']:.0%} to "

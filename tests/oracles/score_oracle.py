@@ -17,7 +17,7 @@ from tests.oracles.specimens import Specimen
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
 TITLES = {
-    "before": "as it is",
+    "before": "unchanged",
     "after": "without the outliers",
     "zero": "outliers set to zero",
     "mean": "outliers set to their mean",
@@ -393,7 +393,7 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     if half is not None:
         more = "" if ninety is None else f", {ninety:.0f} explain 90 %"
         sentences.append(
-            f"In an average head, {half:.0f} dimensions explain half of what sets a query's scores apart{more}."
+            f"In an average head, {half:.0f} dimensions explain half of the spread of a query's scores{more}."
         )
     bias = f"The key bias b_K explains {metrics['share_of_key_bias/mean']:.1%} of the spread of a query's scores over its keys"
     below_ninety, below_half = metrics["heads_below_90_percent/share"], metrics["heads_below_half/share"]
@@ -404,14 +404,14 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         )
     elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
         sentences.append(f"{bias}.")
-    sentences.append(f"The outlier dimensions' share of it is {metrics['share_of_outliers/mean']:.1%}.")
+    sentences.append(f"The outlier dimensions' share of the spread is {metrics['share_of_outliers/mean']:.1%}.")
     changes = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/change")}
     if changes:
         most = max(changes, key=lambda category: abs(changes[category]))
         random = metrics.get(f"intervention/{most}/controls_mean")
-        beside = "" if random is None else f"; without as many random dimensions by {random:+.3f}"
+        comparison = "" if random is None else f"; removing as many random dimensions changes it by {random:+.3f}"
         sentences.append(
             f"Without the outliers' part of the scores, the weight on keys of category {most} changes by {changes[most]:+.3f}"
-            f"{beside}."
+            f"{comparison}."
         )
     return sentences

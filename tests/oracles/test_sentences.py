@@ -28,17 +28,17 @@ CASES = {
         (
             MIXING,
             [
-                "By attention weights alone, tokens would take 80.0% of their new vectors from other tokens.",
-                "With vectors, the residual connection taken in, it is 25.0% on average (attnres_n), between 10.0% and 40.0% "
+                "By attention weights alone, 80.0% of a token's output vector would come from other tokens.",
+                "With vectors and the residual connection, it is 25.0% on average (attnres_n), from 10.0% to 40.0% "
                 "for single tokens: the blocks mostly preserve.",
             ],
         ),
         (
             MIXING | WHOLE,
             [
-                "By attention weights alone, tokens would take 80.0% of their new vectors from other tokens.",
-                "With vectors, the residual connection and the layer normalisation taken in, it is 50.0% on average "
-                "(attnresln_n), between 20.0% and 90.0% for single tokens: the blocks mostly mix.",
+                "By attention weights alone, 80.0% of a token's output vector would come from other tokens.",
+                "With vectors, the residual connection and the layer normalisation, it is 50.0% on average "
+                "(attnresln_n), from 20.0% to 90.0% for single tokens: the blocks mostly mix.",
             ],
         ),
     ],
@@ -50,8 +50,8 @@ CASES = {
         (
             {"spearman/cls": -0.5, "spearman/other": 0.25},
             [
-                "Rank correlation of α and ‖f(x)‖: -0.50 for cls, +0.25 for other; negative means that what gets weight "
-                "is short."
+                "Rank correlation of α and ‖f(x)‖: -0.50 for cls, +0.25 for other; negative means that short "
+                "vectors get large weights."
             ],
         ),
         (
@@ -88,13 +88,13 @@ CASES = {
         (
             SCORE,
             [
-                "In an average head, 3 dimensions explain half of what sets a query's scores apart, 12 explain 90 %.",
-                "The outlier dimensions' share of it is 12.3%.",
+                "In an average head, 3 dimensions explain half of the spread of a query's scores, 12 explain 90 %.",
+                "The outlier dimensions' share of the spread is 12.3%.",
             ],
         ),
         (
             {"dimensions_for_half/mean": 3.4},
-            ["In an average head, 3 dimensions explain half of what sets a query's scores apart."],
+            ["In an average head, 3 dimensions explain half of the spread of a query's scores."],
         ),
         ({"share_of_key_bias/mean": 0.0004}, []),
         ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('-25.0%')}."]),
@@ -112,8 +112,8 @@ CASES = {
         (
             CHANGES,
             [
-                "Without the outliers' part of the scores, the weight on keys of category sep changes by -0.300; without as "
-                "many random dimensions by +0.020."
+                "Without the outliers' part of the scores, the weight on keys of category sep changes by -0.300; removing as "
+                "many random dimensions changes it by +0.020."
             ],
         ),
         (

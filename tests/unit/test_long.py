@@ -119,7 +119,7 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
         folder = f"output_dir={tmp_path / str(limit)}"
         outcome = run_here(capsys, monkeypatch, *given, f"analysis.norms.sampled_queries={sampled}", folder)
         assert outcome.status == 0, outcome.err
-        assert ("rank correlations are of" in outcome.err) == (limit == 0)
+        assert ("rank correlations use" in outcome.err) == (limit == 0)
         metrics[limit] = json.loads((tmp_path / str(limit) / "results.json").read_text())["metrics"]
     for name, value in metrics[2**26].items():
         if "spearman" not in name:

@@ -1,7 +1,7 @@
-"""The one door to torch's own fused attention kernels, which compute the log-normaliser and give it away.
+"""The only access to torch's fused attention kernels, which compute the log-normaliser and return it.
 
-These operators are private to torch, so none is trusted before it has shown on a small problem, on the very device and in the
-very dtype, that it computes what is expected; where one does not, an exact way without it is taken.
+These operators are private to torch. Each is tested on a small problem, on the device and in the dtype in use, before it is
+trusted. If it fails, attention is computed exactly without it.
 """
 
 import functools
@@ -34,10 +34,10 @@ def kernel_for(
 def _cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, is_causal=causal, attn_mask=mask, scale=scale
     )
-    return found
+    return result
 
 
 _ALIGNMENT = 8

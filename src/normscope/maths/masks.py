@@ -1,4 +1,4 @@
-"""Which keys a query sees, told a part at a time: nothing as large as query × key has to exist."""
+"""Which keys a query sees. Masks are materialised in strips of queries, never as a whole query × key matrix."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STRIP = 256
-"""Queries whose scores are looked at together where they cannot all be."""
+"""Queries per strip, where the scores of all queries would take too much memory."""
 
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of sequence, head, query and key that broadcast: whether that query sees that key."""
@@ -60,14 +60,14 @@ class Mask:
         self, sequence: Int[Tensor, "..."], query: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."] | None:
         """Whether queries see keys, of indices that broadcast; None where every query sees every key."""
-        found = [] if self.keys is None else [self.keys[sequence, key]]
+        rules = [] if self.keys is None else [self.keys[sequence, key]]
         if self.causal:
-            found.append(key <= query)
+            rules.append(key <= query)
         if self.allowed is not None:
-            found.append(self.allowed(sequence, torch.zeros_like(sequence), query, key))
-        if not found:
+            rules.append(self.allowed(sequence, torch.zeros_like(sequence), query, key))
+        if not rules:
             return None
-        seen = functools.reduce(torch.logical_and, found)
+        seen = functools.reduce(torch.logical_and, rules)
         return seen if self.queries is None else seen | ~self.queries[sequence, query]
 
     def visible(
@@ -80,7 +80,7 @@ class Mask:
         """How many keys each query sees, a strip of queries at a time where a rule must be asked.
 
         Args:
-            key_real: Keys that are no padding; the others are not counted.
+            key_mask: Keys that are not padding. Padding is not counted.
             queries: Number of queries.
         """
         batch, keys = key_mask.shape
@@ -108,9 +108,9 @@ class Mask:
             sequence: The sequence that all queries are of.
             queries: A query for each pair.
             ranks: The place, from 0 to below the query's number of visible keys.
-            key_real: Keys of that sequence that are no padding.
+            key_mask: Keys of that sequence that are not padding.
         """
-        if self.allowed is None:  # all real keys, or the first of them
+        if self.allowed is None:  # all keys that are not padding, or the first of them
             return key_mask.nonzero().flatten()[ranks]
         keys = torch.arange(len(key_mask), device=key_mask.device)
         chosen = torch.zeros_like(queries)

@@ -1,4 +1,4 @@
-"""Which dimensions of the hidden vectors decide the attention scores.
+"""Which dimensions of the hidden vectors determine the attention scores.
 
 For query m and key n, before scaling and softmax, dimension j contributes C_j(m,n) = (q_m W_Kᵀ)_j x_nj to q_m·k_n. Over all j
 it adds up to the part of the score that depends on the key; q_m·b_K is left, the same for all keys of a query. Sums over pairs
@@ -162,10 +162,10 @@ def seen_by(
         return vectors.sum(dim=2, keepdim=True).expand_as(vectors)
     if mask.causal:
         return _sums_to_the_end(vectors)
-    found = torch.zeros_like(vectors)
+    sums = torch.zeros_like(vectors)
     for rows, columns, visible in _strips(token_mask, mask):
-        found[:, :, columns] += visible.to(vectors.dtype).transpose(-1, -2) @ vectors[:, :, rows]
-    return found
+        sums[:, :, columns] += visible.to(vectors.dtype).transpose(-1, -2) @ vectors[:, :, rows]
+    return sums
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Counts of whatever is counted, per layer."""
+"""Integer counters by layer."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumu
 
 
 class Counts(TensorAccumulator):
-    """Adds up whole numbers.
+    """Accumulates integer counts.
 
     Args:
         layers: Number of layers.

@@ -1,4 +1,4 @@
-"""Mean, spread, maximum and minimum of a value over groups of tokens, per layer, with the mean over sequences beside."""
+"""Mean, spread, maximum and minimum of a value over groups of tokens, per layer, and the mean over sequences."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumu
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedSummary:
-    """What a `GroupedMoments` amounts to. Entries without a token are NaN where they are no count."""
+    """The result of `GroupedMoments`. Values of groups without tokens are NaN."""
 
     mean: Float[Tensor, "layer row group"]
     """Over all tokens of the group."""

@@ -1,4 +1,4 @@
-"""Means of whatever is added up, per layer and group."""
+"""Means by layer and group, from sums and counts."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumu
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeanSummary:
-    """What `PooledMeans` amount to."""
+    """The result of `Mean`."""
 
     mean: Float[Tensor, "layer group ..."]
     """NaN where nothing was added."""

@@ -1,4 +1,4 @@
-"""Spearman's ρ of pairs that come as a stream: exact while they fit a budget, bounded in error beyond it."""
+"""Spearman's ρ of a stream of pairs: exact within a memory budget, with a bounded error beyond it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Means over sequences of values that each sequence has one of."""
+"""Means of values that each sequence has one of."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumu
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SequenceSummary:
-    """What `SequenceMeans` amount to."""
+    """The result of `SequenceMeans`."""
 
     mean: Float[Tensor, "layer row group"]
     """Over all tokens: every sequence counts by its length."""

@@ -30,14 +30,14 @@ FREQUENCIES = "token_frequencies"
 
 RANK_AXIS = Axis(0, 18, 4)
 MEASURE_AXIS = Axis(-16, 10, 5)
-# Enough for a cloud that shows its shape.
+# Enough to show the shape of the cloud.
 _POINTS = 5_000
 
 
 class FrequencyAnalysis(Analysis):
-    """Spearman's ρ of the frequency rank of every token occurrence against the measures of it.
+    """Spearman's ρ between the frequency rank of every token occurrence and its measures.
 
-    A measure is a mean over queries (α received), heads (α and ‖f‖) and layers; the table by layer leaves the layers apart.
+    A measure is a mean over queries (α received), heads (α and ‖f‖) and layers. The table by layer does not average layers.
     """
 
     info = FREQUENCY
@@ -64,11 +64,11 @@ class FrequencyAnalysis(Analysis):
         return Requirements(resources={FREQUENCIES: TokenFrequencyResource(options)})
 
     def start_batch(self, _batch: Batch) -> None:
-        """Forget the sums of the last batch."""
+        """Reset the sums over layers."""
         self._sums = None
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
-        """Add the measures of one block."""
+        """Add the measures of a block."""
         lengths = batch.token_mask.sum(dim=-1, keepdim=True)
         ratios = block.mixing_ratios
         measures = torch.stack(
@@ -82,14 +82,14 @@ class FrequencyAnalysis(Analysis):
         self._correlate(1 + self.context.index(block.layer), measures, batch)
 
     def end_batch(self, batch: Batch) -> None:
-        """Add the means over layers of every token."""
+        """Add the means over layers of the batch's tokens."""
         assert self._sums is not None
         means = self._sums / len(self.context.layers)
         self._correlate(0, means, batch)
         self._add_tokens(means, batch)
 
     def result(self) -> Findings:
-        """Correlations over all layers and by layer, and the means of every token type."""
+        """Correlations for all layers together and by layer, and the means of every token type."""
         table = pd.DataFrame(
             [
                 (layer, measure, specials, rho.spearman, rho.count, rho.error_bound, rho.reason)
@@ -136,17 +136,17 @@ class FrequencyAnalysis(Analysis):
         tokens = batch.input_ids[batch.token_mask].cpu()
         ranks, special = self._rank[tokens], self._special[tokens]
         number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
-        # One measure after another along the batch axis: each is a group of its own.
+        # The measures lie along the batch axis, and each is a group.
         first = measures.cpu()[:, None, None]
         second = ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
-        for place, counted in enumerate((ranks > 0, (ranks > 0) & ~special)):
-            self._ranks.update(row, first, second, torch.where(counted, number + place, -1))
+        for offset, counted in enumerate((ranks > 0, (ranks > 0) & ~special)):
+            self._ranks.update(row, first, second, torch.where(counted, number + offset, -1))
 
     def _add_tokens(self, means: Tensor, batch: Batch) -> None:
         tokens = batch.input_ids[batch.token_mask]
         self._types.update(tokens, means)
         rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
-        # The picture is of ordinary tokens that have a rank: a [CLS] in every sequence would be most of what is seen.
+        # The figure shows ordinary tokens with a rank: special tokens are in every sequence and would dominate it.
         ordinary = ~self._special[tokens.cpu()] & (rows[:, 0] > 0)
         start = 0
         for length, fingerprint in zip(batch.token_mask.sum(dim=-1).tolist(), batch.fingerprints, strict=True):
@@ -194,8 +194,8 @@ class FrequencyAnalysis(Analysis):
                 sharey=False,
                 medians=True,
                 caption=(
-                    "Each measure of a token occurrence against the frequency rank of its token, with the median in bins of "
-                    "rank: where the line rises, rarer tokens have more of it. Special tokens are left out."
+                    "Each measure of a token occurrence against its token's frequency rank. The line is the median in bins "
+                    "of rank: where it rises, rarer tokens have larger values. Special tokens are left out."
                 ),
             )
         }

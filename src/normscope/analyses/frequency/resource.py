@@ -1,4 +1,4 @@
-"""The frequency of every token, prepared before the first batch."""
+"""Token frequencies, counted or read before the first batch."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""The findings of the frequency analysis in sentences, from its metrics. What was not measured is not mentioned."""
+"""The findings of the frequency analysis in sentences, from its metrics. Missing metrics are skipped."""
 
 from collections.abc import Mapping
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[str]:
-    """Whether frequent tokens are short."""
+    """Rank correlations with the frequency rank."""
     titles = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "the mixing ratio of its block"}
     parts = [
         f"{metrics[key]:+.2f} with {title}"

@@ -1,23 +1,24 @@
-"""The findings of the mixing analysis in sentences, from its metrics. What was not measured is not mentioned."""
+"""The findings of the mixing analysis in sentences, from its metrics. Missing metrics are skipped."""
 
 from collections.abc import Mapping
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[str]:
-    """By the weights alone, and by the whole block."""
+    """The mixing ratio by the weights alone, and by the whole block."""
     by_weights, by_block = metrics.get("attn_w/mean"), metrics.get("attnresln_n/mean", metrics.get("attnres_n/mean"))
     sentences: list[str] = []
     if by_weights is not None:
         sentences.append(
-            f"By attention weights alone, tokens would take {by_weights:.1%} of their new vectors from other tokens."
+            f"By attention weights alone, {by_weights:.1%} of a token's output vector would come from other tokens."
         )
     if by_block is not None:
         whole = "attnresln_n/mean" in metrics
         name = "attnresln_n" if whole else "attnres_n"
+        included = ", the residual connection and the layer normalisation" if whole else " and the residual connection"
         low, high = metrics[f"{name}/min"], metrics[f"{name}/max"]
         sentences.append(
-            f"With vectors, the residual connection{' and the layer normalisation' if whole else ''} taken in, it is "
-            f"{by_block:.1%} on average ({name}), between {low:.1%} and {high:.1%} for single "
+            f"With vectors{included}, it is "
+            f"{by_block:.1%} on average ({name}), from {low:.1%} to {high:.1%} for single "
             f"tokens: the blocks mostly {'preserve' if by_block < 0.5 else 'mix'}."
         )
     return sentences

@@ -14,20 +14,20 @@ from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation
 
-# Some thousandths of the range of ranks per cell, where most pairs are: ρ of many pairs comes within some 1e-4 of the
-# exact one, and always within the bound that is reported.
+# Where most pairs are, a cell covers a few thousandths of the ranks. For many pairs, ρ is within about 1e-4 of the exact value,
+# and always within the reported bound.
 WEIGHT_AXIS = Axis(-30, 0, 5)
 NORM_AXIS = Axis(-10, 12, 6)
 
 
 class PairCorrelation:
-    """Offers the pairs of every block to a rank correlation; of long sequences those of a sample of the queries.
+    """Accumulates the pairs of every block in a rank correlation. For long sequences, it samples the queries.
 
-    Whether a sequence is sampled depends on its length alone, and the draw on its text and the seed: how a corpus is cut into
-    batches changes nothing.
+    Whether a sequence is sampled depends only on its length, and the draw only on its text and the seed, so batching makes no
+    difference.
 
     Args:
-        options: How many pairs are kept, how many queries are drawn, and by which seed.
+        options: The number of pairs to keep, the number of queries to draw, and the seed.
         layers: Number of layers.
         groups: Number of categories of keys.
     """
@@ -36,15 +36,15 @@ class PairCorrelation:
         self._limit, self._seed = options.sampled_queries, options.seed
         self.correlation = RankCorrelation(layers, groups, WEIGHT_AXIS, NORM_AXIS, options.exact_pairs)
         self.queries = Counts(1, 2)
-        """How many queries were used, and how many there were."""
+        """Number of queries used, and of all queries."""
 
     def update(self, layer: int, block: AttentionBlock, batch: Batch) -> None:
-        """Add the pairs of one block.
+        """Add the pairs of a block.
 
         Args:
             layer: Index of the layer, from 0.
             block: The block.
-            batch: What it saw.
+            batch: Its batch.
         """
         norms, categories = block.transformed_norms, batch.keys.categories
         lengths = batch.token_mask.sum(dim=-1).tolist()
@@ -54,7 +54,7 @@ class PairCorrelation:
         width, at_once = block.query.shape[2], block.queries_at_once
         sequences = at_once // width
         if used == lengths and (block.own_weights is not None or sequences >= len(lengths)):
-            # All at once, and other analyses may ask for them as well.
+            # `block.weights` builds all weights at once and keeps them for other analyses.
             everything = block.mask is None and bool(batch.token_mask.all())
             self.correlation.update(layer, block.weights, norms, categories, None if everything else block.visible())
             return
@@ -66,7 +66,7 @@ class PairCorrelation:
     def _parts(
         self, batch: Batch, lengths: list[int], used: list[int], sequences: int
     ) -> Iterator[tuple[slice, Int[Tensor, " query"]]]:
-        """Some sequences together, and which of their queries are used; a sequence that is sampled stands alone."""
+        """Groups of sequences and the indices of their queries. Sampled sequences come one at a time."""
         if used == lengths:
             for start in range(0, len(lengths), sequences):
                 some = slice(start, start + sequences)
@@ -80,11 +80,11 @@ class PairCorrelation:
             yield slice(row, row + 1), torch.from_numpy(queries)
 
     def notes(self) -> list[str]:
-        """What a reader must know of the sample."""
-        used, there = self.queries.compute()[0].tolist()
-        if used == there:
+        """A note if queries were sampled."""
+        used, total = self.queries.compute()[0].tolist()
+        if used == total:
             return []
         return [
-            f"rank correlations are of {used:,} of the {there:,} queries: of sequences longer than {self._limit} tokens that "
-            "many are drawn (analysis.norms.sampled_queries)"
+            f"rank correlations use {used:,} of {total:,} queries: at most {self._limit} are drawn from each sequence "
+            "(analysis.norms.sampled_queries)"
         ]

@@ -1,10 +1,10 @@
-"""The findings of the norms analysis in sentences, from its metrics. What was not measured is not mentioned."""
+"""The findings of the norms analysis in sentences, from its metrics. Missing metrics are skipped."""
 
 from collections.abc import Mapping
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[str]:
-    """Which tokens get weight and how little they hand over."""
+    """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖."""
     sentences: list[str] = []
     total, handed = metrics.get("alpha/all"), metrics.get("alpha_f/all")
     for category in ("cls", "sep", "first", "punctuation"):
@@ -19,7 +19,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[str]:
     ]
     if correlations:
         sentences.append(
-            f"Rank correlation of α and ‖f(x)‖: {', '.join(correlations)}; negative means that what gets weight is short."
+            f"Rank correlation of α and ‖f(x)‖: {', '.join(correlations)}; negative means that short vectors get large weights."
         )
     if "f/cv_mean" in metrics:
         low, high = metrics["f/cv_min"], metrics["f/cv_max"]

@@ -1,10 +1,10 @@
-"""The findings of the outliers analysis in sentences, from its metrics. What was not measured is not mentioned."""
+"""The findings of the outliers analysis in sentences, from its metrics. Missing metrics are skipped."""
 
 from collections.abc import Mapping
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[str]:
-    """Which dimensions."""
+    """The outlier dimensions."""
     shares = {key.split("/")[0]: value for key, value in metrics.items() if key.endswith("/share_of_layers")}
     if not shares:
         return ["No hidden dimension is an outlier in enough layers to be one of the model."]

@@ -10,12 +10,12 @@ from normscope.analyses.score.ablations import MEAN, TOGETHER, ZERO
 from normscope.analyses.score.tables import means_by_layer
 from normscope.data.categories import ALL
 
-# A picture with more columns than these is not read.
+# With more columns the panels become too small to read.
 _DRAWN_DIMENSIONS = 6
 
 
 def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) -> dict[str, Figure]:
-    """Figures 4 and 5 of the paper, its Table 1 as a picture, the ranking, and the causal test at a glance."""
+    """Figures 4 and 5 of the paper, its Table 1 as a heatmap, the concentration of the spread, and the interventions."""
     contributions = tables["contributions"]
     everything = contributions[contributions["category"] == ALL]
     figures: dict[str, Figure] = {}
@@ -29,8 +29,8 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             labelled=outliers,
             y_label="mean C_j",
             caption=(
-                "Mean contribution C_j of every dimension to q·k over all query–key pairs, one line per head, one panel per "
-                "layer, before scaling and softmax. Labelled: the outlier dimensions."
+                "Mean contribution C_j of every dimension to q·k (before scaling and softmax) over all query–key pairs, one "
+                "line per head, one panel per layer. Labels mark the outlier dimensions."
             ),
         )
     by_category = contributions[contributions["dimension"].isin(outliers) & (contributions["category"] != ALL)]
@@ -48,8 +48,8 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             column="head",
             diverging=True,
             caption=(
-                "Mean contribution C_j of the outlier dimensions (at most six) by category of the key. A category "
-                "that is redder than the others in a head is favoured by that dimension, whatever the query."
+                "Mean contribution C_j of up to six outlier dimensions by category of the key. If a category is redder than "
+                "the others in a head, the dimension favours its keys, whatever the query."
             ),
         )
     figures["concentration"] = Lines(
@@ -63,8 +63,8 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
         series_titles={"half": "half of the spread", "ninety": "90 %"},
         y_label="dimensions (mean over heads)",
         caption=(
-            "Smallest number of dimensions that explains half, and 90 %, of the spread of a query's scores over its keys. "
-            "Heads whose dimensions never explain that much, since the key bias explains the rest, are left out."
+            "Smallest number of dimensions that explains half and 90 % of the spread of a query's scores over its keys. Heads "
+            "whose dimensions never explain that much, because the key bias explains the rest, are left out."
         ),
     )
     if "intervention" in tables and len(tables["intervention"]):
@@ -79,16 +79,16 @@ def _intervention(table: pd.DataFrame) -> Lines:
     return _compared(
         together,
         {"before": ("before", None), "after": ("after", None), "controls": ("controls_mean", "before")},
-        {"before": "as it is", "after": "without the outliers", "controls": "without random dimensions (95 %)"},
-        "Attention to the keys of each category (sum over its keys) as it is, without the outlier dimensions' part of the "
-        "block's scores, and without that of as many random dimensions. Where only the first removal moves the line, the "
-        "outliers carry it.",
+        {"before": "unchanged", "after": "without the outliers", "controls": "without random dimensions (95 %)"},
+        "Attention to each category (sum over its keys): unchanged, without the outlier dimensions' part of the block's "
+        "scores, and without the part of as many random dimensions. Where only the outliers' removal moves the line, the "
+        "attention depends on them.",
     )
 
 
 def _ablation(table: pd.DataFrame) -> Lines:
-    chosen = table[(table["removed"] == TOGETHER) & (table["from_layer"] == table["from_layer"].min())]
-    zero, mean = (chosen[chosen["value"] == value].reset_index(drop=True) for value in (ZERO, MEAN))
+    rows = table[(table["removed"] == TOGETHER) & (table["from_layer"] == table["from_layer"].min())]
+    zero, mean = (rows[rows["value"] == value].reset_index(drop=True) for value in (ZERO, MEAN))
     return _compared(
         zero.assign(mean_after=mean["after"]),
         {
@@ -98,20 +98,20 @@ def _ablation(table: pd.DataFrame) -> Lines:
             "controls": ("controls_mean", "before"),
         },
         {
-            "before": "as it is",
+            "before": "unchanged",
             ZERO: "outliers set to zero",
             MEAN: "outliers set to their mean",
             "controls": "random dimensions set to zero (95 %)",
         },
-        "Attention to the keys of each category (sum over its keys) when dimensions of the residual stream are replaced "
-        "wherever a block reads it, from the first of the chosen layers to the end of the model.",
+        "Attention to each category (sum over its keys) when dimensions of the residual stream are replaced wherever a block "
+        "reads them, from the first chosen layer to the last layer of the model.",
     )
 
 
 def _compared(
     table: pd.DataFrame, lines: Mapping[str, tuple[str, str | None]], titles: Mapping[str, str], caption: str
 ) -> Lines:
-    """Lines by layer, one panel per category; a line is a column, added to another where there is one (with its interval)."""
+    """Lines by layer, one panel per category. A line is a column, or a change with its interval added to a base column."""
     parts = []
     for name, (column, base) in lines.items():
         start = 0.0 if base is None else table[base]

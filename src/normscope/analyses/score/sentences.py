@@ -1,20 +1,20 @@
-"""The findings of the score analysis in sentences, from its metrics. What was not measured is not mentioned."""
+"""The findings of the score analysis in sentences, from its metrics. Missing metrics are skipped."""
 
 from collections.abc import Mapping
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[str]:
-    """How few dimensions decide, and what goes without them."""
+    """How few dimensions explain the scores, and the effect of removing the outliers."""
     sentences: list[str] = []
     half, ninety = metrics.get("dimensions_for_half/mean"), metrics.get("dimensions_for_90_percent/mean")
     if half is not None:
         more = "" if ninety is None else f", {ninety:.0f} explain 90 %"
         sentences.append(
-            f"In an average head, {half:.0f} dimensions explain half of what sets a query's scores apart{more}."
+            f"In an average head, {half:.0f} dimensions explain half of the spread of a query's scores{more}."
         )
     sentences += _key_bias(metrics)
     if "share_of_outliers/mean" in metrics:
-        sentences.append(f"The outlier dimensions' share of it is {metrics['share_of_outliers/mean']:.1%}.")
+        sentences.append(f"The outlier dimensions' share of the spread is {metrics['share_of_outliers/mean']:.1%}.")
     changes = {
         key.split("/")[1]: value
         for key, value in metrics.items()
@@ -23,16 +23,16 @@ def sentences_of(metrics: Mapping[str, float]) -> list[str]:
     if changes:
         most = max(changes, key=lambda category: abs(changes[category]))
         controls = metrics.get(f"intervention/{most}/controls_mean")
-        beside = "" if controls is None else f"; without as many random dimensions by {controls:+.3f}"
+        comparison = "" if controls is None else f"; removing as many random dimensions changes it by {controls:+.3f}"
         sentences.append(
             f"Without the outliers' part of the scores, the weight on keys of category {most} changes by {changes[most]:+.3f}"
-            f"{beside}."
+            f"{comparison}."
         )
     return sentences
 
 
 def _key_bias(metrics: Mapping[str, float]) -> list[str]:
-    """What b_K leaves to the dimensions, where it takes anything from them."""
+    """The share of b_K, if it is not zero."""
     share = metrics.get("share_of_key_bias/mean", 0.0)
     below_half, below_ninety = (metrics.get(f"heads_below_{part}/share", 0.0) for part in ("half", "90_percent"))
     if not below_ninety and abs(share) < 0.0005:  # 0.0 % when printed
