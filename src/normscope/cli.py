@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import logging
 import os
-import re
 import shlex
 import signal
 import sys
@@ -19,16 +18,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from normscope.config.composition import explain
 from normscope.config.schema import NAME_LENGTH, RunOptions, register
-from normscope.config.unknown_keys import refuse_unknown, suggestion
-from normscope.config.validation import check
-from normscope.errors import InputError, PeerError
+from normscope.config.unknown_keys import refuse_unknown
+from normscope.config.validation import check, check_strings
+from normscope.errors import InputError, PeerError, message, one_line, origin, printable
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
 
@@ -37,7 +39,8 @@ BUG = 1
 INTERRUPTED = 130
 TERMINATED = 143
 
-_BAD_INPUT = (InputError, HydraException, OmegaConfBaseException)
+_COMPOSING = ("hydra", "omegaconf", "antlr4")
+"""Packages that run nothing but a user's overrides: whatever they raise is about these."""
 
 
 @dataclasses.dataclass
@@ -67,24 +70,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     _sweep.begin()
     signal.signal(signal.SIGTERM, terminate)
-    status = 0
-    try:
-        main()
-        if _sweep.error is not None:
-            raise _sweep.error
-    except KeyboardInterrupt as error:
-        print("interrupted", file=sys.stderr)
-        status = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
-    except BrokenPipeError:  # whoever read what we say has had enough: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:
-        if not _failures():
-            # Not a job of a sweep: the error has not been told yet. Before any job, what cannot be written is the folder.
-            folder_refused = isinstance(error, OSError) and error.filename is not None and _sweep.jobs == 0
-            if not isinstance(error, _BAD_INPUT) and not folder_refused:
-                raise
-            _print_once(error)
-            status = BAD_INPUT
+    status = _execute(main)
     if _several():
         # Where one process ends badly, torchrun ends the others: they have their own status by now.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -100,6 +86,79 @@ def run(main: Callable[[], object]) -> NoReturn:
         print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         status = status or BUG
     sys.exit(status)
+
+
+def _execute(main: Callable[[], object]) -> int:
+    """Run the command and return its status; a bug keeps its traceback, and so does not return."""
+    overrides: list[str] = []
+    try:
+        overrides = _overrides()
+        main()
+        if _sweep.error is not None:
+            raise _sweep.error
+    except KeyboardInterrupt as error:
+        print("interrupted", file=sys.stderr)
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has closed it: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if _failures():  # jobs of a sweep, which have printed and recorded their errors
+            return 0
+        invalid = _as_input_error(error, overrides)
+        if invalid is None:
+            raise
+        _print_once(invalid)
+        return BAD_INPUT
+    return 0
+
+
+def _overrides() -> list[str]:
+    """The overrides on the command line.
+
+    Raises:
+        InputError: If there is a flag that Hydra does not have.
+    """
+    parser = get_args_parser()
+
+    def refuse(reason: str) -> NoReturn:  # Hydra would print its whole usage
+        raise InputError(f"{reason}; see python run.py --help")
+
+    parser.error = refuse  # type: ignore[method-assign, assignment]
+    given = parser.parse_args()
+    if given.experimental_rerun is not None:  # it would read a pickle
+        raise InputError("--experimental-rerun: not supported; reproduce=FOLDER makes a run again")
+    return list(given.overrides)
+
+
+def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | None:
+    """An error as invalid input, with its one line; None if it is a bug of ours."""
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return InputError(explain(error))
+    before_jobs = _sweep.jobs == 0
+    if before_jobs and isinstance(error, OSError) and error.filename is not None:
+        return InputError(
+            f"{error.filename}: cannot be read or written ({error.strerror}); for results, set output_dir to another folder"
+        )
+    if origin(error).startswith((*_COMPOSING, "yaml") if before_jobs else _COMPOSING):
+        return InputError(f"{_culprit(overrides)}: {one_line(error)}")
+    return None
+
+
+def _culprit(overrides: Sequence[str]) -> str:
+    """The override that Hydra could not use, where its error does not name one."""
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+            value = override.value()
+        except Exception:  # the grammar fails in many ways
+            return text
+        names = value if isinstance(value, list) else [value]
+        if "." not in override.key_or_group and not all(isinstance(name, str) for name in names):
+            return text
+    return " ".join(overrides) or "the command line"
 
 
 def _failures() -> list[str]:
@@ -129,13 +188,15 @@ def job(config: DictConfig) -> dict[str, float]:
     """
     _sweep.jobs += 1
     hydra = HydraConfig.get()
-    overrides = list(hydra.overrides.task)
+    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as typed
+    assert isinstance(overrides, list)
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
         _sweep.folder = _job_folder(hydra).parent  # hydra.sweep.dir may have said so
         print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
     try:
         refuse_unknown(config, OmegaConf.structured(RunOptions))
+        check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
@@ -172,18 +233,19 @@ def _record(error: Exception, overrides: Sequence[str]) -> None:
     """Print and note down how a job of a sweep failed."""
     from normscope.reporting.comparison.runs import record_failure
 
-    if isinstance(error, _BAD_INPUT):
-        _print_once(error)
+    invalid = _as_input_error(error, overrides)
+    if invalid is not None:
+        _print_once(invalid)
     else:
         traceback.print_exception(error)
     assert _sweep.folder is not None
-    record_failure(_sweep.folder, overrides, _one_line(error))
+    record_failure(_sweep.folder, overrides, printable(str(invalid), 1000) if invalid is not None else one_line(error))
 
 
-def _print_once(error: BaseException) -> None:
-    """Print bad input, unless another process of the run does."""
+def _print_once(error: InputError) -> None:
+    """Print invalid input, unless another process of the run does."""
     if not isinstance(error, PeerError):
-        print(f"normscope: {_one_line(error)}", file=sys.stderr)
+        print(message(error), file=sys.stderr)
 
 
 def _options(config: DictConfig, overrides: Sequence[str], key: str, earlier: Path | None) -> RunOptions:
@@ -209,31 +271,6 @@ def _is_first() -> bool:
     return not _several() or os.environ.get("RANK", "0") == "0"
 
 
-def _one_line(error: BaseException) -> str:
-    """What a user needs of an error: Hydra's and OmegaConf's messages come in several lines of which the first tells."""
-    message = str(error)
-    if isinstance(error, InputError):
-        return message
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        return f"{error.filename}: cannot be written to ({error.strerror}); set output_dir to another folder"
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException):
-        message = f"{message}: {cause}"
-    unknown = re.search(
-        r"Could not override '([^']+)'|Key '([^']+)' not in '([^']+)'|Key '([^']+)' is not in struct", message
-    )
-    # Hydra's advice to add a + would get the typo past the schema.
-    message = re.sub(r"\.?\s*To append to your config use \S+", ".", message)
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    kept = [
-        line
-        for line in lines
-        if not line.startswith(("full_key:", "object_type=", "reference_type=", "Available options"))
-    ]
-    line = " ".join(kept) or type(error).__name__
-    return line + (suggestion(unknown.group(1)) if unknown and unknown.group(1) else "")
-
-
 @functools.cache
 def _moment() -> str:
     """The time in the name of this process's run or sweep."""
@@ -257,6 +294,8 @@ def _job_folder(hydra: Any) -> Path:
 
 def _sweep_folder(given: str | None) -> str:
     """`output_dir`, or a dated folder below outputs/multirun/ that is not there yet."""
+    if given is not None:
+        check_strings({"output_dir": given})
     if not _is_first():
         return _scratch().name
     parent = Path("outputs/multirun")

@@ -1,13 +1,18 @@
 """Bad input: one line that names the key, exit status 2, and nothing left behind that looks like a result."""
 
+import contextlib
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from normscope.config.schema import ModelOptions
+from normscope.errors import InputError
+from normscope.models.loading import open_model
 from normscope.reporting import tracking
 from tests.end_to_end.shell import run_here
 
@@ -57,6 +62,62 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
     assert message in refuse(capsys, monkeypatch, tmp_path, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model=brt"], "model=brt: no such preset; did you mean bert? Expected one of albert, "),
+        (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
+        (["device.nope=1"], "unknown key device.nope; did you mean device.name?"),
+        (["model.architecture.x=1"], "model.architecture.x is not set yet; +model.architecture.x=VALUE adds it"),
+        (["device=null"], "device=null: "),
+        (["analysis=[mixing,3]"], "analysis=[mixing,3]: "),
+        (["seed=" + "9" * 5000], "seed=9999"),
+        (["dataset.path=["], "dataset.path=[: expected key=value"),
+        (["seed=\x00"], "seed=\\x00: expected key=value"),
+        (["layers='${nope}'"], "layers: Interpolation key 'nope' not found"),
+        (["model.pin.name='${oc.env:NOPE_NOT_SET}'"], "model.pin.name: "),
+        (["--foo"], "unrecognized arguments: --foo; see python run.py --help"),
+        (["--info=nope"], "argument --info/-i: invalid choice: 'nope'"),
+        (
+            ["--experimental-rerun=nope.pickle"],
+            "--experimental-rerun: not supported; reproduce=FOLDER makes a run again",
+        ),
+        (["resume="], "resume='': expected a value, got an empty one"),
+        (["reproduce=' '"], "reproduce=' ': expected a value, got an empty one"),
+        (["resume='a\nb'", "output_dir=null"], "resume=a\\nb: expected the folder of a run"),
+        (["tracking.tags=[[]]"], "tracking.tags=[[]]: expected a list of single values, got [] in it"),
+        (
+            ["analysis.outliers.dimensions=[{a:1}]"],
+            "analysis.outliers.dimensions=[{'a': 1}]: expected a list of single",
+        ),
+        (
+            ["model=bert-random", "++model.architecture.num_hidden_layers=1000000000"],
+            "num_hidden_layers=1000000000 in the model",
+        ),
+        (["model.tokenizer=/no/such/folder"], "model.tokenizer=/no/such/folder: expected an existing folder"),
+    ],
+)
+def test_overrides_that_hydra_or_we_refuse(capsys, monkeypatch, tmp_path, arguments, message):
+    assert refuse(capsys, monkeypatch, tmp_path, *arguments).startswith(f"normscope: {message}")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--multirun"]])
+def test_an_empty_output_folder_is_refused_before_anything_is_made(capsys, monkeypatch, tmp_path, arguments):
+    monkeypatch.chdir(tmp_path)
+    outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled", "output_dir=")
+    assert outcome.status == 2
+    assert "normscope: output_dir='': expected a value" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_overrides_are_recorded_as_they_were_typed(capsys, monkeypatch, tmp_path, saved_model):
+    monkeypatch.setenv("MY_MODEL", str(saved_model))
+    arguments = ["model.name='${oc.env:MY_MODEL}'", "tracking=disabled", "report.enabled=false", "dataset.limit=2"]
+    assert run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}").status == 0
+    assert "oc.env:MY_MODEL" in json.loads((tmp_path / "a/results.json").read_text())["provenance"]["command"]
+
+
 @pytest.mark.parametrize("content", ["\n \n\n", ""])
 def test_a_corpus_without_an_example(capsys, monkeypatch, tmp_path, saved_model, content):
     path = tmp_path / "a.txt"
@@ -84,6 +145,24 @@ def test_a_truncated_weights_file(capsys, monkeypatch, tmp_path, saved_model):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert "its weights cannot be read" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+
+
+def test_weights_of_another_shape(capsys, monkeypatch, tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    key = "encoder.layer.1.attention.self.key.weight"
+    tensors = load_file(folder / "model.safetensors") | {key: torch.ones(2, 3)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+    assert f"the weight {key} has the shape (2, 3), but its config.json describes (24, 24)" in line
+
+
+def test_a_bad_config_is_one_line_without_warnings(tmp_path, saved_model):
+    folder = broken_copy(saved_model, tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"rope_scaling": "foo"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with warnings.catch_warnings(), contextlib.suppress(InputError):
+        warnings.simplefilter("error")
+        open_model(ModelOptions(name=str(folder), seed=0))
 
 
 def test_weights_that_are_not_numbers(capsys, monkeypatch, tmp_path, saved_model):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.end_to_end.bad_input import Stock, run_all
+from tests.end_to_end.bad_input.generate import run_all
+from tests.end_to_end.bad_input.stock import Stock
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """A run from its claim on a folder to its last word: what may stop it, and what it leaves behind."""
 
-import json
 import shutil
 
 import pytest
@@ -11,6 +10,7 @@ from normscope.models.loading import OpenedModel
 from normscope.reporting.claim import LOCK
 from normscope.reporting.run_folder import RunFolder
 from normscope.running import pipeline
+from normscope.running.distributed import process_group
 from tests.end_to_end.disturbed import results, torchrun
 from tests.end_to_end.shell import ROOT, run_here
 
@@ -158,10 +158,22 @@ def test_bad_input_ends_every_process_with_2_and_is_printed_once(tmp_path, saved
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("size", ["abc", "0", "-1", ""])
+@pytest.mark.parametrize("size", ["abc", "0", "-1", "", "9" * 5000])
 def test_a_world_size_that_is_no_number_is_bad_input(capsys, monkeypatch, tmp_path, saved_model, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 2
-    assert f"WORLD_SIZE={size}: expected the number of processes" in outcome.err
-    assert json.dumps(list(map(str, tmp_path.iterdir()))) == "[]"
+    assert (
+        f"WORLD_SIZE={size}: expected the number of processes" if len(size) < 9 else "WORLD_SIZE=999"
+    ) in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+@pytest.mark.parametrize("rank", ["x", "-1", "2", ""])
+def test_a_rank_that_is_none_is_bad_input(monkeypatch, name, rank):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(name, rank)
+    with pytest.raises(InputError, match=f"^{name}={rank}: expected the rank of this process"), process_group():
+        pass

@@ -119,6 +119,33 @@ def test_a_forged_header_is_refused(saved, header):
         checkpoint.resume([Counting()], iter(()))
 
 
+@pytest.mark.parametrize("change", ["missing", "surplus", "empty", "one number", "square"])
+def test_a_forged_state_is_refused(saved, change):
+    """With a checksum that is right: a tensor of one number would be broadcast, and the sums would be wrong."""
+    checkpoint, analysis, path = saved
+    for name, tensor in state_of([analysis]).items():
+        forged = {
+            "empty": tensor.new_zeros(0),
+            "one number": tensor.new_ones(1, 1, 1, 1),
+            "square": tensor.new_ones(3, 3),
+        }
+        tensors = state_of([analysis])
+        match change:
+            case "missing":
+                del tensors[name]
+            case "surplus":
+                tensors[f"{name}_x"] = tensor
+            case _ if forged[change].shape == tensor.shape:
+                continue
+            case _:
+                tensors[name] = forged[change]
+        header = '{"identity": {"model.name": "tiny", "seed": 0}, "batches": 0, "digest": ""}'
+        metadata = {"normscope": header, "sha256": checkpoints.checksum(header, tensors)}
+        path.write_bytes(safetensors.torch.save(tensors, metadata=metadata))
+        with pytest.raises(InputError, match="checkpoint.safetensors: the checkpoint cannot be used"):
+            checkpoint.resume([Counting()], iter(()))
+
+
 def test_states_are_merged_without_building_an_analysis():
     whole, first, second = Counting(), Counting(), Counting()
     for number in range(6):

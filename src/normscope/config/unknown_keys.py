@@ -9,7 +9,7 @@ from normscope.config.schema import RunOptions
 from normscope.errors import InputError
 
 # A transformers config, and categories that users name: keys that are not ours to know.
-_USERS_OWN = ("model.architecture", "dataset.categories")
+USERS_OWN = ("model.architecture", "dataset.categories")
 
 
 def refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> None:
@@ -22,7 +22,7 @@ def refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> N
         if name not in known.keys():  # noqa: SIM118 - `in` does not see keys without a value
             raise InputError(f"unknown key {prefix}{name}{suggestion(f'{prefix}{name}')}")
         below, schema = config._get_node(name), known._get_node(name)
-        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in _USERS_OWN:
+        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in USERS_OWN:
             refuse_unknown(below, schema, f"{prefix}{name}.")
 
 

@@ -46,7 +46,7 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
 
 
 def check_strings(config: Mapping[str, Any]) -> None:
-    """Refuse strings that mean nothing: an empty one is not the same as none, and no file has a NUL in its name.
+    """Refuse strings and lists that mean nothing: an empty string is not the same as none, and no file has a NUL in its name.
 
     Args:
         config: The whole config or a part of it, nested or flat.
@@ -54,13 +54,25 @@ def check_strings(config: Mapping[str, Any]) -> None:
     Raises:
         InputError: Naming the key.
     """
-    for key, text in _strings(flat(config)):
+    settings = flat(config)
+    for key, value in settings.items():
+        if isinstance(value, list) and not key.startswith(
+            _OWN
+        ):  # OmegaConf takes any item for a list of numbers or words
+            _check_items(key, value)
+    for key, text in _strings(settings):
         if not text or (not text.strip() and key not in _SIGNS):
             raise InputError(f"{key}={text!r}: expected a value, got an empty one; leave {key} out, or set {key}=null")
         if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
             raise InputError(f"{key}={text!r}: expected text, got a character that no text or file name has")
         if key in _PATHS:
             _check_path(key, text)
+
+
+def _check_items(key: str, items: list[Any]) -> None:
+    for item in items:
+        if isinstance(item, list | dict):
+            raise InputError(f"{key}={items}: expected a list of single values, got {item!r} in it")
 
 
 def _strings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from normscope.data.examples import Example
 from normscope.data.legibility import NOT_TEXT, why_not_text
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 
 Row = Mapping[str | int, Any]
 
@@ -53,7 +53,7 @@ class RowReader:
             return row[wanted]
         if required:
             key = "dataset.text_column" if default == "text" else "dataset.pair_column"
-            columns = ", ".join(map(str, row))
+            columns = printable(", ".join(map(str, row)), 200) if named else f"the numbers 0 to {len(row) - 1}"
             raise InputError(
                 f"{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}"
             )

@@ -1,11 +1,13 @@
 """Builds configs from `model.architecture`, and refuses keys that the family does not have."""
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,14 @@ from normscope.errors import InputError, one_line
 
 _TOKENIZER_KEYS = frozenset({"cls_token_id", "sep_token_id", "mask_token_id", "unk_token_id", "tokenizer_class"})
 """Keys about the tokenizer, which the config of any family may have."""
+
+
+@contextlib.contextmanager
+def silent_warnings() -> Iterator[None]:
+    """Silence transformers' warnings about a config's values: an invalid one is an error with a line of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def config_from_architecture(architecture: Mapping[str, Any]) -> PretrainedConfig:
@@ -33,7 +43,8 @@ def config_from_architecture(architecture: Mapping[str, Any]) -> PretrainedConfi
     if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         _refuse_unknown_keys(model_type, settings)
     try:
-        return AutoConfig.for_model(model_type, **settings)
+        with silent_warnings():
+            return AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # config classes raise many types
         raise InputError(f"model.architecture is not a valid transformers config: {one_line(error)}") from error
 

@@ -10,6 +10,10 @@ from normscope.models.families import FAMILIES, STACKS
 _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 
+# The deepest published models have a few hundred layers. Modules are built one by one, so a wrong number takes for ever.
+_MOST_LAYERS = 10_000
+
+
 def check_family(config: PretrainedConfig, name: str) -> None:
     """Check that the config's model_type and architectures name the same family.
 
@@ -41,6 +45,9 @@ def check_supported(config: PretrainedConfig) -> None:
     Raises:
         InputError: If they do not; the message names the key.
     """
+    for key, value in vars(config).items():
+        if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
+            raise InputError(f"{key}={value} in the model's config: expected at most {_MOST_LAYERS:,} layers")
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(
             "quantization_config: quantised weights are not the ones that the model computes with; set model.name to a "

@@ -41,13 +41,14 @@ class Source:
     """Whether the preset's pin (package, revision, checksum) applies to this model."""
 
 
-def locate(name: str, options: ModelOptions, weights: bool) -> Source:
+def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.name") -> Source:
     """Find the files of a model, looking in local places first.
 
     Args:
         name: Local folder or Hub name.
         options: The model's options; their pin applies if it has the same name.
         weights: Whether weight files are needed, or only config and tokenizer.
+        key: The config key that gives the name, for messages.
 
     Raises:
         InputError: If they cannot be found.
@@ -60,16 +61,16 @@ def locate(name: str, options: ModelOptions, weights: bool) -> Source:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise InputError(f"model.name={name}: expected a transformers model, got a folder without config.json")
+            raise InputError(f"{key}={name}: expected a transformers model, got a folder without config.json")
         if weights:
             _require_weights(folder, name, options.allow_pickle)
         return Source(folder, pinned=pinned)
     if not _HUB_NAME.fullmatch(name):
         raise InputError(
-            f"model.name={name}: expected an existing folder or a Hub name such as google-bert/bert-base-uncased"
+            f"{key}={name}: expected an existing folder or a Hub name such as google-bert/bert-base-uncased"
         )
     revision = options.revision or (options.pin.revision if pinned else None)
-    folder = _hub_folder(name, revision, weights, options.allow_pickle)
+    folder = _hub_folder(name, revision, weights, options.allow_pickle, key)
     return Source(folder, revision=folder.name, pinned=pinned)
 
 
@@ -124,31 +125,29 @@ def _package_folder(package: str) -> Path | None:
     return None
 
 
-def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bool) -> Path:
+def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bool, key: str) -> Path:
     patterns = [*_SETTINGS, *(SAFE_WEIGHTS if weights else ()), *(PICKLED_WEIGHTS if weights and allow_pickle else ())]
     cached = _cached_folder(name, revision)
     if cached is not None and (weight_files(cached) or not weights):
         if weights:
             _require_weights(cached, name, allow_pickle)
         return cached
-    hint = "give a local folder instead: model.name=/path/to/folder"
+    hint = f"give a local folder instead: {key}=/path/to/folder"
     if not hub_reachable():
-        raise InputError(f"model.name={name}: not in the local cache and the Hub cannot be reached; {hint}")
+        raise InputError(f"{key}={name}: not in the local cache and the Hub cannot be reached; {hint}")
     try:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
-        raise InputError(f"model.name={name}: access is restricted; log in with `hf auth login`, or {hint}") from error
+        raise InputError(f"{key}={name}: access is restricted; log in with `hf auth login`, or {hint}") from error
     except RevisionNotFoundError as error:
         raise InputError(f"model.revision={revision}: {name} has no such branch, tag or commit on the Hub") from error
     except RepositoryNotFoundError as error:
-        raise InputError(f"model.name={name}: expected a local folder or a model on the Hub, found neither") from error
+        raise InputError(f"{key}={name}: expected a local folder or a model on the Hub, found neither") from error
     except (HfHubHTTPError, OSError) as error:
-        raise InputError(
-            f"model.name={name}: downloading from the Hub failed ({type(error).__name__}); {hint}"
-        ) from error
+        raise InputError(f"{key}={name}: downloading from the Hub failed ({type(error).__name__}); {hint}") from error
     if weights and not weight_files(folder):
         raise InputError(
-            f"model.name={name}: the Hub has no safetensors for it; set model.revision to a revision that has, or "
+            f"{key}={name}: the Hub has no safetensors for it; set model.revision to a revision that has, or "
             "model.allow_pickle=true to load its pickled weights if you trust them"
         )
     return folder

@@ -19,7 +19,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
-from normscope.models.architecture import config_from_architecture
+from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.config_checks import check_family, check_supported
 from normscope.models.families import layout_of
 from normscope.models.files import Source, locate, weights_digest
@@ -28,7 +28,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.mlm_head import masked_language_head
 from normscope.models.model_info import ModelInfo
 from normscope.models.tokenizer_loading import load_tokenizer
-from normscope.models.weight_checks import check_all_used, check_dtypes, check_finite, check_none_missing
+from normscope.models.weight_checks import check_all_used, check_dtypes, check_finite, check_none_missing, check_shapes
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -185,7 +185,8 @@ def _check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None
 
 def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfig:
     try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
+        with silent_warnings():
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
     except Exception as error:  # a foreign file, parsed by a library: it may raise anything
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
     assert isinstance(config, PretrainedConfig)
@@ -223,9 +224,11 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
                 use_safetensors=None if options.allow_pickle else True,
                 trust_remote_code=options.trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
     except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
+    check_shapes(loading["mismatched_keys"], options.name)
     check_none_missing(config, loading["missing_keys"], options.name)
     check_all_used(model, loading["unexpected_keys"], options.name)
     check_dtypes(model, source.folder, options.name)

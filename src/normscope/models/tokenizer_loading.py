@@ -48,9 +48,10 @@ def load_tokenizer(
 
 def _load(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
     if options.tokenizer is not None:
-        folder = locate(options.tokenizer, options, weights=False).folder
+        given = f"model.tokenizer={options.tokenizer}"
+        folder = locate(options.tokenizer, options, weights=False, key="model.tokenizer").folder
     elif source is not None:
-        folder = source.folder
+        given, folder = f"model.name={options.name}", source.folder
     else:
         raise InputError(
             "model.architecture comes without a tokenizer; set model.tokenizer to the name or folder of a model"
@@ -59,7 +60,7 @@ def _load(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBa
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     except Exception as error:  # missing files and missing optional packages raise many types
         raise InputError(
-            f"model.name={options.name}: cannot load a tokenizer from {folder}: {one_line(error)}; set model.tokenizer to the "
+            f"{given}: cannot load a tokenizer from {folder}: {one_line(error)}; set model.tokenizer to the "
             "name or folder of a model with a tokenizer"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)

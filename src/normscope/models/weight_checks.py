@@ -1,7 +1,7 @@
 """Checks on a checkpoint's weights: the model uses all of them, unchanged, and nothing else."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,26 @@ _HARMLESS = re.compile(
 _MASKS = re.compile(r"\.(attn|attention)\.bias$")
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], name: str) -> None:
+    """Check that a checkpoint's tensors have the shapes that its config describes.
+
+    Args:
+        mismatched: Name, shape in the checkpoint and shape in the model of each tensor whose shapes differ.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If there is one.
+    """
+    tensors = sorted((key, tuple(shape), tuple(expected)) for key, shape, expected in mismatched)
+    if tensors:
+        key, shape, expected = tensors[0]
+        more = f" ({len(tensors) - 1} more differ)" if len(tensors) > 1 else ""
+        raise InputError(
+            f"model.name={name}: the weight {key} has the shape {shape}, but its config.json describes {expected}{more}; use "
+            "the config and the weights of one checkpoint"
+        )
 
 
 def check_none_missing(config: PretrainedConfig, missing: Collection[str], name: str) -> None:

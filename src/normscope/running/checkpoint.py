@@ -79,7 +79,7 @@ class Checkpoint:
                 f"resume: the corpus has changed: its first {wanted.batches} batches hold other tokens than when the run was "
                 "stopped; begin a new run"
             )
-        load_state(analyses, tensors)
+        self._load(analyses, tensors)
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position) -> None:
@@ -125,6 +125,26 @@ class Checkpoint:
             ) from error
         return identity, position, tensors
 
+    def _load(self, analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
+        """Give the analyses their state back.
+
+        A checksum can be forged, and a tensor of another shape may be broadcast: what was loaded must be what was saved.
+        """
+        new, problem = _shapes(state_of(analyses)), ""
+        try:
+            load_state(analyses, tensors)
+            loaded = _shapes(state_of(analyses))
+        except (LookupError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
+            problem = one_line(error)
+        else:
+            # What is a single number stays one: any shape could be broadcast to it.
+            expected = loaded | {name: kind for name, kind in new.items() if kind[1] == ()}
+            saved = _shapes(tensors)
+            different = sorted(name for name in {**saved, **expected} if saved.get(name) != expected.get(name))
+            problem = f"it does not fit the analyses at {different[0]}" if different else ""
+        if problem:
+            raise InputError(f"{self._path}: the checkpoint cannot be used: {problem}; remove it to begin again")
+
     def _compare(self, saved: Mapping[str, Any]) -> None:
         mine = json.loads(json.dumps(self._identity))
         different = [key for key in {**saved, **mine} if saved.get(key) != mine.get(key)]
@@ -135,6 +155,10 @@ class Checkpoint:
                 + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
                 + "; begin a new run, or set it as it was"
             )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import safetensors.torch
@@ -24,6 +25,7 @@ from normscope.errors import InputError, PeerError, one_line
 
 # A process that has no more batches waits for the others this long.
 _PATIENCE = datetime.timedelta(hours=2)
+_MOST_PROCESSES = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +145,16 @@ def _received(rank: int) -> Tensor:
     return content
 
 
+def _from_environment(name: str, default: str, meaning: str, allowed: range) -> int:
+    """A number that torchrun sets."""
+    given = os.environ.get(name, default)
+    if not re.fullmatch("[0-9]{1,9}", given) or int(given) not in allowed:  # int() refuses thousands of digits
+        raise InputError(
+            f"{name}={given}: expected {meaning}, from {allowed.start}; start with torchrun, or unset WORLD_SIZE and {name}"
+        )
+    return int(given)
+
+
 @contextlib.contextmanager
 def process_group() -> Iterator[ProcessGroup]:
     """The processes that torchrun has started, or this one alone.
@@ -150,19 +162,18 @@ def process_group() -> Iterator[ProcessGroup]:
     Raises:
         InputError: If the others cannot be reached.
     """
-    given = os.environ.get("WORLD_SIZE", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise InputError(f"WORLD_SIZE={given}: expected the number of processes; start with torchrun, or unset it")
-    size = int(given)
+    size = _from_environment("WORLD_SIZE", "1", "the number of processes", range(1, _MOST_PROCESSES))
     if size == 1:
         yield ProcessGroup()
         return
+    _from_environment("RANK", "0", f"the rank of this process among {size}", range(size))
+    _from_environment("LOCAL_RANK", "0", "the rank of this process on its machine", range(size))
     try:
         # States travel through the CPU's memory, whatever the device: they are small, and gloo is everywhere.
         dist.init_process_group("gloo", timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"WORLD_SIZE={size}: the other processes cannot be reached: {error}; start with torchrun"
+            f"WORLD_SIZE={size}: the other processes cannot be reached: {one_line(error)}; start with torchrun, or unset it"
         ) from error
     try:
         yield ProcessGroup(dist.get_rank(), size)

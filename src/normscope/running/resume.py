@@ -1,6 +1,5 @@
 """Runs that go on where they were stopped, and runs that are made again: their configs come from their folders."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from normscope.config.schema import INCIDENTAL, RunOptions
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 AGREEMENT = 1e-5
 """Relative difference of two numbers that agree: what other threads or another machine may add up otherwise in float32."""
@@ -63,8 +62,10 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
     try:
         saved = OmegaConf.merge(OmegaConf.structured(RunOptions), OmegaConf.load(path))
         OmegaConf.to_object(saved)
-    except (OSError, YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
-        raise InputError(f"{key}={folder}: expected the folder of a run, with its config.yaml") from error
+    except (OSError, YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{key}={folder}: expected the folder of a run, with its config.yaml: {one_line(error)}"
+        ) from error
     assert isinstance(saved, DictConfig)
     for override in overrides:
         for name in _keys_of(override, config):
@@ -98,16 +99,16 @@ def metrics_of(folder: Path) -> dict[str, float]:
     Raises:
         InputError: If it has none.
     """
+    from normscope.reporting.comparison.runs import read_results  # pandas takes seconds to import
+
     try:
-        results = json.loads((folder / "results.json").read_text())
-        status, metrics = results["status"], {str(name): float(value) for name, value in results["metrics"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"reproduce={folder}: expected the folder of a completed run, with its results.json"
-        ) from error
+        results = read_results(folder)
+    except InputError as error:
+        raise InputError(f"reproduce={folder}: expected the folder of a completed run: {error}") from error
+    status = results["status"]
     if status != "completed":
         raise InputError(f"reproduce={folder}: that run is {status}; only a completed one can be made again")
-    return metrics
+    return {str(name): float(value) for name, value in results["metrics"].items()}
 
 
 def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bool, str]:

@@ -1,0 +1,66 @@
+"""Why Hydra or OmegaConf cannot compose a config, on one line that names the key."""
+
+import difflib
+from collections.abc import Iterator
+
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from normscope.config.unknown_keys import USERS_OWN, suggestion
+from normscope.errors import printable
+
+# OmegaConf keeps only the words of what a resolver of ours raises.
+_FROM_RESOLVER = "InputError raised while resolving interpolation: "
+_MERGING = "Error merging override "
+
+# Lines of their messages that are of no use to a user; their advice to add a + would get a typo past the schema.
+_ASIDES = ("full_key:", "object_type=", "reference_type=", "To append to your", "See https://", "^")
+
+
+def explain(error: Exception) -> str:
+    """The reason for an error of Hydra's or OmegaConf's, with the key or override that it is about.
+
+    Args:
+        error: Whatever composing a config or reading a value of it has raised.
+    """
+    causes = list(_causes(error))
+    ours = str(error).partition(_FROM_RESOLVER)[2]
+    if ours:
+        return ours.splitlines()[0]
+    missing = getattr(error, "missing_cfg_file", None)
+    if missing is not None:
+        return _missing_preset(missing, getattr(error, "options", None))
+    typed = getattr(error, "override", None)  # where the grammar cannot read it
+    if isinstance(typed, str):
+        return f"{typed}: expected key=value: {_reason(error)}"
+    about = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
+    if about is None:
+        return _reason(error)
+    key = str(about.full_key or "")
+    if isinstance(about, ConfigAttributeError | ConfigKeyError) and not str(about).startswith("Interpolation"):
+        if key.startswith(USERS_OWN):
+            return f"{key} is not set yet; +{key}=VALUE adds it"
+        return f"unknown key {key}{suggestion(key)}"
+    said = str(error)
+    where = said.removeprefix(_MERGING).splitlines()[0] if said.startswith(_MERGING) else key
+    return f"{where}: {_reason(about)}" if where else _reason(about)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith(_ASIDES))
+    return printable(text, 300) or type(error).__name__
+
+
+def _missing_preset(file: str, presets: list[str] | None) -> str:
+    group, _, name = file.rpartition("/")
+    if not presets:
+        return f"{file}: no such config"
+    close = difflib.get_close_matches(name, presets, n=1)
+    advice = f"did you mean {close[0]}? Expected" if close else "expected"
+    return f"{group}={name}: no such preset; {advice} one of {', '.join(presets)}"

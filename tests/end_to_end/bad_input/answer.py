@@ -1,0 +1,56 @@
+"""What is wrong with the answer to a bad input."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+
+from tests.end_to_end.bad_input.process import Outcome, Started, snapshot
+
+# Progress of a run that has begun.
+_PROGRESS = re.compile(r".*( layers on cpu, |examples \[|\d+ examples|: *\d+%\||going on after ).*|\s*|sequences.*")
+
+
+def faults(run: Started, outcome: Outcome) -> list[str]:
+    """What is wrong with the answer to a bad input."""
+    wrong = []
+    if outcome.status not in run.case.statuses:
+        wrong.append(f"status {outcome.status}")
+    if "Traceback" in outcome.err:
+        wrong.append("traceback")
+    elif outcome.status == 2:
+        said = [line for line in outcome.err.splitlines() if line.startswith("normscope: ")]
+        other = [line for line in outcome.err.splitlines() if line not in said and not _PROGRESS.fullmatch(line)]
+        if len(said) != 1:
+            wrong.append(f"{len(said)} messages")
+        elif not any(name in said[0] for name in run.case.names):
+            wrong.append("names neither key nor file")
+        if any(len(line) > 1500 or not line.isprintable() for line in said):
+            wrong.append("unreadable message")
+        if other:
+            wrong.append(f"said more: {other[0]:.150}")
+        if (run.folder / "work/out").exists() and run.case.module is None:
+            path = run.folder / "work/out/results.json"
+            if not path.is_file() or json.loads(path.read_text())["status"] != "failed":
+                wrong.append("left something behind")
+    wrong += _changes(run)
+    return wrong
+
+
+def _changes(run: Started) -> list[str]:
+    after = snapshot(run.folder)
+    mine = os.path.normpath(os.path.join("work", run.case.writes))
+    changed = sorted(
+        name
+        for name in {**run.before, **after}
+        if run.before.get(name) != after.get(name)
+        and not f"{name}/".startswith(f"{mine}/")
+        and mine not in ("work", ".")
+    )
+    return [f"changed {changed[0]}"] if changed else []
+
+
+def report(run: Started, outcome: Outcome, wrong: Sequence[str]) -> str:
+    """A fault for people."""
+    last = [line for line in outcome.err.splitlines() if line.strip()][-3:]
+    return f"#{run.number} {run.case.what}: {'; '.join(wrong)}\n      " + "\n      ".join(line[:300] for line in last)

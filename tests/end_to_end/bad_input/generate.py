@@ -1,0 +1,66 @@
+"""Draws cases from a seed and runs them."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.end_to_end.bad_input.alignments import links, reverse_run
+from tests.end_to_end.bad_input.answer import faults, report
+from tests.end_to_end.bad_input.case import Case
+from tests.end_to_end.bad_input.corpora import odd_parquet, odd_rows, spoiled_corpus
+from tests.end_to_end.bad_input.earlier_runs import checkpoint, earlier_run
+from tests.end_to_end.bad_input.models import adapter, architecture, model_config, model_file, tokenizer_json, weights
+from tests.end_to_end.bad_input.overrides import empty_value, environment, odd_group, odd_path, odd_syntax, wrong_value
+from tests.end_to_end.bad_input.process import collect, finished, started
+from tests.end_to_end.bad_input.small_files import frequencies, pickles
+from tests.end_to_end.bad_input.stock import Stock
+
+Kind = Callable[[random.Random, Stock], Case]
+KINDS: tuple[tuple[Kind, int], ...] = (
+    *((wrong_value, 9), (empty_value, 4), (odd_group, 4), (odd_syntax, 4), (odd_path, 6)),
+    *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3)),
+    *((model_config, 7), (architecture, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
+    *(
+        (earlier_run, 6),
+        (checkpoint, 4),
+        (environment, 3),
+        (links, 5),
+        (reverse_run, 2),
+        (pickles, 5),
+        (frequencies, 3),
+    ),
+)
+
+
+def case(seed: int, number: int, stock: Stock, only: str = "") -> Case:
+    """Case `number` of a seed; of one kind alone where that is asked for."""
+    draw = random.Random(f"{seed} {number}")
+    kinds = [(kind, weight) for kind, weight in KINDS if only in kind.__name__]
+    kind = draw.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
+    return kind(draw, stock)
+
+
+def run_all(
+    stock: Stock, folder: Path, seed: int, numbers: Sequence[int], only: str = "", loud: bool = False
+) -> list[str]:
+    """Run cases beside each other and return the faults."""
+    waiting, running, found = list(numbers)[::-1], [], []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            number = waiting.pop()
+            running.append(started(case(seed, number, stock, only), folder / str(number), number))
+        collect(running)
+        for run in [run for run in running if run.status is not None]:
+            running.remove(run)
+            outcome = finished(run)
+            wrong = faults(run, outcome)
+            if wrong:
+                found.append(report(run, outcome, wrong))
+            if wrong and loud:
+                print(found[-1], flush=True)
+            elif loud and only:
+                print(f"#{run.number} {run.case.what}: {outcome.status} {outcome.err.strip()[-200:]}", flush=True)
+            shutil.rmtree(run.folder, ignore_errors=True)
+    return found
