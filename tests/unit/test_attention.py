@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -99,6 +100,31 @@ def test_a_mask_is_made_once_for_all_layers():
     assert mask.term(everything, everything, (2, TOKENS, TOKENS), like) is first
     assert mask.with_bias(BIAS) is mask.with_bias(BIAS)
     assert mask.with_bias(BIAS.clone()).bias is not BIAS
+
+
+@pytest.mark.parametrize(
+    ("kind", "queries", "keys", "kept"),
+    [
+        ("matrix", 4, 11, True),  # as large as a strip
+        ("matrix", 5, 3, False),
+        ("window", 11, 11, True),  # a band
+        ("padding", 11, 11, True),  # one row
+        ("none", 11, 11, True),
+        ("bias", 11, 11, True),  # as large as the bias, which is there anyway
+        ("shifted bias", 11, 11, False),
+        ("shifted bias", 4, 11, True),
+    ],
+)
+def test_only_masks_that_take_little_memory_are_kept(kind, queries, keys, kept, monkeypatch):
+    monkeypatch.setattr(masks, "STRIP", 4)
+    shifted = Mask(shift=torch.ones(2, 3, TOKENS, dtype=torch.float64)).with_bias(BIAS)
+    mask = dataclasses.replace(shifted if kind == "shifted bias" else MASKS[kind] or Mask())
+    place, lengths = (slice(0, queries), slice(0, keys)), (2, queries, keys)
+    for like in (torch.zeros(()), torch.zeros((), dtype=torch.float64)):
+        first, again = (mask.term(*place, lengths, like) for _ in range(2))
+        assert (first is again) == kept
+        assert first is None if kind == "none" else torch.equal(first, again)
+        assert first is None or first.dtype == like.dtype
 
 
 def test_a_kernel_that_computes_something_else_is_not_trusted(qkv, monkeypatch):

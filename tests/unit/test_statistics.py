@@ -177,6 +177,18 @@ def test_a_histogram_counts_a_single_pair_and_takes_none():
     assert histogram.counts.sum() == 1
 
 
+def test_a_histogram_is_copied_only_when_it_grows():
+    histogram = PairHistogram(*AXES, 1)
+    group = torch.zeros(1, 1, dtype=torch.long)
+
+    def add(second: float) -> int:
+        histogram.add(torch.ones(1, 1, 1, 1), torch.full((1, 1, 1), second), group, None)
+        return histogram.counts.data_ptr()
+
+    held = [add(second) for second in (2.0, 2.0, 8.0, 4.0, 2.0, 1.0)]
+    assert [before == after for before, after in itertools.pairwise(held)] == [True, False, True, True, False]
+
+
 @pytest.mark.parametrize("saved", ["kept", "counted"])
 def test_a_saved_state_goes_on_as_if_nothing_had_happened(saved):
     """Kept pairs are saved, loaded and then counted with later ones, on grids that differ."""

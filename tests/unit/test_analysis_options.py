@@ -1,0 +1,121 @@
+"""What the options of each analysis accept, at the ends of the range; and what each analysis declares about itself."""
+
+import dataclasses
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from normscope.alignment.options import AlignmentOptions, LinkFileOptions
+from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
+from normscope.analyses.frequency.options import FrequencyOptions
+from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
+from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
+from normscope.analyses.registry import analyses
+from normscope.analyses.score.options import ScoreOptions
+from normscope.config.schema import RunOptions
+from normscope.errors import InputError
+
+ENDS = [
+    (FrequencyOptions, "exact_pairs", 0, -1),
+    (NormsOptions, "exact_pairs", 0, -1),
+    (NormsOptions, "scatter_pairs", 1, 0),
+    (NormsOptions, "sampled_queries", 1, 0),
+    (NormsOptions, "sampled_queries", None, -3),
+    (OutliersOptions, "threshold", 1e-9, 0.0),
+    (OutliersOptions, "threshold", 3.0, float("nan")),
+    (OutliersOptions, "share", 0.0, -1e-9),
+    (OutliersOptions, "share", 1.0, 1 + 1e-9),
+    (ScoreOptions, "sequences", None, 0),
+    (ScoreOptions, "sequences", 1, 0),
+    (ScoreOptions, "intervention_sequences", 1, 0),
+    (ScoreOptions, "ablation_sequences", 1, 0),
+    (ScoreOptions, "controls", 0, -1),
+    (ScoreOptions, "ablation_controls", 0, -1),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "good", "bad"), ENDS)
+def test_the_ends_of_what_is_accepted(kind, key, good, bad):
+    name = next(info.name for info in analyses().values() if info.options is kind)
+    kind(**{"seed": 0} if hasattr(kind, "seed") else {}, **{key: good}).validate(RunOptions())
+    with pytest.raises(InputError, match=re.escape(f"analysis.{name}.{key}={bad}: expected ")):
+        kind(**{"seed": 0} if hasattr(kind, "seed") else {}, **{key: bad}).validate(RunOptions())
+
+
+def aligned(stack=None, dataset="parallel", **options):
+    run = SimpleNamespace(model=SimpleNamespace(stack=stack), dataset=SimpleNamespace(kind=dataset))
+    given = {"enabled": True, "gold": LinkFileOptions(path="gold")} | options
+    AlignmentOptions(**given).validate(run)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "key"),
+    [
+        ({"stack": "cross"}, {"stack": "encoder"}, "model.stack=encoder"),
+        ({"stack": None}, {"stack": "decoder"}, "model.stack=decoder"),
+        ({"gold": LinkFileOptions(), "dataset": "toy"}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
+        ({"symmetrisation": "grow-diag"}, {"symmetrisation": "grow"}, "analysis.alignment.symmetrisation=grow"),
+        ({"baselines": {"a.b+c-d_1": "f"}}, {"baselines": {"a b": "f"}}, "analysis.alignment.baselines.a b"),
+        ({"baselines": {"attn": "f"}}, {"baselines": {"attn_w": "f"}}, "analysis.alignment.baselines.attn_w"),
+        ({"baselines": {}}, {"baselines": {"attn_n": "f"}}, "analysis.alignment.baselines.attn_n"),
+        ({"baselines": None}, {"baselines": ["f"]}, "analysis.alignment.baselines=['f']"),
+        ({"enabled": False, "gold": LinkFileOptions()}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
+    ],
+)
+def test_what_alignment_accepts(good, bad, key):
+    aligned(**good)
+    with pytest.raises(InputError, match=re.escape(key)):
+        aligned(**bad)
+
+
+def test_what_analyses_declare():
+    """Defaults of the paper, citations, and which analyses can look at cross-attention."""
+    assert OutliersOptions() == OutliersOptions(False, OutlierCriterion.sigma, 3.0, 0.5, None)
+    crossing = {
+        name: (info.supports_cross_attention, info.requires_cross_attention) for name, info in analyses().items()
+    }
+    assert crossing == {
+        "mixing": (True, False),
+        "norms": (True, False),
+        "frequency": (False, False),
+        "outliers": (True, False),
+        "score": (False, False),
+        "alignment": (True, True),
+    }
+    cited = {name: [paper.key for paper in info.papers] for name, info in analyses().items()}
+    assert cited["norms"] == cited["frequency"] == ["kobayashi2020", "kobayashi2021"]
+    assert (cited["mixing"], cited["alignment"]) == (["kobayashi2021"], ["kobayashi2020"])
+    assert cited["outliers"] == cited["score"] == ["maruta2024"]
+    for info in analyses().values():
+        assert info.load().info is info
+        assert {field.name for field in dataclasses.fields(info.options)} >= {"enabled"}
+        assert info.options.enabled is False
+        for paper in info.papers:
+            name, year = re.fullmatch(r"([a-z]+)(\d{4})", paper.key).groups()
+            assert re.match(rf"@inproceedings{{{name}-.*{year}", paper.bibtex)
+            assert f"year = {{{year}}}" in paper.bibtex
+
+
+@pytest.mark.parametrize(
+    ("axis", "cells_per_factor", "lowest", "highest"),
+    [
+        (WEIGHT_AXIS, 32, 2.0**-30, 1.0),
+        (NORM_AXIS, 64, 2.0**-10, 2.0**12),
+        (RANK_AXIS, 16, 1.0, 2.0**18),  # more than the largest vocabularies
+        (MEASURE_AXIS, 32, 2.0**-16, 2.0**10),
+    ],
+)
+def test_grids_reach_as_far_and_are_as_fine_as_estimates_need(axis, cells_per_factor, lowest, highest):
+    """Within the range, numbers that differ by more than one cell's width are told apart; beyond it they are not."""
+    cells = axis.cell(torch.tensor([0.0, lowest / 4, lowest, 2 * lowest, highest / 2, highest, highest * 4]))
+    assert cells.diff().tolist() == [
+        0,
+        0,
+        cells_per_factor,
+        axis.cells - 1 - 2 * cells_per_factor,
+        cells_per_factor,
+        0,
+    ]
