@@ -1,8 +1,9 @@
-"""Which tests run which lines, measured once for each file of tests and kept until that file or anything else changes."""
+"""Which tests run which lines, measured once for each file of tests and kept until it or what is mutated changes."""
 
 import collections
 import hashlib
 import json
+import multiprocessing
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +12,21 @@ from typing import Any
 import coverage
 import pytest
 
-from tests.mutation.forks import Job, run_jobs
-
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "normscope"
+PACKAGES = ("maths", "statistics", "analyses", "alignment")
+"""Where errors are planted."""
 OPTIONS = [*"-o addopts= -p no:cacheprovider -p no:faulthandler -m".split(), "not slow", "--rootdir", str(ROOT)]
 """Of pytest, in place of those that the project sets."""
 
 FOLDERS = ("unit", "oracles", "property", "contract")
 """Quick tests. Those that run the whole program from its command line take too long to run once per error."""
-_OTHERS = {"test_configs", "test_imports", "test_plug_ins", "test_mutation"}
-"""Files in these folders that read the source or start programs."""
+_OTHERS = {
+    *("test_configs", "test_imports", "test_plug_ins", "test_mutation", "test_fuzz"),
+    *("test_loading", "test_adapters", "test_sources", "test_claims", "test_pickles"),
+    *("test_corpora", "test_data", "test_files", "test_sentence_splitting", "test_figures"),
+}
+"""Files in these folders about source text, whole programs, models and corpora: they hardly check what is mutated."""
 
 Covering = dict[str, dict[str, Any]]
 """By test: its `duration` in seconds and its `lines` by file."""
@@ -50,29 +55,31 @@ def covering_tests(cache: Path) -> Covering:
 
 
 def _keys() -> Iterator[tuple[str, str]]:
-    shared = hashlib.sha256()
-    tests = sorted((ROOT / "tests").rglob("test_*.py"))
-    for folder in (SOURCE, ROOT / "tests", ROOT / "benchmarks", ROOT / "conf"):
-        for path in sorted({*folder.rglob("*.py"), *folder.rglob("*.yaml")} - set(tests)):
-            if "mutation" not in path.parts:
-                shared.update(path.read_bytes())
-    for path in tests:
-        if path.parent.name in FOLDERS and path.stem not in _OTHERS:
-            own = shared.copy()
-            own.update(path.read_bytes())
-            yield str(path.relative_to(ROOT)), own.hexdigest()
+    """By file of tests: a hash of it and of what is mutated."""
+    source = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((SOURCE / package).rglob("*.py")):
+            source.update(path.read_bytes())
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
+            if path.stem not in _OTHERS:
+                own = source.copy()
+                own.update(path.read_bytes())
+                yield str(path.relative_to(ROOT)), own.hexdigest()
 
 
 def _measured(paths: list[str]) -> Covering:
+    """Run some files of tests in a fork, since nothing of the source may be imported here yet."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "coverage.json"
-
-        def measure() -> str:
-            return str(pytest.main([*OPTIONS, *paths], plugins=[_Recorder(report)]))
-
-        (result,) = run_jobs([Job("coverage", measure, 3600)], quiet=False)
+        arguments = [*OPTIONS, "-q", *paths]
+        process = multiprocessing.get_context("fork").Process(
+            target=lambda: pytest.main(arguments, plugins=[_Recorder(report)])
+        )
+        process.start()
+        process.join()
         if not report.exists():
-            raise RuntimeError(f"pytest ended with {result.answer}")
+            raise RuntimeError("pytest ended before it had run the tests")
         covering: Covering = json.loads(report.read_text())
         return covering
 

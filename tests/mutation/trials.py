@@ -1,24 +1,36 @@
-"""Mutants against the tests that cover them."""
+"""Mutants against the tests that cover them, each in a fork of a process in which everything has been imported already."""
 
 import ast
 import collections
+import contextlib
 import dataclasses
 import functools
 import gc
 import importlib.machinery
+import multiprocessing
+import multiprocessing.pool
+import os
+import resource
+import signal
 import sys
+import tempfile
+import time
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 
 import pytest
 
 from tests.mutation.covering import OPTIONS, ROOT, SOURCE, Covering
-from tests.mutation.forks import Job, Result, run_jobs
 from tests.mutation.mutants import Mutant
 
 _OPTIONS = [*OPTIONS, "-p", "no:terminal", "-s"]
+_FORK = multiprocessing.get_context("fork")
+_MEMORY = 12 * 2**30
+"""Bytes that a mutant may allocate."""
 _BUDGET = 90.0
-"""Seconds of tests for one mutant; the tests that would exceed it are left out, which can only lower the share."""
+"""Seconds of tests for one mutant. Tests beyond it are left out, which can only lower the share that is killed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,26 +40,27 @@ class Trial:
     mutant: Mutant | None
     tests: tuple[str, ...]
     seconds: float
-    """How long it may take; a mutant that takes longer does not come to an end, which a test would notice."""
+    """Time limit. A test would notice a mutant that exceeds it."""
 
     @classmethod
     def of(cls, mutant: Mutant, covering: Covering) -> "Trial":
-        """A mutant with the tests that run its lines; what runs at import concerns all that run anything of its file.
+        """A mutant with the tests that run its lines; for what runs at import, all tests that run anything in its file.
 
-        The quickest come first, but all other variants of a parametrised test after the first variants of each.
+        The quickest come first, but a second variant of a parametrised test comes after the first variants of all.
         """
         lines_of = {test: set(facts["lines"].get(str(mutant.path), ())) for test, facts in covering.items()}
         if mutant.scope is None:
-            found = [test for test, lines in lines_of.items() if lines]
+            tests = [test for test, lines in lines_of.items() if lines]
         else:
-            found = [test for test, lines in lines_of.items() if lines & set(mutant.lines)] or [
+            tests = [test for test, lines in lines_of.items() if lines & set(mutant.lines)] or [
                 test for test, lines in lines_of.items() if lines & set(mutant.statement)
             ]
         variants: dict[str, int] = collections.Counter()
         places = {}
-        for test in sorted(found, key=lambda test: (covering[test]["duration"], test)):
-            places[test] = (variants[test.split("[")[0]], covering[test]["duration"], test)
-            variants[test.split("[")[0]] += 1
+        for test in sorted(tests, key=lambda test: (covering[test]["duration"], test)):
+            name = test.split("[")[0]
+            places[test] = (variants[name], covering[test]["duration"], test)
+            variants[name] += 1
         chosen, seconds = [], 0.0
         for test in sorted(places, key=places.__getitem__):
             seconds += covering[test]["duration"]
@@ -56,12 +69,22 @@ class Trial:
         return cls(mutant, tuple(chosen), 60 + 5 * min(seconds, _BUDGET))
 
 
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a trial ended."""
+
+    trial: Trial
+    killer: str
+    """The test that failed, or how the process ended otherwise; empty if all tests passed."""
+    seconds: float
+
+
 def run_trials(
-    trials: Sequence[Trial], processes: int, report: Callable[[Result[Trial]], None]
-) -> tuple[list[Result[Trial]], list[str]]:
+    trials: Sequence[Trial], processes: int, report: Callable[[Result], None]
+) -> tuple[list[Result], list[str]]:
     """Run every trial, and then every test that has killed a mutant alone, with nothing planted.
 
-    What is inside a function is exchanged after the tests have been collected. All else is there when modules are imported, so
+    Code inside functions is exchanged after the tests have been collected. All other code runs when modules are imported, so
     these mutants come first, while nothing has been imported.
 
     Args:
@@ -70,26 +93,24 @@ def run_trials(
         report: Called with each result.
 
     Returns:
-        The results, each with the test that failed as its answer, and the tests that fail alone with nothing planted.
+        The results, and the tests that fail alone with nothing planted.
     """
-    results, failing = [], []
+    results: list[Result] = []
+    failing: list[str] = []
 
-    def run(some: Iterable[Trial], work: Callable[[Trial], str]) -> Iterator[Result[Trial]]:
-        yield from run_jobs([Job(trial, functools.partial(work, trial), trial.seconds) for trial in some], processes)
-
-    for result in run([trial for trial in trials if trial.mutant and trial.mutant.scope is None], _import_and_run):
-        results.append(result)
-        report(result)
-
-    def rest(work: Callable[[Trial], str]) -> None:
-        for result in run([trial for trial in trials if trial.mutant and trial.mutant.scope is not None], work):
+    def run(some: Iterable[Trial], work: Callable[[Trial], str]) -> None:
+        for result in _in_forks(some, work, processes):
             results.append(result)
             report(result)
-        killers = {result.answer: result.key.seconds for result in results if result.answer in result.key.tests}
-        alone = [Trial(None, (test,), seconds) for test, seconds in killers.items()]
-        failing.extend(result.key.tests[0] for result in run(alone, work) if result.answer)
 
-    session = _Session(rest)
+    def run_inside_functions(work: Callable[[Trial], str]) -> None:
+        run([trial for trial in trials if trial.mutant and trial.mutant.scope is not None], work)
+        killers = {result.killer: result.trial.seconds for result in results if result.killer in result.trial.tests}
+        alone = [Trial(None, (test,), seconds) for test, seconds in killers.items()]
+        failing.extend(result.trial.tests[0] for result in _in_forks(alone, work, processes) if result.killer)
+
+    run([trial for trial in trials if trial.mutant and trial.mutant.scope is None], _import_and_run)
+    session = _Session(run_inside_functions)
     files = sorted({test.split("::")[0] for trial in trials for test in trial.tests})
     status = pytest.main([*_OPTIONS, *files], plugins=[session])
     if session.error or status != pytest.ExitCode.OK:
@@ -100,8 +121,8 @@ def run_trials(
 class _Session:
     """Collects tests, imports the source, and then hands over a function that runs a trial."""
 
-    def __init__(self, work: Callable[[Callable[[Trial], str]], None]) -> None:
-        self._work = work
+    def __init__(self, use: Callable[[Callable[[Trial], str]], None]) -> None:
+        self._use = use
         self.error: BaseException | None = None
 
     @pytest.hookimpl(tryfirst=True)
@@ -118,12 +139,12 @@ class _Session:
             for item, following in zip(chosen, [*chosen[1:], None], strict=True):
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if failures.names:
-                    break
-            return "".join(failures.names[:1])
+                    return failures.names[0]
+            return ""
 
-        gc.freeze()  # what has been imported stays where it is, so that forks share it
+        gc.freeze()  # imported objects stay where they are, so forks share them
         try:
-            self._work(run)
+            self._use(run)
         except BaseException as error:  # pytest would print it and go on
             self.error = error
         return True
@@ -145,7 +166,7 @@ class _Failures:
 
 
 Functions = Mapping[tuple[str, str], list[types.FunctionType]]
-"""By file and qualified name. Decorators and checks of shapes wrap functions, but all call one that is found here."""
+"""By file and qualified name. Decorators and shape checks wrap functions, but all call one that is found here."""
 
 
 def _functions() -> Functions:
@@ -155,7 +176,7 @@ def _functions() -> Functions:
         )
     functions = collections.defaultdict(list)
     for thing in gc.get_objects():
-        if type(thing) is types.FunctionType:  # `isinstance` would ask objects that warn of everything
+        if type(thing) is types.FunctionType:  # `isinstance` would trigger warnings in lazy objects
             functions[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
     return functions
 
@@ -164,10 +185,9 @@ def _exchange(mutant: Mutant, functions: Functions) -> None:
     """Give every function object that comes from the mutant's place the code with the error in it."""
     path = str(ROOT / mutant.path)
     (code,) = [code for code in _codes(compile(mutant.plant(), path, "exec")) if code.co_qualname == mutant.scope]
-    found = functions[path, code.co_qualname]
-    if not found:
+    if not functions[path, code.co_qualname]:
         raise LookupError(f"no function {mutant.scope} of {path}")
-    for function in found:
+    for function in functions[path, code.co_qualname]:
         function.__code__ = code
 
 
@@ -181,14 +201,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 def _import_and_run(trial: Trial) -> str:
     """Import everything with the error in its module, and run the tests."""
     assert trial.mutant is not None
-    _import_instead(str(ROOT / trial.mutant.path), ast.unparse(trial.mutant.plant()).encode())
-    failures = _Failures()
-    status = pytest.main([*_OPTIONS, "-x", *trial.tests], plugins=[failures])
-    return "" if status == pytest.ExitCode.OK else (failures.names or ["an error at import"])[0]
-
-
-def _import_instead(path: str, source: bytes) -> None:
-    """Have a module imported from other source than its file holds."""
+    path, source = str(ROOT / trial.mutant.path), ast.unparse(trial.mutant.plant()).encode()
     read = importlib.machinery.SourceFileLoader.get_data
 
     def get_data(loader: importlib.machinery.SourceFileLoader, name: str) -> bytes:
@@ -200,3 +213,45 @@ def _import_instead(path: str, source: bytes) -> None:
 
     importlib.machinery.SourceFileLoader.get_data = get_data  # type: ignore[method-assign,assignment]
     sys.dont_write_bytecode = True
+    failures = _Failures()
+    status = pytest.main([*_OPTIONS, "-x", *trial.tests], plugins=[failures])
+    return "" if status == pytest.ExitCode.OK else (failures.names or ["an error at import"])[0]
+
+
+def _in_forks(trials: Iterable[Trial], work: Callable[[Trial], str], processes: int) -> Iterator[Result]:
+    with multiprocessing.pool.ThreadPool(processes) as pool:
+        yield from pool.imap_unordered(functools.partial(_in_fork, work), trials)
+
+
+def _in_fork(work: Callable[[Trial], str], trial: Trial) -> Result:
+    started = time.monotonic()
+    receiver, sender = _FORK.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
+        process = _FORK.Process(target=_child, args=(work, trial, folder, sender))
+        process.start()
+        assert process.pid is not None
+        process.join(trial.seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and its own children, whether it has ended or not
+        process.join()
+    seconds = time.monotonic() - started
+    if not receiver.poll():
+        return Result(trial, f"exit status {process.exitcode} after {seconds:.0f} s", seconds)
+    killer, error = receiver.recv()
+    if error:
+        raise RuntimeError(f"{trial.mutant}\n{error}")
+    return Result(trial, killer, seconds)
+
+
+def _child(work: Callable[[Trial], str], trial: Trial, folder: str, answer: Connection) -> None:
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    try:
+        answer.send((work(trial), ""))
+    except BaseException:
+        answer.send(("", traceback.format_exc()))
+    os._exit(0)  # nothing that was registered before the fork is to be cleaned up here

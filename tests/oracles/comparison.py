@@ -172,8 +172,11 @@ def _rows(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def _set(figure: Any, *names: str) -> dict[str, Any]:
-    defaults = {field.name: field.default for field in dataclasses.fields(figure)}
-    return {name: getattr(figure, name) for name in names if getattr(figure, name) != defaults[name]}
+    return {name: getattr(figure, name) for name in names if getattr(figure, name) != _DEFAULTS[name]}
+
+
+_DEFAULTS = {"diverging": False, "limits": None, "log_x": False, "log_y": False, "sharey": True, "medians": False}
+"""What a figure is unless its analysis says otherwise."""
 
 
 def table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> pd.DataFrame:
