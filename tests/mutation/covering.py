@@ -24,6 +24,7 @@ FOLDERS = ("unit", "oracles", "property", "contract")
 _OTHERS = {
     *("test_configs", "test_imports", "test_plug_ins", "test_mutation", "test_fuzz"),
     *("test_loading", "test_adapters", "test_sources", "test_claims", "test_pickles"),
+    *("test_families", "test_rotations", "test_own_weights", "test_heads"),
     *("test_corpora", "test_data", "test_files", "test_sentence_splitting", "test_figures"),
 }
 """Files in these folders about source text, whole programs, models and corpora: they hardly check what is mutated."""

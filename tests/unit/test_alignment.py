@@ -8,6 +8,7 @@ from pathlib import Path
 from re import escape, fullmatch
 
 import numpy as np
+import pandas as pd
 import pytest
 import sentencepiece
 import torch
@@ -17,6 +18,7 @@ from transformers import MarianTokenizer
 
 from normscope.alignment import link_scores
 from normscope.alignment.aligners import align
+from normscope.alignment.figures import describe_figures
 from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
@@ -239,6 +241,48 @@ def test_the_directions_of_an_aligner_are_symmetrised_as_asked(monkeypatch):
     pairs = {1: (("a",) * 5, ("b",) * 5)}
     assert align("eflomal", pairs, "", Heuristic.GROW_DIAG_FINAL_AND) == {1: {(0, 0), (1, 1), (4, 4)}}
     assert align("eflomal", pairs, "", Heuristic.INTERSECTION) == {1: {(0, 0)}}
+
+
+def test_the_map_of_a_pair_is_that_of_the_best_layer_and_setting_of_each_method():
+    places = list(itertools.product((3, 7), (0, 1), ("attn_w", "attn_n"), ("awo", "awi")))
+    rates = pd.DataFrame(places, columns=["layer", "head", "method", "setting"]).assign(mean_norm=1.0)
+    best = {(7, 0, "attn_w", "awo"), (3, 0, "attn_n", "awi")}
+    rates["aer"] = [
+        0.2 if place in best else 0.1 if place[1] else 0.3 for place in places
+    ]  # a head is better than both
+    maps = pd.DataFrame(
+        [
+            (row, *place, word, 0, f"t{word}", "s", float(number), "none")
+            for row in (2, 5)
+            for number, place in enumerate(places)
+            for word in (0, 1)
+        ],
+        columns=[
+            "row",
+            "layer",
+            "head",
+            "method",
+            "setting",
+            "target",
+            "source",
+            "target_word",
+            "source_word",
+            "value",
+            "gold",
+        ],
+    )
+    figures = describe_figures(rates, maps)
+    assert figures.keys() == {"by_layer", "by_head", "norm_and_aer", "map_2", "map_5"}
+    for row in (2, 5):
+        figure = figures[f"map_{row}"]
+        assert figure.panel_titles == {
+            "attn_w": "α: weights, layer 7, awo",
+            "attn_n": "‖αf(x)‖: vectors, layer 3, awi",
+        }
+        assert set(figure.table["row"]) == {row}
+        shown = set(zip(figure.table["method"], figure.table["value"], strict=True))
+        assert shown == {(place[2], float(places.index(place))) for place in best}
+        assert f"Row {row} " in figure.caption
 
 
 def test_toy_links_point_at_words():

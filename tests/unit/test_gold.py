@@ -58,7 +58,7 @@ def test_links_of_the_corpus_itself():
     with pytest.raises(InputError, match="gold.path is not set"):
         read(AlignmentOptions(), EXAMPLES)
     none = frozenset()
-    with pytest.raises(InputError, match="no pair has a sure link"):
+    with pytest.raises(InputError, match="a sure link"):
         read(AlignmentOptions(), [Example("a b", "c", links=Links(none, sure)), "skipped"])
 
 
@@ -113,7 +113,7 @@ def test_eflomal_is_given_words_without_spaces(monkeypatch):
     assert align("eflomal", pairs, "", Heuristic.UNION) == {4: {(0, 0), (1, 0)}, 7: {(0, 1)}}
 
 
-@pytest.mark.parametrize(("name", "message"), [("giza", "unknown aligner"), ("eflomal", "it failed: 'broken'")])
+@pytest.mark.parametrize(("name", "message"), [("giza", "unknown aligner"), ("eflomal", "failed: 'broken'")])
 def test_aligners_that_cannot_be_run(monkeypatch, name, message):
     class Aligner:
         def align(self, *_, **__):
@@ -123,5 +123,5 @@ def test_aligners_that_cannot_be_run(monkeypatch, name, message):
     with pytest.raises(InputError, match=message):
         align(name, {1: (("a",), ("b",))}, "", Heuristic.UNION)
     monkeypatch.setitem(sys.modules, "eflomal", None)
-    with pytest.raises(InputError, match="is not installed" if name == "eflomal" else "unknown"):
+    with pytest.raises(InputError, match="not installed" if name == "eflomal" else "unknown"):
         align(name, {1: (("a",), ("b",))}, "", Heuristic.UNION)
