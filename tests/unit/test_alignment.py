@@ -18,8 +18,8 @@ from transformers import MarianTokenizer
 
 from normscope.alignment import link_scores
 from normscope.alignment.aligners import align
-from normscope.alignment.figures import describe_figures
 from normscope.alignment.error_rates import error_rates, evaluate
+from normscope.alignment.figures import describe_figures
 from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
