@@ -58,7 +58,18 @@ _SKIPPED_FIELDS = {
     (ast.Raise, "cause"),
 }
 _SKIPPED_KEYWORDS = {"strict", "repr", "init", "maxsize", "device"}
-_ORDERLESS = {"isinstance", "getattr", "setattr", "transpose", "maximum", "minimum", "max", "min", "logical_and"}
+_ORDERLESS = {
+    "kernel_for",
+    "isinstance",
+    "getattr",
+    "setattr",
+    "transpose",
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "logical_and",
+}
 """Functions that do not care which of their arguments comes first, or that fail at once if it does."""
 _LARGE = 100
 
