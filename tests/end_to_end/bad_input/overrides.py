@@ -60,7 +60,9 @@ def wrong_value(draw: random.Random, stock: Stock) -> Case:
             *("18446744073709551616", "-9223372036854775809", "'${dataset}'", "é", "'???'"),
         ]
     )
-    return Case(f"{key} ({kind}) = {value:.30}", [*_with(stock, key), f"{key}={value}"], [_last(key)], statuses=EITHER)
+    writes = value.strip("'") if key == "output_dir" else "out"
+    arguments = [*_with(stock, key), f"{key}={value}"]
+    return Case(f"{key} ({kind}) = {value:.30}", arguments, [_last(key)], statuses=EITHER, writes=writes)
 
 
 def empty_value(draw: random.Random, stock: Stock) -> Case:
