@@ -1,4 +1,4 @@
-"""Whether the Hub can be reached, found out quickly: without a network each file would cost half a minute to fail."""
+"""A quick check whether the Hub can be reached: without a network, each download would take half a minute to fail."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ _CONNECT_SECONDS = 1.5
 
 
 def hub_reachable() -> bool:
-    """Whether a download is worth trying."""
+    """Whether downloads are likely to work."""
     if constants.HF_HUB_OFFLINE:
         return False
     if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):

@@ -276,7 +276,7 @@ def test_categories_that_never_occur_are_refused_if_they_are_all(capsys, monkeyp
     arguments = [f"model.name={saved_model}", "categories=[mask]", "analysis=[mixing,norms]", "tracking=disabled"]
     outcome = run_here(capsys, monkeypatch, *arguments, "dataset.limit=3", f"output_dir={tmp_path / 'a'}")
     assert outcome.status == 2
-    assert "categories=[mask]: no token of these in the corpus" in outcome.err
+    assert "categories=[mask]: no token of these categories occurs in the corpus" in outcome.err
 
 
 def test_folders_that_were_there_stay(capsys, monkeypatch, tmp_path):

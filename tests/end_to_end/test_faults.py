@@ -184,7 +184,7 @@ def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
     outcome = torchrun(2, *arguments, program=str(tmp_path / "dying.py"))
     assert outcome.returncode != 0
     assert "Signal 9 (SIGKILL)" in outcome.stderr
-    assert "ended before it had handed over its share" in outcome.stderr or "SIGTERM" in outcome.stderr
+    assert "ended before it sent its results" in outcome.stderr or "SIGTERM" in outcome.stderr
     assert not (tmp_path / "run/results.json").exists() or results(tmp_path / "run")["status"] != "completed"
 
 

@@ -130,8 +130,8 @@ def test_long_texts_are_cut_for_the_explorer_and_it_is_said(capsys, monkeypatch,
     chosen = ["report.tokens=20", "report.examples=2", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *corpus, *chosen)
     assert outcome.status == 0, outcome.err
-    note = "2 texts are cut to 20 tokens at most (report.tokens)"
-    assert outcome.err.count(f"explorer: {note}") == 1
+    note = "2 texts are truncated to at most 20 tokens (report.tokens)"
+    assert outcome.err.count(f"token maps: {note}") == 1
     assert note in (tmp_path / "run/report.html").read_text()
     pairs = pd.read_parquet(tmp_path / "run/tables/explorer_pairs.parquet")
     assert pairs.groupby("sentence")["key"].max().tolist() == [19, 19]

@@ -42,7 +42,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(
     assert not (folder / "results.json").exists()
     goes_on = run_here(capsys, monkeypatch, f"resume={folder}")
     assert goes_on.status == 0, goes_on.err
-    assert "going on after" in goes_on.err
+    assert "resuming after" in goes_on.err
     assert results(folder)["metrics"] == results(undisturbed)["metrics"]
     assert tables(folder) == tables(undisturbed)
     assert not (folder / checkpoints.FILE).exists()

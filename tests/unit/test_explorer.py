@@ -77,7 +77,7 @@ def test_windows_with_a_stride_are_cut_as_texts_are(model):
     assert shape(chosen(Encoder(model, options), words(500), examples=1, tokens=16)) == [(16, True)]
 
 
-def test_the_users_own_text_is_cut_as_well(encoder):
+def test_the_users_text_is_truncated_as_well(encoder):
     assert shape(chosen(encoder, text=words(9), tokens=20)) == [(11, False)]
     assert shape(chosen(encoder, text=words(90), tokens=20)) == [(20, True)]
     with pytest.raises(InputError, match=r"report\.text"):
@@ -100,12 +100,12 @@ def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkey
     assert [len(sentence.queries) for sentence in sentences] == [10, 10, 3]
     assert notes == [
         "2 texts are shown without single heads",
-        "2 more texts are left out for lack of room (report.examples)",
+        "2 more texts are left out because the report would be too large (report.examples)",
     ]
     monkeypatch.undo()
     sentences, notes = token_maps(model, encoder, texts, layers)
     assert len(sentences) == 5
-    assert notes == ["1 text is cut to 10 tokens at most (report.tokens)"]
+    assert notes == ["1 text is truncated to at most 10 tokens (report.tokens)"]
     assert [sentence.title.endswith(" …") for sentence in sentences] == [False, False, False, False, True]
 
 

@@ -1,4 +1,4 @@
-"""Command lines of the programs beside run.py."""
+"""Command lines of the programs other than run.py."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from normscope.errors import InputError, message
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Reports a bad command line like any other bad input: one line, exit status 2."""
+    """Reports an invalid command line like any other invalid input: one line, exit status 2."""
 
     def error(self, reason: str) -> NoReturn:
         """Print the reason and exit."""

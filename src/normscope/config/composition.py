@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from normscope.config.unknown_keys import USERS_OWN, suggestion
+from normscope.config.unknown_keys import FREE_FORM, suggestion
 from normscope.errors import printable
 
 # OmegaConf keeps only the words of what a resolver of ours raises.
@@ -37,7 +37,7 @@ def explain(error: Exception) -> str:
         return _reason(error)
     key = str(about.full_key or "")
     if isinstance(about, ConfigAttributeError | ConfigKeyError) and not str(about).startswith("Interpolation"):
-        if key.startswith(USERS_OWN):
+        if key.startswith(FREE_FORM):
             return f"{key} is not set yet; +{key}=VALUE adds it"
         return f"unknown key {key}{suggestion(key)}"
     said = str(error)

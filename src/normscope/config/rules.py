@@ -14,10 +14,10 @@ def at_least(minimum: int, key: str, value: int) -> None:
 
 
 def pair_budget(key: str, value: int) -> None:
-    """Check how many pairs may be kept for an exact rank correlation.
+    """Check the number of pairs kept for an exact rank correlation.
 
     Raises:
         InputError: If it is negative.
     """
     if value < 0:
-        raise InputError(f"{key}={value}: expected a number of pairs, or 0 to estimate")
+        raise InputError(f"{key}={value}: expected a number of pairs of at least 0; 0 estimates")

@@ -1,4 +1,4 @@
-"""The config as types: a typo in a key or a wrong type is an error when the config is composed, not a surprise later."""
+"""The config as types: a misspelled key or a wrong type is an error when the config is composed."""
 
 import dataclasses
 import enum
@@ -13,13 +13,13 @@ from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses, plug_ins
 
 INCIDENTAL = ("resume", "reproduce", "output_dir", "tracking", "report", "checkpoint", "recipe")
-"""Keys that no number depends on: where results go, how they are shown, what they are compared with. They alone may differ
-when a run goes on or is made again, and they tell no runs apart."""
+"""Keys that no number depends on: where results go, how they are shown, and what they are compared with. They alone may change
+when a run is resumed or reproduced, and they do not distinguish runs."""
 
 
 @dataclass
 class Pin:
-    """Where a preset's model comes from. It holds for the model that it names, not for one set over it."""
+    """The source of a preset's model. It is ignored if another `model.name` overrides the preset's."""
 
     name: str | None = None
     package: str | None = None
@@ -28,7 +28,7 @@ class Pin:
 
 
 class ModelStack(enum.StrEnum):
-    """Which attention of an encoder–decoder is looked at."""
+    """Which attention of an encoder–decoder is analysed."""
 
     encoder = "encoder"
     decoder = "decoder"
@@ -37,30 +37,30 @@ class ModelStack(enum.StrEnum):
 
 @dataclass
 class ModelOptions:
-    """Which model is looked at."""
+    """Which model is analysed."""
 
     name: str = MISSING
     """Hub name or local folder."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     sha256: str | None = None
-    """Digest that the weights must have."""
+    """Expected SHA-256 digest of the weights."""
     pin: Pin = field(default_factory=Pin)
     stack: ModelStack | None = None
-    """Which attention of an encoder–decoder; the encoder's own by default."""
+    """Which attention of an encoder–decoder; the encoder's by default."""
     tokenizer: str | None = None
     """Hub name or local folder of another tokenizer."""
     architecture: dict[str, Any] = field(default_factory=dict)
-    """A transformers config written here instead of one that is downloaded; its weights are random."""
+    """An inline transformers config instead of a downloaded model; the weights are random."""
     random_init: bool = False
-    """Random weights in the model's shapes: the control."""
+    """Use random weights of the same shapes, as a control."""
     toy: bool = False
-    """Whether it is the toy translation model, which is trained before it is looked at."""
+    """Use the toy translation model, which is trained first."""
     seed: int = II("seed")
     source_language: str | None = None
-    """Code of the language that a multilingual translation model reads, as its tokenizer writes it."""
+    """Source language of a multilingual translation model, as a code of its tokenizer."""
     target_language: str | None = None
-    """The same of the language that it writes."""
+    """Its target language, likewise."""
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -77,7 +77,7 @@ class DatasetKind(enum.StrEnum):
 
 
 class Segmentation(enum.StrEnum):
-    """What of a document is an example."""
+    """How documents are cut into examples."""
 
     none = "none"
     sentence = "sentence"
@@ -89,22 +89,22 @@ class Quoting(enum.StrEnum):
     """What quotation marks mean in a .csv or .tsv."""
 
     standard = "standard"
-    """They enclose a cell, as in RFC 4180. A row of very many lines is taken for one that lacks its closing mark."""
+    """They enclose a cell, as in RFC 4180. A row of many lines is an error: its closing mark is probably missing."""
     multiline = "multiline"
     """The same, with rows of any number of lines."""
     none = "none"
-    """They are characters like any other: every line is a row."""
+    """They are ordinary characters, and every line is a row."""
 
 
 class Compat(enum.StrEnum):
-    """What becomes of a corpus that comes as tokens: they themselves, as its authors did it, or their text."""
+    """What is read of a corpus that comes as tokens: the tokens, as its authors did (`official`), or their text (`clean`)."""
 
     official = "official"
     clean = "clean"
 
 
 class Segments(enum.StrEnum):
-    """What a model is told of the two texts of a pair."""
+    """Segment ids of the second text of a pair."""
 
     pair = "pair"
     zero = "zero"
@@ -112,51 +112,51 @@ class Segments(enum.StrEnum):
 
 @dataclass
 class DatasetOptions:
-    """Which text is read, and how."""
+    """Which texts are read, and how."""
 
     kind: DatasetKind = MISSING
     path: str | None = None
     """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`."""
     pair_path: str | None = None
-    """File of the second texts, line by line beside those of `path`."""
+    """File of the second texts, line by line with those of `path`."""
     separator: str | None = None
-    """What stands between a text and its translation where `parallel` has both on one line."""
+    """Separates a text from its translation, if `parallel` has both on one line."""
     config: str | None = None
-    """Configuration of a Hub data set."""
+    """Configuration of a Hub dataset."""
     split: str = "train"
-    """Split of a Hub data set."""
+    """Split of a Hub dataset."""
     revision: str | None = None
-    """Revision of a Hub data set."""
+    """Revision of a Hub dataset."""
     text_column: str | int | None = None
-    """Column of the text; `text`, or the first column of a file without a header."""
+    """Column of the text; by default `text`, or the first column of a file without a header."""
     pair_column: str | int | None = None
-    """Column of the second text of a pair; `text_pair` where there is one."""
+    """Column of the second text of a pair; by default `text_pair`, if it exists."""
     header: bool = True
     """Whether the first line of a .csv or .tsv names the columns."""
     delimiter: str | None = None
-    """What stands between the cells of a .csv."""
+    """Separates the cells of a .csv or .tsv."""
     quoting: Quoting | None = None
-    """What quotation marks mean in a .csv or .tsv; `standard` in .csv, `none` in .tsv."""
+    """What quotation marks mean; by default `standard` in .csv, `none` in .tsv."""
     wikitext: bool = False
-    """Whether the lines are WikiText's: headings are left out, and its signs are put back."""
+    """Whether the lines are WikiText: headings are dropped, and punctuation is detokenized."""
     segmentation: Segmentation = Segmentation.none
-    """What of a document is an example: all of it (`none`), a `sentence`, a `pair` of paragraphs, a `window` of tokens."""
+    """What makes an example: the whole document (`none`), a `sentence`, a `pair` of paragraphs, or a `window` of tokens."""
     stride: int = 0
-    """Tokens that a window has in common with the one before it."""
+    """Tokens by which a window overlaps the one before it."""
     compat: Compat = Compat.official
-    """What becomes of a corpus that comes as tokens: they themselves, or their text."""
+    """What is read of a corpus that comes as tokens: the tokens (`official`), or their text (`clean`)."""
     limit: int | None = None
-    """Examples to read at most."""
+    """Maximum number of examples."""
     max_length: int | None = None
-    """Tokens of an example at most, pairs cut longest first; as many as the model takes by default."""
+    """Maximum number of tokens in an example; of a pair, the longer text is truncated first. The model's maximum by default."""
     mask_fraction: float = 0.0
-    """Share of the ordinary tokens that the mask token replaces."""
+    """Fraction of the ordinary tokens that are masked."""
     segments: Segments = Segments.pair
-    """Segment ids of a pair's second text: 1 (`pair`), or 0 as those of the first (`zero`)."""
+    """Segment ids of the second text of a pair: 1 (`pair`), or 0 as in the first text (`zero`)."""
     categories: dict[str, Any] = field(default_factory=dict)
-    """Token categories of the user's: a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens."""
+    """User-defined token categories: a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens."""
     name: str | None = None
-    """What the data is, where it is known: published numbers are compared on their own data only."""
+    """Name of the data, if known: published numbers are compared only with numbers on the same data."""
     seed: int = II("seed")
 
 
@@ -176,11 +176,11 @@ class DeviceOptions:
     name: str = "auto"
     dtype: DType = DType.float32
     batch_tokens: int = 4096
-    """Tokens of a batch at most, padding included."""
+    """Maximum number of tokens in a batch, padding included."""
 
 
 class TrackingMode(enum.StrEnum):
-    """Whether Weights & Biases is told, and how."""
+    """Whether and how to use Weights & Biases."""
 
     offline = "offline"
     online = "online"
@@ -188,7 +188,7 @@ class TrackingMode(enum.StrEnum):
 
 
 NAME_LENGTH = 128
-"""Characters that W&B takes in the name of a run, a project, a group or an entity."""
+"""Maximum length that W&B allows for the name of a run, project, group or entity."""
 
 
 @dataclass
@@ -196,44 +196,44 @@ class TrackingOptions:
     """Weights & Biases."""
 
     mode: TrackingMode | None = None
-    """By default WANDB_MODE, or else offline."""
+    """WANDB_MODE by default, otherwise offline."""
     project: str | None = None
-    """By default WANDB_PROJECT, or else normscope."""
+    """WANDB_PROJECT by default, otherwise normscope."""
     entity: str | None = None
     group: str | None = None
-    """Runs that belong together; the sweep's folder in a multirun."""
+    """Group of runs; by default the sweep's folder in a multirun."""
     name: str | None = None
     tags: list[str] = field(default_factory=list)
 
 
 @dataclass
 class CheckpointOptions:
-    """What is kept so that a run can go on after any end."""
+    """Checkpoints, from which an interrupted run can be resumed."""
 
     every_seconds: float = 60.0
-    """Seconds between two savings at least; 0 saves after every batch."""
+    """Minimum number of seconds between two checkpoints; 0 saves after every batch."""
 
 
 @dataclass
 class ReportOptions:
-    """The page that a run ends with."""
+    """The report of a run."""
 
     enabled: bool = True
     examples: int = 3
-    """Texts of the corpus in the explorer: the first that are short enough, then the first longer ones."""
+    """Number of texts with token maps: the first that are short enough, then the first longer ones."""
     tokens: int = 64
-    """Tokens of such a text at most; longer ones are cut."""
+    """Maximum number of tokens in such a text; longer ones are truncated."""
     text: str | None = None
-    """A text to explore in their place; `text ||| second text` is a pair."""
+    """A text to use instead; `text ||| second text` is a pair."""
 
 
 @dataclass
 class RecipeOptions:
-    """The recipe of a paper's result, where `experiment` chose one."""
+    """The preset of a paper's result, if `experiment` selects one."""
 
     name: str | None = None
     paper: str | None = None
-    """Folder below `experiments/` whose published numbers the metrics are compared with."""
+    """Folder in `experiments/` whose published numbers the metrics are compared with."""
 
 
 if TYPE_CHECKING:
@@ -257,16 +257,16 @@ class RunOptions:
     device: DeviceOptions = field(default_factory=DeviceOptions)
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
     layers: Any = "all"
-    """`all`, or a list of layer numbers from 1 (no union of a word and a list exists for structured configs)."""
+    """`all`, or a list of layer numbers from 1. (Structured configs have no union of a string and a list.)"""
     categories: Any = "all"
     """`all`, or a list of token categories to report."""
     seed: int = 0
     output_dir: str | None = None
     """The run folder itself; in a multirun, the sweep's."""
     resume: str | None = None
-    """A run folder: the run goes on where it was stopped."""
+    """Folder of a stopped run to resume."""
     reproduce: str | None = None
-    """A run folder: its run is made again, and the numbers are compared."""
+    """Folder of a run to repeat; the numbers are compared."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
@@ -291,15 +291,15 @@ def all_options(options: AnalysisOptions) -> list[AnalysisConfig]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config with keys as on the command line."""
-    found: dict[str, Any] = {}
+    """A nested config with dotted keys, as on the command line."""
+    dotted: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return dotted
 
 
 def plain(options: RunOptions) -> dict[str, Any]:
-    """The config as words, numbers, lists and dicts, ready for any file format."""
+    """The config as strings, numbers, lists and dicts, ready for any file format."""
 
     def simplified(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Keys that the schema does not know."""
+"""Refuses keys that are not in the schema."""
 
 import difflib
 from typing import Any
@@ -8,26 +8,26 @@ from omegaconf import DictConfig, OmegaConf
 from normscope.config.schema import RunOptions
 from normscope.errors import InputError
 
-# A transformers config, and categories that users name: keys that are not ours to know.
-USERS_OWN = ("model.architecture", "dataset.categories")
+# A transformers config and user-defined categories: their keys are not in the schema.
+FREE_FORM = ("model.architecture", "dataset.categories")
 
 
 def refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> None:
-    """`+key=value` gets past the schema; a key that it does not know is a typo all the same.
+    """Refuse unknown keys set by `+key=value`, which bypasses the schema: they are typos.
 
     Raises:
-        InputError: If there is one.
+        InputError: If there is an unknown key.
     """
     for name in map(str, config):
         if name not in known.keys():  # noqa: SIM118 - `in` does not see keys without a value
             raise InputError(f"unknown key {prefix}{name}{suggestion(f'{prefix}{name}')}")
         below, schema = config._get_node(name), known._get_node(name)
-        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in USERS_OWN:
+        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in FREE_FORM:
             refuse_unknown(below, schema, f"{prefix}{name}.")
 
 
 def suggestion(key: str) -> str:
-    """The known key that a misspelled one is closest to, as the end of a message; empty if none is close."""
+    """The end of a message that suggests the closest known key; empty if none is close."""
     known = _keys(OmegaConf.structured(RunOptions))
     close = difflib.get_close_matches(key, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,9 +1,9 @@
-"""What a run has added up so far, saved so that it can go on after any end.
+"""The state of the analyses, saved so that an interrupted run can be resumed.
 
-The file is safetensors: tensors and a header of text, nothing that is executed when it is read; it is written whole or not
-at all, and a checksum shows damage. A run that goes on makes the same batches again, leaves out those that were done, and
-adds to the sums where they stood; on one process the result is that of an undisturbed run, bit for bit (as long as every
-batch fits into memory).
+The file is safetensors: tensors and a text header, nothing that is executed on reading. It is written atomically, and a
+checksum detects damage. A resumed run makes the same batches again, skips those already done, and continues from
+the saved sums. In a single process the result is bit for bit that of an uninterrupted run, as long as every batch fits into
+memory.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from normscope.reporting.run_folder import RunFolder
 
 FILE = "checkpoint.safetensors"
 
-# Saving may take a twentieth of the time at most, however large the state is.
-_PAUSE_PER_SAVING = 20
+# Saving takes at most a twentieth of the time, however large the state is.
+_PAUSE_PER_SAVE = 20
 
 
 @dataclasses.dataclass
 class Position:
-    """How far a corpus has been read: batches, and a digest of the tokens in them."""
+    """How far a corpus has been read: the number of batches and a digest of their tokens."""
 
     batches: int = 0
     digest: str = ""
 
     def after(self, batch: Batch) -> "Position":
-        """The position once a batch is done."""
+        """The position after this batch."""
         content = f"{self.digest} {batch.fingerprints}".encode()
         return Position(self.batches + 1, hashlib.sha256(content).hexdigest())
 
@@ -48,8 +48,8 @@ class Checkpoint:
 
     Args:
         folder: The run folder.
-        identity: What must not have changed: config, model, software that matters; as words and numbers.
-        every_seconds: Seconds between two savings at least; 0 saves after every batch.
+        identity: What a resumed run must share: config, model and relevant software, as plain values.
+        every_seconds: Minimum number of seconds between two saves; 0 saves after every batch.
     """
 
     def __init__(self, folder: RunFolder, identity: Mapping[str, Any], every_seconds: float) -> None:
@@ -58,11 +58,11 @@ class Checkpoint:
         self._due = time.monotonic() + every_seconds
 
     def resume(self, analyses: Sequence[Analysis], stream: Iterator[tuple[Batch, bool]]) -> Position:
-        """Load what was added up and read past the batches that it is of.
+        """Load the saved state and skip the batches that it covers.
 
         Raises:
-            InputError: If the checkpoint cannot be read, is damaged, or is of another config, model or corpus; the message
-                names what.
+            InputError: If the checkpoint is unreadable or damaged, or the config, model or corpus has changed; the message
+                says which.
         """
         if not self._path.is_file():
             return Position()
@@ -76,52 +76,52 @@ class Checkpoint:
             position = position.after(passed[0])
         if position != wanted:
             raise InputError(
-                f"resume: the corpus has changed: its first {wanted.batches} batches hold other tokens than when the run was "
-                "stopped; begin a new run"
+                f"resume: the corpus has changed: its first {wanted.batches} batches have other tokens than when the run was "
+                "stopped; start a new run"
             )
         self._load(analyses, tensors)
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position) -> None:
-        """Save what has been added up.
+        """Save the state of the analyses.
 
         Raises:
-            InputError: If the run folder cannot be written to.
+            InputError: If the run folder is not writable.
         """
-        begun = time.monotonic()
+        start = time.monotonic()
         header = json.dumps({"identity": self._identity, "batches": position.batches, "digest": position.digest})
         tensors = state_of(analyses)
         metadata = {"normscope": header, "sha256": checksum(header, tensors)}
         self._folder.write(FILE, safetensors.torch.save(tensors, metadata=metadata))
         now = time.monotonic()
-        self._due = now + max(self._every, _PAUSE_PER_SAVING * (now - begun) if self._every else 0.0)
+        self._due = now + max(self._every, _PAUSE_PER_SAVE * (now - start) if self._every else 0.0)
 
     def save_if_due(self, analyses: Sequence[Analysis], position: Position, *, at_once: bool = False) -> None:
-        """Save if the last checkpoint is old enough, or at once."""
+        """Save if the last checkpoint is old enough, or if `at_once` is set."""
         if at_once or time.monotonic() >= self._due:
             self.save(analyses, position)
 
     def remove(self) -> None:
-        """Forget it: the run is done. A checkpoint that cannot be removed does no harm."""
+        """Remove the checkpoint of a completed run. One that cannot be removed does no harm."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[dict[str, Any], Position, dict[str, Tensor]]:
-        """Identity, position and states, once the checksum has shown that they are what was saved."""
+        """Identity, position and state, verified by the checksum."""
         try:
             with safetensors.safe_open(self._path, framework="pt") as file:
                 metadata = file.metadata()
                 header, saved = metadata["normscope"], metadata["sha256"]
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             if checksum(header, tensors) != saved:
-                raise ValueError("its checksum differs, so the file was damaged")
+                raise ValueError("the checksum does not match, so the file is damaged")
             content = json.loads(header)
             identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
             if not isinstance(identity, dict):
-                raise TypeError("its header holds no config")
+                raise TypeError("the header has no config")
         except (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
             raise InputError(
-                f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to begin again"
+                f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to start again"
             ) from error
         return identity, position, tensors
 
@@ -146,14 +146,14 @@ class Checkpoint:
             raise InputError(f"{self._path}: the checkpoint cannot be used: {problem}; remove it to begin again")
 
     def _compare(self, saved: Mapping[str, Any]) -> None:
-        mine = json.loads(json.dumps(self._identity))
-        different = [key for key in {**saved, **mine} if saved.get(key) != mine.get(key)]
+        current = json.loads(json.dumps(self._identity))
+        different = [key for key in {**saved, **current} if saved.get(key) != current.get(key)]
         if different:
             key = different[0]
             raise InputError(
-                f"resume: {key} was {saved.get(key)!r} when the run was stopped and is {mine.get(key)!r} now"
+                f"resume: {key} was {saved.get(key)!r} when the run was stopped and is {current.get(key)!r} now"
                 + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
-                + "; begin a new run, or set it as it was"
+                + "; start a new run, or set it back"
             )
 
 
@@ -162,7 +162,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
 
 
 def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over a header and over names, types, shapes and bytes of tensors, in hexadecimal digits."""
+    """SHA-256 over a header and the names, types, shapes and bytes of tensors, as hexadecimal digits."""
     digest = hashlib.sha256(header.encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

@@ -1,7 +1,7 @@
-"""Several processes, on one machine or many, that share a corpus: started by `torchrun run.py …`.
+"""Several processes, on one machine or more, that share a corpus: start them with `torchrun run.py …`.
 
-Every process looks at its share of the batches; what they have added up is merged by the first process, in the order of the
-processes. It alone writes and tracks.
+Every process analyses its share of the batches. The main process merges the states in the order of the processes; it alone
+writes results and tracks the run.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 
-# A process that has no more batches waits for the others this long.
-_PATIENCE = datetime.timedelta(hours=2)
+# How long a process that has finished its batches waits for the others.
+_TIMEOUT = datetime.timedelta(hours=2)
 _MOST_PROCESSES = 10**6
 
 
@@ -40,8 +40,8 @@ class ProcessGroup:
         """Whether this process writes the results."""
         return self.rank == 0
 
-    def own_device(self, options: DeviceOptions) -> DeviceOptions:
-        """One accelerator per process of a machine."""
+    def local_device(self, options: DeviceOptions) -> DeviceOptions:
+        """The options with a device of this process: one accelerator for each process on a machine."""
         if self.size == 1 or options.name not in ("auto", "cuda") or not torch.cuda.is_available():
             return options
         local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -50,90 +50,90 @@ class ProcessGroup:
     def batches(
         self, examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
     ) -> Iterator[tuple[Batch, bool]]:
-        """Batches of a corpus, and which of them are this process's; arguments are those of `batching.batches`.
+        """Batches of a corpus, and whether each is this process's; the arguments are those of `batching.batches`.
 
-        The corpus' first parts, as many as there are processes, are made into batches by all, and these shared out: so a small
-        corpus keeps all of them busy. Of what comes after, every process takes every N-th part and passes over the others,
-        whose texts it only reads.
+        The first N windows of the corpus, for N processes, are batched by all processes and their batches distributed, so
+        that even a small corpus keeps all of them busy. Of the later windows each process takes every N-th and skips the
+        others without tokenising them.
         """
         serial = 0
         for number, window in enumerate(windows(examples)):
-            together = number < self.size
-            if not together and number % self.size != self.rank:
+            is_shared = number < self.size
+            if not is_shared and number % self.size != self.rank:
                 continue
-            # What all of them read is counted by the first.
-            counted = counts if self.is_main or not together else CorpusCounts()
+            # Windows that all processes batch are counted by the main process.
+            counted = counts if self.is_main or not is_shared else CorpusCounts()
             for batch in batches_of_window(window, encoder, batch_tokens, counted):
-                yield batch, not together or serial % self.size == self.rank
+                yield batch, not is_shared or serial % self.size == self.rank
                 serial += 1
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
-        """A step of all processes that ends well for all of them or for none.
+        """A step that succeeds in all processes or fails in all of them.
 
         Raises:
-            InputError: If the step found bad input in this process.
-            PeerError: If it did in one of a lower rank, or in another one alone: that process prints it.
+            InputError: If this process has the lowest rank of those with invalid input; it prints the message.
+            PeerError: If another process prints it.
         """
         error: InputError | None = None
         try:
             yield
         except InputError as raised:
             error = raised
-        refused = [error is not None] * self.size
+        has_failed = [error is not None] * self.size
         if self.size > 1:
-            with self._talking():
-                dist.all_gather_object(refused, error is not None)
-        if not any(refused):
+            with self._communication():
+                dist.all_gather_object(has_failed, error is not None)
+        if not any(has_failed):
             return
-        printing = refused.index(True)
+        printing = has_failed.index(True)
         if printing == self.rank:
             assert error is not None
             raise error
         raise PeerError(f"process {printing} of {self.size} found bad input") from error
 
-    def shared(self, word: str) -> str:
-        """A word of the first process, in all of them."""
-        words = [word]
+    def shared(self, value: str) -> str:
+        """The main process's value, in all processes."""
+        values = [value]
         if self.size > 1:
-            with self._talking():
-                dist.broadcast_object_list(words, src=0)
-        return words[0]
+            with self._communication():
+                dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def reduce(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
-        """Add up in the first process what all have added up.
+        """Merge the states of all processes in the main process.
 
         Args:
-            analyses: This process's; in the first they go on with the sums of all.
-            counts: What became of the examples that this process has read; in the first, of all.
+            analyses: This process's analyses; those of the main process end up with the state of all.
+            counts: The counts of this process's examples; those of the main process end up with the sum.
 
         Raises:
-            InputError: If another process has died.
+            InputError: If another process has failed.
         """
         if self.size == 1:
             return
         if self.is_main:
             for rank in range(1, self.size):
-                with self._talking():
-                    words, content = _received(rank), _received(rank)
-                counts.add(CorpusCounts.unpacked(words.numpy().tobytes().decode()))
+                with self._communication():
+                    packed, content = _received(rank), _received(rank)
+                counts.add(CorpusCounts.unpacked(packed.numpy().tobytes().decode()))
                 merge_state(analyses, safetensors.torch.load(content.numpy().tobytes()))
             return
         parts = counts.packed().encode(), safetensors.torch.save(state_of(analyses))
-        with self._talking():
+        with self._communication():
             for part in parts:
                 content = torch.frombuffer(bytearray(part), dtype=torch.uint8)
                 dist.send(torch.tensor([len(content)]), 0)
                 dist.send(content, 0)
 
     @contextlib.contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _communication(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
             raise InputError(
-                f"one of the {self.size} processes ended before it had handed over its share, its own message says why; "
-                f"nothing of this run is kept, begin it again ({one_line(error)})"
+                f"one of the {self.size} processes ended before it sent its results; its message says why. Nothing of this "
+                f"run is kept; start it again ({one_line(error)})"
             ) from error
 
 
@@ -157,7 +157,7 @@ def _from_environment(name: str, default: str, meaning: str, allowed: range) -> 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[ProcessGroup]:
-    """The processes that torchrun has started, or this one alone.
+    """The processes started by torchrun, or this one alone.
 
     Raises:
         InputError: If the others cannot be reached.
@@ -169,8 +169,8 @@ def process_group() -> Iterator[ProcessGroup]:
     _from_environment("RANK", "0", f"the rank of this process among {size}", range(size))
     _from_environment("LOCAL_RANK", "0", "the rank of this process on its machine", range(size))
     try:
-        # States travel through the CPU's memory, whatever the device: they are small, and gloo is everywhere.
-        dist.init_process_group("gloo", timeout=_PATIENCE)
+        # States are small, so they are sent from CPU memory: gloo is available everywhere.
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"WORLD_SIZE={size}: the other processes cannot be reached: {one_line(error)}; start with torchrun, or unset it"

@@ -7,10 +7,10 @@ from normscope.running.shutdown import deferred_signals
 
 
 def accumulate(session: Session) -> None:
-    """Run this process's batches through every analysis, saving a checkpoint now and then.
+    """Run this process's batches through every analysis, with regular checkpoints.
 
     Raises:
-        KeyboardInterrupt: If a signal asks to stop; the current batch is finished and the state saved first.
+        KeyboardInterrupt: If a signal requests shutdown; the current batch is finished and the state saved first.
         InputError: If a batch of one sequence does not fit into the device's memory.
     """
     counts, checkpoint, position = session.counts, session.checkpoint, session.position

@@ -1,4 +1,4 @@
-"""Batches that do not fit into a device's memory: undone exactly, split, and retried."""
+"""Batches that do not fit into device memory are rolled back exactly, split, and retried."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
     """Run one batch through the model and every analysis, layer by layer.
 
     Args:
-        observer: Runs the model; it has been entered.
+        observer: Runs the model; already entered.
         batch: The batch, on the model's device.
-        analyses: What sees the blocks and hidden vectors. Each sees the layers of its context.
+        analyses: Receive the blocks and hidden vectors of the layers in their context.
     """
 
     def visit(block: AttentionBlock) -> None:
@@ -47,28 +47,28 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
 
 
 class BatchRunner:
-    """Runs batches whole, or split once one has not fitted into the device's memory.
+    """Runs batches whole, or split after one did not fit into device memory.
 
-    What analyses accumulated from a batch that failed is rolled back, so nothing counts twice. For that their state is copied
-    before each batch that is larger than all before it: only such a batch can fail.
+    What analyses accumulated from a failed batch is rolled back, so nothing counts twice. To make this possible, their state is
+    copied before every batch larger than all before it; only such a batch can fail.
 
     Args:
         observer: Runs the model.
         device: The model's device.
-        analyses: What sees the blocks and hidden vectors.
+        analyses: Receive the blocks and hidden vectors.
     """
 
     def __init__(self, observer: Observer, device: torch.device, analyses: Sequence[Analysis]) -> None:
         self._observer, self._device, self._analyses = observer, device, analyses
         self._largest = Size(0, 0)
         self._tokens: int | None = None
-        """Largest number of tokens, padding included, in a part of a batch; None while all batches have fitted."""
+        """Maximum number of tokens in a part of a batch, padding included; None while every batch has fitted."""
 
     def run(self, batch: Batch) -> None:
         """Run a batch, in parts if it must be split.
 
         Raises:
-            RuntimeError: If a single sequence, or a batch no larger than an earlier one, does not fit; the device's error.
+            RuntimeError: If a single sequence, or a batch no larger than an earlier one, does not fit (the device's error).
         """
         rows = batch.sequences if self._tokens is None else max(1, self._tokens // batch.token_mask.shape[1])
         if rows < batch.sequences:
@@ -81,7 +81,7 @@ class BatchRunner:
             self.run(batch)
 
     def _fits(self, batch: Batch) -> bool:
-        """Run a batch that is larger than all before it; if it does not fit, undo it and return False."""
+        """Run a batch that is larger than all before it; if it does not fit, roll it back and return False."""
         before = state_of(self._analyses)
         try:
             self._run(batch)
@@ -89,9 +89,9 @@ class BatchRunner:
             if batch.sequences == 1 or not is_out_of_memory(error):
                 raise
         else:
-            self._largest = self._largest.or_more(Size.of(batch))
+            self._largest = self._largest.maximum(Size.of(batch))
             return True
-        # Outside the `except` clause: the error keeps alive all that existed when it was raised.
+        # Outside the `except` clause: the error keeps alive every tensor that existed when it was raised.
         load_state(self._analyses, before)
         return False
 
@@ -103,7 +103,7 @@ class BatchRunner:
         if self._tokens is None:
             say(
                 f"a batch of {batch.sequences} × {width} tokens does not fit into the memory of {self._device}: batches are "
-                "split from now on; a smaller device.batch_tokens would save the failed attempts"
+                "split from now on; a smaller device.batch_tokens avoids the failed attempts"
             )
         self._tokens = -(-batch.sequences // 2) * width
 
@@ -112,7 +112,7 @@ class BatchRunner:
 
 
 class Size(NamedTuple):
-    """What a batch's memory grows with."""
+    """The quantities that a batch's memory grows with."""
 
     tokens: int
     pairs: int
@@ -125,10 +125,10 @@ class Size(NamedTuple):
         return cls(rows * longest, rows * longest**2)
 
     def __le__(self, other: tuple[int, ...]) -> bool:
-        return all(mine <= theirs for mine, theirs in zip(self, other, strict=True))
+        return all(left <= right for left, right in zip(self, other, strict=True))
 
-    def or_more(self, other: "Size") -> "Size":
-        """The larger of both, number by number."""
+    def maximum(self, other: "Size") -> "Size":
+        """The element-wise maximum."""
         return Size(max(self.tokens, other.tokens), max(self.pairs, other.pairs))
 
 
@@ -137,7 +137,7 @@ def explain_out_of_memory(batch_tokens: int, device: torch.device) -> Iterator[N
     """Turn a device's out-of-memory error into advice.
 
     Raises:
-        InputError: In place of the device's error.
+        InputError: Instead of the device's error.
     """
     try:
         yield
@@ -145,11 +145,11 @@ def explain_out_of_memory(batch_tokens: int, device: torch.device) -> Iterator[N
         if not is_out_of_memory(error):
             raise
         raise InputError(
-            f"device.batch_tokens={batch_tokens}: the memory of {device} is too small; set "
-            f"device.batch_tokens={max(1, batch_tokens // 2)}, or a smaller dataset.max_length"
+            f"device.batch_tokens={batch_tokens}: a batch does not fit into the memory of {device}; set "
+            f"device.batch_tokens={max(1, batch_tokens // 2)} or a smaller dataset.max_length"
         ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, the CPU among them, ran out of memory."""
+    """Whether a device, possibly the CPU, ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,4 +1,4 @@
-"""A run, from its config to its results."""
+"""A run, from config to results."""
 
 import contextlib
 import time
@@ -25,10 +25,10 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
         options: The whole config.
         folder: The run folder; created if it does not exist.
         command: What the user typed, for the record.
-        fresh: Whether the folder must be new; if it exists, the run takes the next free name beside it.
+        fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
 
     Returns:
-        The metrics; empty in all processes but the main one.
+        The metrics; empty except in the main process.
 
     Raises:
         InputError: If the input is invalid, or the folder cannot be used.
@@ -47,14 +47,14 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
 def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: bool) -> Iterator[RunFolder | None]:
     """The run folder, claimed by the main process alone.
 
-    If the input turns out to be invalid before the first batch, all that the claim has made is removed again; from then on the
-    folder says how the run ended.
+    If the input proves invalid before the first batch, everything that the claim created is removed. After that the folder
+    records how the run ended.
     """
     with group.agreeing():
         check(options)
         if options.resume is not None and group.size > 1:
             raise InputError(
-                f"resume={options.resume}: several processes cannot go on with a run; start it without torchrun"
+                f"resume={options.resume}: several processes cannot resume a run; start it without torchrun"
             )
         if options.recipe.paper is not None:
             published(options.recipe.paper)  # fail before the run if it is missing

@@ -1,4 +1,4 @@
-"""Where the numbers of a run come from: what is needed to explain a difference between two runs."""
+"""Where the numbers of a run come from: the facts that explain a difference between two runs."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ class Origin:
     """How a run was started."""
 
     started: float
-    """When, by `time.monotonic`."""
+    """Start time, by `time.monotonic`."""
     command: str
     """What the user typed."""
 
 
 @dataclasses.dataclass
 class Provenance:
-    """The facts of a run, which are complete whenever it ends."""
+    """The facts of a run, complete at whatever point it ends."""
 
     origin: Origin
     options: RunOptions
@@ -63,7 +63,7 @@ class Provenance:
 
 
 def software() -> dict[str, object]:
-    """Versions of the software behind the numbers, and the commit of the code."""
+    """Versions of the software that the numbers depend on, and the commit of this code."""
     return {
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONS}},
         "platform": platform.platform(),
@@ -73,7 +73,7 @@ def software() -> dict[str, object]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Commit of the checkout that this code is in, followed by `+` if files differ; None outside a checkout."""
+    """Commit of the checkout that contains this code, followed by `+` if files have changed; None outside a checkout."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -85,6 +85,6 @@ def git_commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    # `git status` refreshes the index under a lock, which a run that is killed meanwhile would leave in the user's checkout.
+    # `git status` refreshes the index under a lock, which would stay in the checkout if the run were killed meanwhile.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -23,10 +23,10 @@ from normscope.running.token_maps import token_maps
 
 
 def publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publication":
-    """Turn what analyses have accumulated into findings, and write them to the run folder and the tracker.
+    """Turn the state of the analyses into findings, and write them to the run folder and the tracker.
 
     Raises:
-        InputError: If the corpus had nothing to analyse, its numbers cannot be right, or the folder cannot be written to.
+        InputError: If there was nothing to analyse, a number is not finite, or the run folder is not writable.
     """
     with explain_out_of_memory(session.options.device.batch_tokens, session.model.device):
         findings = _findings(session)
@@ -39,7 +39,7 @@ def publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publicat
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-    """What a run has published. Once the tracker has ended, the run is complete."""
+    """The published results of a run, which is complete once the tracker has finished."""
 
     session: Session
     results: RunFolder
@@ -49,14 +49,14 @@ class Publication:
     facts: Mapping[str, object]
 
     def complete(self) -> dict[str, float]:
-        """Record that the run has completed, and print the closing tables; returns the metrics."""
+        """Record that the run has completed and print the summary; returns the metrics."""
         self.results.finish(Status.COMPLETED, self.metrics, self.facts)
         if self.session.checkpoint is not None:
             self.session.checkpoint.remove()
-        for name, found in self.findings.items():
-            show_table(name, found.summary, found.summary_digits)
+        for name, findings in self.findings.items():
+            show_table(name, findings.summary, findings.summary_digits)
         # Several analyses may have the same note.
-        for note in dict.fromkeys(note for found in self.findings.values() for note in found.notes):
+        for note in dict.fromkeys(note for findings in self.findings.values() for note in findings.notes):
             say(note)
         if self.comparison is not None:
             show_comparison(self.comparison)
@@ -78,13 +78,13 @@ def _findings(session: Session) -> dict[str, Findings]:
 
 
 def _show_counts(session: Session) -> None:
-    """How much was read, what was skipped, and which categories are missing."""
+    """Report how much was read, what was skipped, and which categories are missing."""
     counts = session.counts
     tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
     say(f"{counts.sequences:,} sequences, {counts.tokens:,} tokens: {tokens}")
     if counts.cut:
         longest = session.encoder.max_length
-        say(f"{counts.cut:,} of them were longer than {longest} tokens and were cut (dataset.max_length)")
+        say(f"{counts.cut:,} of them were longer than {longest} tokens and were truncated (dataset.max_length)")
     for reason, number in counts.skipped.items():
         say(f"{number:,} examples were skipped: {reason}")
     if not all(analysis.info.requires_cross_attention for analysis in session.analyses):
@@ -92,40 +92,40 @@ def _show_counts(session: Session) -> None:
 
 
 def _show_missing_categories(categories: list[str], counts: CorpusCounts) -> None:
-    """Name the categories without a token: the tables have no rows of them.
+    """Name the categories that do not occur; tables have no rows for them.
 
     Raises:
-        InputError: If that is all of them.
+        InputError: If none of them occurs.
     """
     missing = [category for category in categories if category != ALL and not counts.categories[category]]
     if len(missing) == len(categories):
-        raise InputError(f"categories=[{','.join(categories)}]: no token of these in the corpus")
+        raise InputError(f"categories=[{','.join(categories)}]: no token of these categories occurs in the corpus")
     if missing:
-        say(f"no token of category {', '.join(missing)} in the corpus: the tables have no rows of it")
+        say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
 
 
 def _write_findings(
     findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, depth: int
 ) -> dict[str, float]:
-    """Write tables, figures and curves; returns the metrics, each with the name of its analysis in front."""
+    """Write tables, figures and curves; returns the metrics, prefixed with the name of their analysis."""
     metrics: dict[str, float] = {}
     curves: dict[str, pd.Series] = {}
-    for name, found in findings.items():
-        for table_name, table in found.tables.items():
+    for name, result in findings.items():
+        for table_name, table in result.tables.items():
             path = results.write_table(f"{name}_{table_name}", table)
             tracker.table(f"{name}_{table_name}", table, path)
-        for figure_name, figure in found.figures.items():
+        for figure_name, figure in result.figures.items():
             picture = results.write_figure(f"{name}_{figure_name}", figure)
             tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
-        metrics |= {f"{name}/{metric}": value for metric, value in found.metrics.items()}
-        curves |= {f"{name}/{curve}": values for curve, values in found.curves.items()}
+        metrics |= {f"{name}/{metric}": value for metric, value in result.metrics.items()}
+        curves |= {f"{name}/{curve}": values for curve, values in result.curves.items()}
     tracker.curves(curves)
     results.write_table("curves", _tidy_curves(curves, depth))
     return metrics
 
 
 def _tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.DataFrame:
-    """Values by layer, and by relative depth of the layer, so that models of different depth can be compared."""
+    """Values by layer and by relative depth, so that models of different depth can be compared."""
     return pd.DataFrame(
         {"curve": name, "layer": int(layer), "depth": int(layer) / depth, "value": float(value)}
         for name, values in curves.items()
@@ -143,7 +143,7 @@ def _compare(
     """Compare with the published numbers of the preset's paper, if there is one."""
     if options.recipe.paper is None:
         return None
-    tables = {f"{name}_{table}": rows for name, found in findings.items() for table, rows in found.tables.items()}
+    tables = {f"{name}_{table}": rows for name, result in findings.items() for table, rows in result.tables.items()}
     comparison = compare(options.recipe.paper, metrics, tables, plain(options))
     if len(comparison.table):
         path = results.write_table("comparison", comparison.table)
@@ -161,7 +161,7 @@ def _write_page(
     """Write the token maps and the report; returns the facts of the run."""
     sentences, left_out = token_maps(session.model, session.encoder, session.texts, session.layers)
     if left_out:
-        say(f"explorer: {'; '.join(left_out)}")
+        say(f"token maps: {'; '.join(left_out)}")
     if sentences:
         table = pairs_table(sentences)
         tracker.table("explorer_pairs", table, results.write_table("explorer_pairs", table))

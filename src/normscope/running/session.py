@@ -53,7 +53,7 @@ class Session:
     results: RunFolder | None
     """The run folder, in the main process."""
     folder: Path
-    """Where it is, in all of them."""
+    """Its path, in all processes."""
     model: LoadedModel
     encoder: Encoder
     observer: Observer
@@ -63,24 +63,24 @@ class Session:
     texts: list[ExplorerText]
     """The texts of the token maps."""
     digests: Mapping[str, str]
-    """Hashes of the resources that analyses have required, by name."""
+    """Hashes of the analyses' resources, by name."""
     counts: CorpusCounts
     stream: Iterator[tuple[Batch, bool]]
     """All batches, and whether each is this process's."""
     total: int | None
-    """Number of examples to read, if it is known."""
+    """Number of examples to read, if known."""
     provenance: Provenance
     checkpoint: Checkpoint | None = None
-    """None with several processes."""
+    """None if there are several processes."""
     position: Position = dataclasses.field(default_factory=Position)
-    """How far an earlier process of the same run has come."""
+    """How far the run had come when it was stopped, if it is resumed."""
 
     @classmethod
     def prepare(cls, options: RunOptions, results: RunFolder | None, group: ProcessGroup, origin: Origin) -> "Session":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Raises:
-            InputError: For invalid input, in this process or another one of the run.
+            InputError: If the input is invalid, in this process or in another one of the run.
         """
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
@@ -96,11 +96,11 @@ class Session:
         self.checkpoint = Checkpoint(results, _identity(self), self.options.checkpoint.every_seconds)
         self.position = self.checkpoint.resume(self.analyses, self.stream)
         if self.position.batches:
-            say(f"going on after {self.position.batches:,} batches")
+            say(f"resuming after {self.position.batches:,} batches")
 
 
 def _identity(session: Session) -> dict[str, object]:
-    """What a resumed run must share with the one that was stopped."""
+    """What a resumed run must share with the stopped one."""
     config = flat(plain(session.options))
     return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
         "the model's weights": session.model.weights_sha256,
@@ -121,7 +121,7 @@ def _prepared(
     _refuse_cross_attention(kinds, opened.info)
     needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), opened.info) for kind in kinds}
     _refuse_missing_feed_forward(needs, options.model, opened.info)
-    model = dataclasses.replace(opened.load(group.own_device(options.device)), name=options.model.name)
+    model = dataclasses.replace(opened.load(group.local_device(options.device)), name=options.model.name)
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
     layers = chosen_layers(options.layers, model.layers)
@@ -168,7 +168,7 @@ def _enabled(options: RunOptions) -> list[type[Analysis]]:
 
 
 def _trained(options: ModelOptions) -> ModelOptions:
-    """The options of a model that exists: the toy is trained first."""
+    """The options of the model; the toy model is trained first."""
     if not options.toy:
         return options
     from normscope.translation.toy import toy_model  # the trainer takes seconds to import
@@ -198,12 +198,12 @@ def _refuse_missing_feed_forward(
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
-    """How to split texts into words, if an analysis needs words."""
+    """The segmenter of the analysis that needs words, if any does."""
     return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
 
 
 def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
-    """An observer of all that some analysis needs, and no more: the forward pass ends after the last of it."""
+    """An observer of exactly what the analyses need; the forward pass ends after the last of it."""
     needs = list(needs)
     hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
     every = any(requirements.all_layers for requirements in needs)
@@ -238,7 +238,7 @@ def _context(
 def _resources(
     options: RunOptions, model: LoadedModel, encoder: Encoder, needs: Iterable[Requirements]
 ) -> dict[str, Prepared]:
-    """What analyses need of the whole corpus, by name; what several need is prepared once."""
+    """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs for name, resource in requirements.resources.items()}
     return prepare_resources(wanted, ResourceContext(options.dataset, encoder, model.vocabulary), open_corpus)
 
@@ -270,10 +270,10 @@ def _texts(options: RunOptions, encoder: Encoder, layers: int) -> list[ExplorerT
 def _not_empty(
     stream: Iterator[tuple[Batch, bool]], options: RunOptions, counts: CorpusCounts
 ) -> Iterator[tuple[Batch, bool]]:
-    """The same stream, which has at least one batch.
+    """The same stream, once it is known to have a batch.
 
     Raises:
-        InputError: If it has none.
+        InputError: If it is empty.
     """
     first = next(stream, None)
     if first is None:
@@ -282,7 +282,7 @@ def _not_empty(
 
 
 def no_usable_example(options: RunOptions, counts: CorpusCounts) -> InputError:
-    """The error of a corpus without a usable example, with the reasons."""
+    """The error for a corpus without a usable example, with the reasons."""
     where = options.dataset.path or options.dataset.kind
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
     return InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")

@@ -1,4 +1,4 @@
-"""Signals that end a run: it finishes the batch that it is at, saves, and says so."""
+"""Graceful shutdown: on a signal, a run finishes its batch and saves its state before it stops."""
 
 import contextlib
 import signal
@@ -8,35 +8,35 @@ from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM."""
+    """The process received SIGTERM."""
 
 
 class ShutdownRequest:
-    """Whether a signal has come."""
+    """Whether a signal has been received."""
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Note the first signal; the second ends the run at once, in the way that the first asked for."""
+        """Remember the first signal. A second one ends the run at once, with the error of the first."""
         if self._received is not None:
             raise _error(self._received)
         self._received = signal.Signals(number)
 
     @property
     def error(self) -> KeyboardInterrupt | None:
-        """What to raise at the next chance, if a signal has come."""
+        """The error to raise at the next safe point; None without a signal."""
         return None if self._received is None else _error(self._received)
 
 
 def terminate(_number: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM where nothing needs to be finished first."""
+    """Handle SIGTERM when nothing has to be finished first."""
     raise Terminated
 
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[ShutdownRequest]:
-    """Keep SIGINT and SIGTERM until the next chance to stop in order."""
+    """Defer SIGINT and SIGTERM until a safe point."""
     request = ShutdownRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

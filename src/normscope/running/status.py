@@ -1,4 +1,4 @@
-"""How a run ended: the run folder says so, whatever stopped the run."""
+"""The status of a run, recorded in its folder however the run ends."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from normscope.running.shutdown import Terminated, deferred_signals
 
 @contextlib.contextmanager
 def tracked(session: Session) -> Iterator[Tracker]:
-    """The tracker of a run. If the run does not complete, its status is recorded before the tracker ends, which may take long.
+    """The tracker of a run. If the run fails, its status is recorded before the tracker finishes, which may take long.
 
-    Only the main process records and tracks. The others make sure that the folder says so if the main one has died.
+    Only the main process records and tracks. The others mark the run as failed if the main process dies.
     """
     results = session.results
     if results is None:
@@ -33,12 +33,12 @@ def _recorded(session: Session, results: RunFolder) -> Iterator[None]:
     except BaseException as error:
         status, text = Status.FAILED, str(error)
         if isinstance(error, KeyboardInterrupt):
-            # torchrun sends SIGTERM to all processes when one of them has died.
+            # torchrun sends SIGTERM to all processes when one of them dies.
             if session.group.size > 1 and isinstance(error, Terminated):
-                text = f"ended by SIGTERM: another of the {session.group.size} processes died, or torchrun was ended"
+                text = f"ended by SIGTERM: another of the {session.group.size} processes died, or torchrun was stopped"
             else:
                 status = Status.INTERRUPTED
-        # Another signal must not cost the run its status. If the folder refuses it, the error says so already.
+        # Another signal must not lose the status. If the folder is not writable, the original error says so already.
         with deferred_signals(), contextlib.suppress(InputError):
             if not results.ended:
                 results.finish(status, {}, session.provenance.facts(), error=text)

@@ -1,4 +1,4 @@
-"""Looks at a few sentences pair by pair, for the explorer of a report and for `normscope.decompose`."""
+"""Token maps: every pair of tokens of a few texts, for the report and for `normscope.decompose`."""
 
 import dataclasses
 import itertools
@@ -20,26 +20,26 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import TokenMaps
 
-# Examples among which short ones are looked for.
-_LOOKED_AT = 500
+# Number of examples that are searched for short ones.
+_SEARCHED = 500
 
-# Numbers of all texts together: the page holds each in 2.7 bytes, the table in ten at most.
+# Values of all texts together. Each takes 2.7 bytes in the report and at most ten in the table.
 _BUDGET = 1_900_000
-# Maps of a block: its mean weights, and norms of F, R and T.
+# Maps per block: the mean weights, and the norms of F, R and T.
 _MAPS = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExplorerText:
-    """A text of the corpus, or the user's, for the explorer."""
+    """A text whose token maps are drawn, from the corpus or from the user."""
 
     sequence: TokenSequence
     cut: bool
-    """Whether it goes on after these tokens."""
+    """Whether it was truncated to these tokens."""
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key; in cross-attention the keys are the source's."""
+        """The number of pairs of a query and a key; in cross-attention the keys are the source's."""
         sequence = self.sequence
         return len(sequence.input_ids) * max(
             len(sequence.input_ids), 0 if sequence.source_ids is None else len(sequence.source_ids)
@@ -47,26 +47,25 @@ class ExplorerText:
 
 
 def select_examples(corpus: Corpus, encoder: Encoder, options: ReportOptions, layers: int) -> list[ExplorerText]:
-    """The texts of the explorer: the user's, or the corpus's first that are short enough, and then its first longer ones.
+    """The user's text; otherwise the first texts of the corpus that are short enough, then the first longer ones.
 
-    Longer ones are cut to `report.tokens`, or to what the explorer can hold of so many layers: their numbers are those of a
-    text that ends there.
+    Longer texts are truncated to `report.tokens`, or further if the model has many layers, and analysed as if they ended there.
 
     Args:
-        corpus: Where texts are taken from, unless the user has given one.
-        encoder: Makes token sequences of them.
-        options: How many texts, and of how many tokens.
-        layers: Number of layers that are looked at.
+        corpus: Provides the texts, unless the user gives one.
+        encoder: Turns them into token sequences.
+        options: The number of texts and their maximum length, or the user's text.
+        layers: Number of analysed layers.
 
     Raises:
-        InputError: If the user's text cannot be shown to the model.
+        InputError: If the user's text is empty or too long for the model.
     """
     window = encoder.windowed(max(FEWEST_TOKENS, min(options.tokens, math.isqrt(_BUDGET // (_MAPS * layers)))))
     if options.text is not None:
-        return [_own_text(options.text, encoder.unmasked(), window)]
+        return [_user_text(options.text, encoder.unmasked(), window)]
     short: list[ExplorerText] = []
     cut: list[ExplorerText] = []
-    for example in itertools.islice(corpus.examples(), _LOOKED_AT):
+    for example in itertools.islice(corpus.examples(), _SEARCHED):
         if len(short) == options.examples:
             break
         if isinstance(example, str):  # why it is skipped
@@ -78,13 +77,13 @@ def select_examples(corpus: Corpus, encoder: Encoder, options: ReportOptions, la
     return [*short, *cut][: options.examples]
 
 
-def _own_text(text: str, encoder: Encoder, window: Encoder) -> ExplorerText:
+def _user_text(text: str, encoder: Encoder, window: Encoder) -> ExplorerText:
     source, _, target = text.partition(" ||| ")
     example = Example(source, target or None)
     if not encoder.encode([example], counts := CorpusCounts()) or counts.cut:
         raise InputError(
-            f"report.text: expected one text that the model takes whole, or `text ||| second text`; it has "
-            f"{'too many' if counts.cut else 'no'} tokens for this model"
+            f"report.text: expected a text within the model's maximum length, or `text ||| second text`; got one with "
+            f"{'too many' if counts.cut else 'no'} tokens"
         )
     (sequence,) = window.encode([example], counts)
     return ExplorerText(sequence, bool(counts.cut))
@@ -93,22 +92,22 @@ def _own_text(text: str, encoder: Encoder, window: Encoder) -> ExplorerText:
 def token_maps(
     model: LoadedModel, encoder: Encoder, texts: Sequence[ExplorerText], layers: Sequence[int]
 ) -> tuple[list[TokenMaps], list[str]]:
-    """Every pair of tokens of some texts, layer by layer, as far as the report has room for them.
+    """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
 
     Returns:
-        The texts, and a note for each kind of thing that is not shown. A text whose single heads do not fit is shown
-        without them; one of which nothing fits is left out, and the model does not see it.
+        The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
+        exceeds it altogether is left out, and the model is not run on it.
     """
     observer = Observer(model.model, model.layout, layers)
     heads = observer.parameters[layers[0]].output_weight.shape[0]
-    sentences, left_out, room = [], [], _BUDGET
+    sentences, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(texts, start=1):
-        numbers = text.pairs * len(layers)
-        if numbers * _MAPS > room:
+        values = text.pairs * len(layers)
+        if values * _MAPS > remaining:
             left_out.append(number)
             continue
-        single_heads = numbers * (heads + _MAPS) <= room
-        room -= numbers * (_MAPS + single_heads * heads)
+        single_heads = values * (heads + _MAPS) <= remaining
+        remaining -= values * (_MAPS + single_heads * heads)
         sentences.append(_sentence(model, encoder, text, observer, layers, single_heads))
     return sentences, _notes(texts, sentences, left_out)
 
@@ -120,11 +119,13 @@ def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMaps], left_o
     notes = []
     if cut:
         longest = max(len(shown[number - 1].sequence.input_ids) for number in cut)
-        notes.append(f"{_count(cut, 'text')} cut to {longest} tokens at most (report.tokens)")
+        notes.append(f"{_count(cut, 'text')} truncated to at most {longest} tokens (report.tokens)")
     if blocks:
         notes.append(f"{_count(blocks, 'text')} shown without single heads")
     if left_out:
-        notes.append(f"{_count(left_out, 'more text')} left out for lack of room (report.examples)")
+        notes.append(
+            f"{_count(left_out, 'more text')} left out because the report would be too large (report.examples)"
+        )
     return notes
 
 

@@ -1,1 +1,1 @@
-"""Small translation models of one's own, for runs that need one and have no hub."""
+"""Small translation models, trained from scratch, for runs without access to the Hub."""

@@ -1,4 +1,4 @@
-"""The translation model of the toy corpus: trained on the spot, in two minutes, and kept for the next run."""
+"""The translation model of the toy corpus: trained on first use, in two minutes, and cached."""
 
 import dataclasses
 import hashlib
@@ -16,11 +16,11 @@ from normscope.data.toy_corpus import ToyCorpus
 from normscope.translation.training import Recipe, train
 
 PAIRS = 3000
-"""Pairs that it is trained on."""
+"""Number of training pairs."""
 
 RECIPE = Recipe(
     epochs=10,
-    vocabulary=400,  # small enough that many words are several subwords
+    vocabulary=400,  # small enough that many words are split into subwords
     model=128,
     feed_forward=256,
     heads=4,
@@ -33,31 +33,31 @@ RECIPE = Recipe(
 
 
 def toy_model(seed: int, say: Callable[[str], None], recipe: Recipe | None = None, pairs: int | None = None) -> Path:
-    """The folder of a trained model, from the cache where it has been trained before.
+    """The folder of the trained model, from the cache if it was trained before.
 
     Args:
-        seed: Seed of training; the sentences that it is trained on are others than those of `ToyCorpus(…, seed)`.
-        say: Told that training begins, and where the model is kept.
+        seed: Seed of training. The training pairs are not those of `ToyCorpus(…, seed)`.
+        say: Called with messages about progress.
         recipe: Shape and training; RECIPE by default.
-        pairs: Pairs to train on; PAIRS by default.
+        pairs: Number of training pairs; PAIRS by default.
     """
     recipe, pairs = dataclasses.replace(recipe or RECIPE, seed=seed), pairs or PAIRS
     folder = _cache() / f"toy-{_digest(recipe, pairs)}"
     if (folder / "config.json").is_file():
-        say(f"the toy translation model was trained before and is taken from {folder}")
+        say(f"the toy translation model was trained before; using {folder}")
         return folder
-    say("training a toy translation model of Marian's architecture first (some two minutes on two cores)")
+    say("training a toy translation model with Marian's architecture first (about two minutes on two cores)")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".toy-"))
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".toy-"))
     try:
         examples = ToyCorpus(pairs, seed + 1).examples()
-        train([(example.text, example.text_pair or "") for example in examples], recipe, made)
-        made.rename(folder)
+        train([(example.text, example.text_pair or "") for example in examples], recipe, unfinished)
+        unfinished.rename(folder)
     except OSError:
-        if not (folder / "config.json").is_file():  # another run may have been faster
+        if not (folder / "config.json").is_file():  # another run may have been first
             raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
@@ -66,7 +66,7 @@ def _cache() -> Path:
 
 
 def _digest(recipe: Recipe, pairs: int) -> str:
-    """What the model depends on: a changed grammar or library makes another one."""
+    """A hash of everything that the model depends on, including the grammar and the libraries."""
     grammar = Path(toy.__file__).read_bytes()
     facts = f"{recipe} {pairs} {torch.__version__} {transformers.__version__}".encode()
     return hashlib.sha256(grammar + facts).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Training of a small translation model of Marian's architecture, from scratch, on Hugging Face's trainer."""
+"""Trains a small translation model with Marian's architecture from scratch, with the Hugging Face trainer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Recipe:
 
     epochs: int
     vocabulary: int = 6000
-    """Subwords of both languages together, at most."""
+    """Maximum size of the joint vocabulary, in subwords."""
     model: int = 256
     """Size of the hidden vectors."""
     feed_forward: int = 512
@@ -37,26 +37,26 @@ class Recipe:
     dropout: float = 0.2
     label_smoothing: float = 0.1
     longest: int = 128
-    """Tokens of a text at most; longer pairs are cut."""
+    """Maximum number of tokens in a text; longer texts are truncated."""
     batch_pairs: int = 64
     learning_rate: float = 7e-4
-    """At its highest, after the warm-up; it then falls to zero in a straight line."""
+    """Peak learning rate, after the warm-up; it then decays linearly to zero."""
     warmup_steps: int = 500
     bfloat16: bool = False
-    """Whether matrices are multiplied in half precision."""
+    """Whether to train in bfloat16 mixed precision."""
     seed: int = 1
 
 
 def train(pairs: Sequence[Pair], recipe: Recipe, folder: Path, *, save_every: int = 0) -> None:
-    """Train a model and leave it in a folder, ready for `model.name=<folder>`.
+    """Train a model and save it in a folder, ready for `model.name=<folder>`.
 
-    Where checkpoints of the same training lie in the folder, it goes on from the last of them.
+    If the folder has checkpoints of the same training, it resumes from the last one.
 
     Args:
         pairs: Texts and their translations.
-        recipe: Shape and training; the seed makes it repeatable on one machine.
-        folder: Where model, tokenizer and checkpoints are written.
-        save_every: Steps between two checkpoints; 0 for none.
+        recipe: Shape and training; the seed makes it reproducible on one machine.
+        folder: Where the model, tokenizer and checkpoints are saved.
+        save_every: Steps between two checkpoints; 0 saves none.
     """
     torch.manual_seed(recipe.seed)
     checkpoints = folder / "checkpoints"
@@ -113,7 +113,7 @@ def _model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> MarianMTModel:
         pad_token_id=padding,
         eos_token_id=end,
         forced_eos_token_id=None,
-        decoder_start_token_id=padding,  # Marian's own convention
+        decoder_start_token_id=padding,  # Marian's convention
         init_std=recipe.model**-0.5,
     )
     return MarianMTModel(config)

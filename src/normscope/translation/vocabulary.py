@@ -1,4 +1,4 @@
-"""One vocabulary of subwords for two languages."""
+"""A joint subword vocabulary for two languages."""
 
 from collections.abc import Iterable
 
@@ -9,14 +9,14 @@ END, UNKNOWN, PADDING = "</s>", "<unk>", "<pad>"
 
 
 def joint_vocabulary(lines: Iterable[str], size: int, longest: int) -> PreTrainedTokenizerFast:
-    """A tokenizer with subwords by byte-pair encoding, learnt of both languages together.
+    """A byte-pair-encoding tokenizer, trained on both languages together.
 
-    A subword never spans two words or a word and a punctuation mark, so that every one belongs to one word.
+    No subword spans two words or a word and a punctuation mark, so each belongs to one word.
 
     Args:
         lines: Texts of both languages.
-        size: Subwords at most.
-        longest: Tokens of a text at most.
+        size: Maximum number of subwords.
+        longest: Maximum number of tokens in a text.
 
     Source: Sennrich et al. 2016 (arXiv:1508.07909), section 3.2, for the joint encoding.
     """

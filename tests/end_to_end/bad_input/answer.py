@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.end_to_end.bad_input.process import Outcome, Started, snapshot
 
 # Progress of a run that has begun.
-_PROGRESS = re.compile(r".*( layers on cpu, |examples \[|\d+ examples|: *\d+%\||going on after ).*|\s*|sequences.*")
+_PROGRESS = re.compile(r".*( layers on cpu, |examples \[|\d+ examples|: *\d+%\||resuming after ).*|\s*|sequences.*")
 
 
 def faults(run: Started, outcome: Outcome) -> list[str]:
