@@ -1,6 +1,6 @@
-"""From Hydra to the pipeline and from errors to exit statuses.
+"""From Hydra to a run, and from errors to exit statuses.
 
-0: done. 2: bad input, told in one line. 1: a bug of ours, or a sweep with a failed job. 130: interrupted.
+0: completed. 2: invalid input, explained in one line. 1: a bug, or a sweep with a failed job. 130: interrupted.
 """
 
 import contextlib
@@ -40,23 +40,23 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
-"""Packages that run nothing but a user's overrides: whatever they raise is about these."""
+"""Packages that handle nothing but a user's overrides: these cause whatever they raise."""
 
 
 @dataclasses.dataclass
 class _Sweep:
-    """What the jobs of this process have come to, for the end of a multirun."""
+    """The jobs of this process so far, for the end of a multirun."""
 
     jobs: int = 0
     folder: Path | None = None
     """Folder of the sweep."""
     agrees: bool = True
-    """Whether a run that was made again came to the same numbers."""
+    """Whether a reproduced run has the same numbers."""
     error: Exception | None = None
-    """What a job that is no part of a sweep has raised: Hydra would print a line of its own about it."""
+    """The exception of a single job, kept from Hydra, which would print a line about it."""
 
     def begin(self) -> None:
-        """Forget what an earlier command of the same process did."""
+        """Forget an earlier command of the same process."""
         self.__init__()  # type: ignore[misc]
 
 
@@ -65,14 +65,14 @@ _sweep = _Sweep()
 
 def run(main: Callable[[], object]) -> NoReturn:
     """Run the command line and exit with its status."""
-    # Hydra would print its own digest of an error and exit with 1 otherwise.
+    # Otherwise Hydra prints its own summary of an error and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     _sweep.begin()
     signal.signal(signal.SIGTERM, terminate)
     status = _execute(main)
     if _several():
-        # Where one process ends badly, torchrun ends the others: they have their own status by now.
+        # If one process fails, torchrun terminates the others, which have their own status by now.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not _sweep.agrees:
         status = status or BUG
@@ -89,7 +89,7 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 def _execute(main: Callable[[], object]) -> int:
-    """Run the command and return its status; a bug keeps its traceback, and so does not return."""
+    """Run the command and return its status. A bug is raised again and keeps its traceback."""
     overrides: list[str] = []
     try:
         overrides = _overrides()
@@ -147,7 +147,7 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
 
 
 def _culprit(overrides: Sequence[str]) -> str:
-    """The override that Hydra could not use, where its error does not name one."""
+    """The override that Hydra could not use, if its error does not name one."""
     parser = OverridesParser.create()
     for text in overrides:
         try:
@@ -162,7 +162,7 @@ def _culprit(overrides: Sequence[str]) -> str:
 
 
 def _failures() -> list[str]:
-    """The failed jobs of the sweep, whichever process they ran in."""
+    """The failed jobs of the sweep, in any process."""
     if _sweep.folder is None:
         return []
     from normscope.reporting.comparison.runs import recorded_failures
@@ -171,7 +171,7 @@ def _failures() -> list[str]:
 
 
 def _compare_sweep() -> None:
-    """Put the runs of a sweep side by side, as far as they have completed."""
+    """Compare the completed runs of a sweep."""
     if _sweep.folder is None or not any(_sweep.folder.glob("*/results.json")):
         return
     from normscope.reporting.comparison import compare, runs
@@ -184,7 +184,7 @@ def _compare_sweep() -> None:
 def job(config: DictConfig) -> dict[str, float]:
     """One run of the pipeline, alone or in a sweep.
 
-    Jobs raise and never exit, so that Hydra's launchers see what became of them and go on with the next.
+    Jobs raise and never exit, so that Hydra's launchers notice failures and continue with the next job.
     """
     _sweep.jobs += 1
     hydra = HydraConfig.get()
@@ -192,7 +192,7 @@ def job(config: DictConfig) -> dict[str, float]:
     assert isinstance(overrides, list)
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
-        _sweep.folder = _job_folder(hydra).parent  # hydra.sweep.dir may have said so
+        _sweep.folder = _job_folder(hydra).parent  # the user may have set hydra.sweep.dir
         print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
     try:
         refuse_unknown(config, OmegaConf.structured(RunOptions))
@@ -208,7 +208,7 @@ def job(config: DictConfig) -> dict[str, float]:
             folder, fresh = _job_folder(hydra), False
         else:
             folder, fresh = _run_folder(options, hydra)
-        # torch and transformers take seconds to import: not before there is something to run on.
+        # torch and transformers take seconds to import: check the config first.
         from normscope.data.corpora import open_corpus
 
         check(options)
@@ -230,7 +230,7 @@ def job(config: DictConfig) -> dict[str, float]:
 
 
 def _record(error: Exception, overrides: Sequence[str]) -> None:
-    """Print and note down how a job of a sweep failed."""
+    """Print and record how a job of a sweep failed."""
     from normscope.reporting.comparison.runs import record_failure
 
     invalid = _as_input_error(error, overrides)
@@ -243,7 +243,7 @@ def _record(error: Exception, overrides: Sequence[str]) -> None:
 
 
 def _print_once(error: InputError) -> None:
-    """Print invalid input, unless another process of the run does."""
+    """Print the error, unless another process of the run does."""
     if not isinstance(error, PeerError):
         print(message(error), file=sys.stderr)
 
@@ -273,12 +273,12 @@ def _is_first() -> bool:
 
 @functools.cache
 def _moment() -> str:
-    """The time in the name of this process's run or sweep."""
+    """The time that names this process's run or sweep."""
     return time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _run_folder(options: RunOptions, hydra: Any) -> tuple[Path, bool]:
-    """The folder of a run that is no job of a sweep, and whether it must be new: `output_dir`, or a dated one."""
+    """The folder of a single run, `output_dir` or a dated one, and whether it must be new."""
     if hydra.run.dir != ".":  # the user has set Hydra's own key
         return Path(hydra.runtime.output_dir), False
     if options.output_dir is not None:
@@ -293,7 +293,7 @@ def _job_folder(hydra: Any) -> Path:
 
 
 def _sweep_folder(given: str | None) -> str:
-    """`output_dir`, or a dated folder below outputs/multirun/ that is not there yet."""
+    """`output_dir`, or a new dated folder below outputs/multirun/."""
     if given is not None:
         check_strings({"output_dir": given})
     if not _is_first():
@@ -304,7 +304,7 @@ def _sweep_folder(given: str | None) -> str:
     return folder
 
 
-# Where Hydra writes in a process that is not the first; removed when the process ends.
+# Where Hydra writes in all processes but the first; removed when the process ends.
 _scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="normscope-"))
 
 

@@ -455,4 +455,4 @@ def test_numbers_of_thousands_of_digits_are_bad_input(tmp_path):
         LinkFile(links, "key").read([(1, 1)])
     ranks.write_text(f"1 {digits} 3\n")
     with pytest.raises(InputError, match="line 1: expected `rank count token_id`"):
-        token_frequencies.read(ranks, 10)
+        token_frequencies.read(ranks, 10, "analysis.frequency.path")

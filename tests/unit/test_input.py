@@ -69,7 +69,7 @@ def test_numbers_of_thousands_of_digits_in_frequencies(tmp_path, line):
     path = tmp_path / "f.txt"
     path.write_text(f"1 1 1\n{line}\n")
     with pytest.raises(InputError, match="line 2: expected `rank count token_id`"):
-        frequency.read(path, 10)
+        frequency.read(path, 10, "analysis.frequency.path")
 
 
 def test_a_number_of_thousands_of_digits_in_json(tmp_path):

@@ -46,6 +46,8 @@ class AnalysisInfo:
     """Whether it can analyse cross-attention, where keys and queries come from different sequences."""
     requires_cross_attention: bool = False
     """Whether it can analyse only cross-attention. The run then uses `model.stack=cross`."""
+    path_keys: tuple[str, ...] = ()
+    """Options that are paths, relative to `analysis.<name>`, so that they are checked like all paths."""
 
     def load(self) -> "type[Analysis]":
         """Import the `Analysis` subclass.

@@ -1,4 +1,4 @@
-"""What the config's types cannot say, as one clear line each."""
+"""Rules that the config's types cannot express. Each violation is explained in one line."""
 
 import dataclasses
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from normscope.analyses.registry import analyses
 from normscope.config.rules import at_least
 from normscope.config.schema import (
     NAME_LENGTH,
@@ -29,24 +30,19 @@ _TAG_LENGTH = 64
 MOST_EXAMPLES = 100
 FEWEST_TOKENS, MOST_TOKENS = 8, 512
 
-# Mappings whose values are the user's own: a transformers config, lists of tokens.
+# Mappings that users fill in: a transformers config, lists of tokens.
 _OWN = ("model.architecture.", "dataset.categories.")
 _PATHS = {
     *("model.name", "model.tokenizer", "dataset.path", "dataset.pair_path", "output_dir", "resume", "reproduce"),
-    *(
-        "analysis.frequency.path",
-        "analysis.frequency.source",
-        "analysis.alignment.gold.path",
-        "analysis.alignment.reverse",
-    ),
+    *(f"analysis.{info.name}.{key}" for info in analyses().values() for key in info.path_keys),
 }
-# White space is a value of these.
+# White space is a valid value of these.
 _SIGNS = ("dataset.delimiter", "dataset.separator")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
 
 
 def check_strings(config: Mapping[str, Any]) -> None:
-    """Refuse strings and lists that mean nothing: an empty string is not the same as none, and no file has a NUL in its name.
+    """Refuse strings and lists without a meaning: an empty string is not the same as null, and no file name contains NUL.
 
     Args:
         config: The whole config or a part of it, nested or flat.

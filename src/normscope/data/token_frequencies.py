@@ -55,7 +55,7 @@ class TokenCounter:
         return TokenFrequencies(rank, self._counts.copy())
 
 
-def read(path: Path, vocabulary: int) -> TokenFrequencies:
+def read(path: Path, vocabulary: int, key: str) -> TokenFrequencies:
     """Frequencies from a file of `rank count token_id` lines; tokens missing from it share the rank after the last.
 
     Raises:
@@ -74,19 +74,18 @@ def read(path: Path, vocabulary: int) -> TokenFrequencies:
                     or not 1 <= int(fields[0]) < 2**31
                 ):
                     raise InputError(
-                        f"analysis.frequency.path={path}: line {number}: expected `rank count token_id`, got "
-                        f"{line.strip()[:80]!r}"
+                        f"{key}={path}: line {number}: expected `rank count token_id`, got {line.strip()[:80]!r}"
                     )
                 token = int(fields[2])
                 if token >= vocabulary:
                     raise InputError(
-                        f"analysis.frequency.path={path}: line {number}: token {token} is not one of the model's {vocabulary}"
+                        f"{key}={path}: line {number}: token {token} is not one of the model's {vocabulary}"
                     )
                 rank[token], count[token] = int(fields[0]), min(int(fields[1]), 2**62)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"analysis.frequency.path={path}: cannot be read: {error}") from error
+        raise InputError(f"{key}={path}: cannot be read: {error}") from error
     if not rank.any():
-        raise InputError(f"analysis.frequency.path={path}: expected lines of `rank count token_id`, got none")
+        raise InputError(f"{key}={path}: expected lines of `rank count token_id`, got none")
     rank[rank == 0] = rank.max() + 1
     return TokenFrequencies(rank, count)
 

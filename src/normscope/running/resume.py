@@ -1,4 +1,4 @@
-"""Runs that go on where they were stopped, and runs that are made again: their configs come from their folders."""
+"""Runs that are resumed or reproduced: their configs come from their folders."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ from normscope.config.schema import INCIDENTAL, RunOptions
 from normscope.errors import InputError, one_line
 
 AGREEMENT = 1e-5
-"""Relative difference of two numbers that agree: what other threads or another machine may add up otherwise in float32."""
+"""Relative difference up to which two numbers agree: float32 sums differ between thread counts and machines."""
 
 
 def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
-    """`resume` or `reproduce`, and the folder of the run that goes on or is made again; None where there is none.
+    """`resume` or `reproduce`, and the folder of that run; None if neither is set.
 
     Args:
-        config: What was composed for this command.
+        config: The composed config of this command.
         sweeping: Whether it is one job of a sweep, whose folder `output_dir` names.
 
     Raises:
-        InputError: If both are set, or a run is to go on in another folder than its own.
+        InputError: If both are set, or a run is to be resumed in another folder.
     """
     given = [key for key in ("resume", "reproduce") if config[key] is not None]
     if not given:
@@ -45,18 +45,18 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
 
 
 def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: str) -> RunOptions:
-    """The options of the run in a folder, with what the user has typed beside `resume` or `reproduce`.
+    """The options of the run in a folder, updated with what the user has typed beside `resume` or `reproduce`.
 
-    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must say what the run's own config says.
+    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must equal that of the run's config.
 
     Args:
         folder: The run folder.
-        config: What was composed for this command.
+        config: The composed config of this command.
         overrides: What the user typed.
         key: `resume` or `reproduce`, for messages.
 
     Raises:
-        InputError: If the folder holds no run, or an override changes what a run is; the message names the key.
+        InputError: If the folder holds no run, or an override would change its numbers; the message names the key.
     """
     path = folder / "config.yaml"
     try:
@@ -89,7 +89,7 @@ def _keys_of(override: str, config: DictConfig) -> list[str]:
     node = OmegaConf.select(config, above) if above else config
     if OmegaConf.is_dict(node) and last in node.keys():  # noqa: SIM118 - `in` does not see keys without a value
         return [name]
-    # A group without a key of its own, `experiment`: it names a recipe, and sets what it likes.
+    # `experiment` is a group without a key: its presets may set any key.
     return [str(part) for part in config if part not in INCIDENTAL or part == "recipe"]
 
 

@@ -43,4 +43,5 @@ FREQUENCY = AnalysisInfo(
     options=FrequencyOptions,
     implementation="normscope.analyses.frequency.analysis:FrequencyAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
+    path_keys=("path", "source"),
 )

@@ -47,7 +47,7 @@ class TokenFrequencyResource(Resource[TokenFrequencies]):
 
     def _frequencies(self) -> TokenFrequencies:
         if self._options.path is not None:
-            return read(Path(self._options.path).expanduser(), self._context.vocabulary)
+            return read(Path(self._options.path).expanduser(), self._context.vocabulary, "analysis.frequency.path")
         if self._options.source != "corpus":
             dataset = self._context.dataset
             text = TextFile(
