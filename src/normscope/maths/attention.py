@@ -1,7 +1,7 @@
-"""Scaled dot-product attention that also hands out its log-normaliser, and what follows from it.
+"""Scaled dot-product attention that also returns its log-normaliser, and quantities derived from it.
 
-The log-normaliser ℓ_i = log Σ_j exp(scale·q_i·k_j) is all that is needed to know any single attention weight,
-α_ij = exp(scale·q_i·k_j − ℓ_i), without building the query × key matrix.
+The log-normaliser ℓ_i = log Σ_j exp(scale·q_i·k_j) gives any single attention weight, α_ij = exp(scale·q_i·k_j − ℓ_i),
+without building the query × key matrix.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from normscope.maths.masks import Mask
 
 
 class Attention(NamedTuple):
-    """What attention computed: the mixed values and the log-normaliser of every query."""
+    """The output of attention and the log-normaliser of every query."""
 
     output: Float[Tensor, "batch head query head_dim"]
     log_normaliser: Float[Tensor, "batch head query"]
@@ -28,11 +28,11 @@ def repeat_heads(
     """Keys or values of grouped-query attention, repeated so that every query head has its own.
 
     Args:
-        grouped: Keys or values as the model computes them, fewer heads than the queries have.
+        grouped: Keys or values as the model computes them, with fewer heads than the queries.
         heads: Number of query heads, a multiple of the number of grouped heads.
 
     Returns:
-        The same tensor where the numbers agree, else one with each head repeated in place (1 1 2 2, not 1 2 1 2).
+        The same tensor if the numbers of heads agree; otherwise one with each head repeated in place (1 1 2 2, not 1 2 1 2).
     """
     repeats = heads // grouped.shape[1]
     return grouped if repeats == 1 else grouped.repeat_interleave(repeats, dim=1)
@@ -51,7 +51,7 @@ def attention(
         query: Queries, after any rotary embedding.
         key: Keys, likewise, one head per query head.
         value: Values, one head per query head.
-        mask: Which keys a query sees, and what position adds; None where everything is visible.
+        mask: Which keys a query sees, and any positional bias; None if every query sees every key.
         scale: Factor on q·k before the softmax.
 
     Returns:
@@ -60,7 +60,7 @@ def attention(
     lengths = len(query), query.shape[2], key.shape[2]
     kernel = kernel_for(query, value)
     mask = Mask() if mask is None else mask
-    # Rows that differ (a window's, or a bias with something added) would make a whole matrix: it is gone through by strips.
+    # A mask whose rows differ (a window, or a bias plus a shift) would need the whole matrix, so it is processed in strips.
     if kernel is not None and mask.allowed is None and (mask.bias is None or mask.shift is None):
         everything = slice(0, lengths[1]), slice(0, lengths[2])
         shared = dataclasses.replace(mask, causal=False) if mask.causal else mask
@@ -86,17 +86,17 @@ def weight_received(
     mask: Mask | None,
     scale: float,
 ) -> Float[Tensor, "batch head key"]:
-    """Σ_i α_ij over the queries that are tokens: all the weight that falls on each key, without building α.
+    """Σ_i α_ij over the queries that are not padding: the total weight that each key receives, without building α.
 
-    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i), so that Σ_i α_ij is itself the exponential of a log-normaliser: that of attention
-    in which keys look at queries whose scores are shifted by −ℓ_i. One more pass of a fused kernel, and nothing else.
+    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i), so Σ_i α_ij is the exponential of a log-normaliser: that of attention from
+    keys to queries, with the scores of query i shifted by −ℓ_i. This takes one more pass of a fused kernel.
 
     Args:
         query: Queries.
         key: Keys, one head per query head.
         log_normaliser: ℓ_i of each query.
-        token_mask: Queries that are no padding.
-        mask: Which keys a query sees, and what position adds; None where everything is visible.
+        token_mask: Queries that are not padding.
+        mask: Which keys a query sees, and any positional bias; None if every query sees every key.
         scale: Factor on q·k before the softmax.
 
     Returns:
@@ -106,7 +106,7 @@ def weight_received(
     query, key = query.to(shift.dtype), key.to(shift.dtype)
     mask = Mask() if mask is None else mask
     if mask.causal and mask.bias is None:
-        # Read from the end, those that see a key are those up to its own position.
+        # In reverse order, the queries that see a key are those up to its position: attention is causal again.
         query, key, shift = query.flip(2), key.flip(2), shift.flip(2)
         return attention(key, query, query, Mask(causal=True, shift=shift), scale).log_normaliser.exp().flip(2)
     return attention(key, query, query, mask.transposed(shift), scale).log_normaliser.exp()
@@ -119,9 +119,9 @@ def attention_by_group(
     mask: Mask | None,
     scale: float,
 ) -> Float[Tensor, "batch head query group"]:
-    """Σ_{j∈group} α_ij, the weight that a group's keys get together, without building α.
+    """Σ_{j∈group} α_ij, the total weight of a group's keys, without building α.
 
-    It is attention whose values say which group a key is in.
+    This is attention whose values are indicators of group membership.
 
     Args:
         query: Queries.
@@ -131,7 +131,7 @@ def attention_by_group(
         scale: Factor on q·k before the softmax.
     """
     groups = len(members)
-    # The fused kernel wants values as wide as the keys.
+    # The fused kernel requires values as wide as the keys.
     width = max(groups, key.shape[-1])
     indicators = torch.zeros(*key.shape[:1], key.shape[2], width, dtype=key.dtype, device=key.device)
     indicators[..., :groups] = members.permute(1, 2, 0).to(key.dtype)
@@ -150,7 +150,7 @@ def attention_weights(
     Args:
         query: Queries.
         key: Keys, one head per query head.
-        term: What is added to the scores (see `masks.Mask`), or None.
+        term: Term added to the scores (see `masks.Mask`), or None.
         scale: Factor on q·k before the softmax.
     """
     return _scores(query, key, term, scale).softmax(dim=-1)
@@ -163,9 +163,9 @@ def self_attention_weights(
     scale: float,
     added: Float[Tensor, "#batch #head token"] | None = None,
 ) -> Float[Tensor, "batch head token"]:
-    """α_ii, what each token gives to itself, without the other weights.
+    """α_ii, the weight of each token on itself, without the other weights.
 
-    α_ii = exp(scale·q_i·k_i + b_ii − ℓ_i), clamped to at most 1 since the terms round apart; b is what `added` gives, a bias.
+    α_ii = exp(scale·q_i·k_i + b_ii − ℓ_i), clamped to at most 1 because the terms round differently. b_ii is `added`.
     """
     scores = torch.einsum("bhtd,bhtd->bht", query, key).to(log_normaliser.dtype) * scale
     if added is not None:
@@ -175,6 +175,6 @@ def self_attention_weights(
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     accumulation = torch.promote_types(query.dtype, torch.float32)
-    # Scaling the queries is scaling the scores, on a tensor that is smaller by head_dim / keys.
+    # Scaling the queries scales the scores; the queries are smaller by a factor of head_dim / keys.
     scores = ((query * scale) @ key.transpose(-1, -2)).to(accumulation)
     return scores if mask is None else scores.add_(mask)

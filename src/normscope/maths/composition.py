@@ -1,4 +1,4 @@
-"""What the output of an attention block is made of: a token itself, the other tokens, and what comes from no token.
+"""The parts of an attention block's output: from the token itself, from the other tokens, and from no token.
 
 Row vectors, as in the papers. For token i of one block, summed over its heads,
 
@@ -6,7 +6,7 @@ Row vectors, as in the papers. For token i of one block, summed over its heads,
     R_ij = F_ij + δ_ij x_i                         with the residual connection
     T_ij = γ ⊙ (R_ij − mean(R_ij)) / σ_i           with the layer normalisation
 
-Blocks differ in where their norm stands:
+Blocks differ in the position of their norm:
 
     post      y = LN(x + attention(x))    F, R and T
     pre       y = x + attention(LN(x))    F and R: no norm follows the sum
@@ -14,7 +14,7 @@ Blocks differ in where their norm stands:
     branch    y = x + LN(attention(x))    F, and T_ij = γ ⊙ (F_ij − mean(F_ij)) / σ_i + δ_ij x_i
 
 At every stage V the vectors add up: own V_ii + others Σ_{j≠i} V_ij + a constant part = the block's output at that stage. Only
-F_ii has to be built, because Σ_{j≠i} F_ij = (attention output − b_O) − F_ii: no tensor has axes query × key × model.
+F_ii is built, because Σ_{j≠i} F_ij = (attention output − b_O) − F_ii: no tensor has axes query × key × model.
 
 Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 """
@@ -36,7 +36,7 @@ NormPosition = Literal["post", "pre", "parallel", "branch"]
 
 
 class Stage(enum.StrEnum):
-    """How much of a block a vector has been through."""
+    """How far through a block a vector has come."""
 
     ATTENTION = "attn"
     """F."""
@@ -52,7 +52,7 @@ STAGES: Mapping[NormPosition, tuple[Stage, ...]] = {
     "parallel": (Stage.ATTENTION, Stage.RESIDUAL),
     "branch": (Stage.ATTENTION, Stage.NORMALISED),
 }
-"""The stages that a block has, by the position of its norm."""
+"""The stages of a block, by the position of its norm."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Composition:
     """The parts of a block's output."""
 
     inputs: Float[Tensor, "batch token model"]
-    """x_i, what the residual connection adds."""
+    """x_i, which the residual connection adds."""
     attention_output: Float[Tensor, "batch token model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     preserving: Float[Tensor, "batch token model"]
@@ -69,11 +69,11 @@ class Composition:
     """b_O."""
     norm_position: NormPosition
     normalisation: Normalisation | None
-    """The norm of the block, if it is `post` or `branch`."""
+    """The norm of the block if its position is `post` or `branch`."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages that the block has."""
+        """The stages of the block."""
         return STAGES[self.norm_position]
 
     @cached_property
@@ -113,7 +113,7 @@ class Composition:
         return self._normalised(self.mixing) if stage is Stage.NORMALISED else self.mixing
 
     def constant(self, stage: Stage) -> Float[Tensor, "batch token model"]:
-        """The part of the output that comes from no token: b_O, and what the norm makes of it, + β.
+        """The part of the output that comes from no token: b_O; after the norm, γ ⊙ (b_O − mean(b_O)) / σ_i + β.
 
         Raises:
             ValueError: If the block does not have the stage.
@@ -135,9 +135,9 @@ class Composition:
         return self.own(stage) + self.others(stage) + self.constant(stage)
 
     def relative_norms(self) -> dict[Stage, tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]]:
-        """‖Σ_{j≠i} V_ij‖ and ‖V_ii‖ by stage, up to a factor that a token's two norms share.
+        """‖Σ_{j≠i} V_ij‖ and ‖V_ii‖ by stage, up to a factor common to both norms of a token.
 
-        The factor is 1 but for `post` norms, where it is σ_i: it cancels in every ratio, so it is never computed.
+        The factor is 1, except after a `post` norm. There it is σ_i, which cancels in every ratio and is never computed.
         """
         mixing = torch.linalg.vector_norm(self.mixing, dim=-1)
         norms = {Stage.ATTENTION: (mixing, torch.linalg.vector_norm(self.preserving, dim=-1))}
@@ -161,7 +161,7 @@ class Composition:
         """‖V_ij‖ of every query i and key j, by stage.
 
         Args:
-            strips: α, some queries at a time.
+            strips: α, in strips of queries.
             value: v, with b_V inside.
             output_weight: W_O.
             is_cross_attention: Whether no key is the token itself. Then the residual connection belongs to no pair, and F is
@@ -187,7 +187,7 @@ class Composition:
         }
 
     def double(self) -> "Composition":
-        """The same in float64 on the CPU. σ_i stays what it was in the model's own precision."""
+        """A copy in float64 on the CPU. σ_i keeps its value from the model's precision."""
 
         def wide(tensor: Tensor) -> Tensor:
             return tensor.cpu().double()

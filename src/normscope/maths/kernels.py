@@ -17,14 +17,14 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Te
 def kernel_for(
     query: Float[Tensor, "batch head query head_dim"], value: Float[Tensor, "batch head key value_dim"]
 ) -> Kernel | None:
-    """The fused kernel that gives output and log-normaliser, called with query, key, value, mask, is_causal and scale.
+    """The fused kernel that returns output and log-normaliser, given query, key, value, mask, is_causal and scale.
 
     Args:
         query: Queries.
         value: Values.
 
     Returns:
-        The kernel, or None where there is none for this device, dtype and these shapes.
+        The kernel, or None if there is none for this device, dtype and these shapes.
     """
     if query.shape[-1] != value.shape[-1] or query.device.type not in _KERNELS:
         return None
@@ -41,7 +41,7 @@ def _cpu(
 
 
 _ALIGNMENT = 8
-"""Of heads and of rows of a mask on CUDA, in numbers."""
+"""Alignment of heads and of mask rows on CUDA, in elements."""
 
 
 def _cuda(
@@ -58,7 +58,7 @@ def _cuda(
 
 
 def _filled_up(tensor: Tensor) -> Tensor:
-    """A tensor whose rows begin where the kernel wants them to; itself, if they do."""
+    """The tensor itself if its rows are aligned as the kernel requires, else a padded copy."""
     if tensor.stride(-1) == 1 and not any(n % _ALIGNMENT for n in (tensor.shape[-1], *tensor.stride()[:-1])):
         return tensor
     return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % _ALIGNMENT)).contiguous()
@@ -69,7 +69,7 @@ _KERNELS: dict[str, Kernel] = {"cpu": _cpu, "cuda": _cuda}
 
 @functools.cache
 def _is_right(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel of a device computes what is expected: with a mask, causal, and both."""
+    """Whether a device's kernel is correct: plain, with a mask, causal, and both."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, 2, 37, 12, dtype=torch.float64, generator=generator).to(device, dtype) for _ in range(3)

@@ -1,4 +1,4 @@
-"""What position and norm make of the keys: k_n = ρ_n(γ ⊙ (x_n W_K + b_K) / rms_n), linear once the root mean square is known.
+"""Rotation and normalisation of the keys: k_n = ρ_n(γ ⊙ (x_n W_K + b_K) / rms_n), linear once the root mean square is known.
 
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864).
 """
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class KeyMap(NamedTuple):
-    """The linear map from x_n W_K + b_K to the key that meets the query, a different one for every token."""
+    """The linear map from x_n W_K + b_K to the key that enters the score. It differs from token to token."""
 
     cosine: Float[Tensor, "#batch key rotary"] | None = None
-    """cos of the angles by which the first dimensions of a head are rotated; None where nothing is."""
+    """cos of the angles that rotate the first dimensions of a head; None without rotation."""
     sine: Float[Tensor, "#batch key rotary"] | None = None
     factors: Float[Tensor, "batch head key head_dim"] | None = None
-    """γ / rms_n of a norm of the keys; None where there is none."""
+    """γ / rms_n of a norm of the keys; None without one."""
 
     @property
     def same_for_all_keys(self) -> bool:
@@ -25,7 +25,7 @@ class KeyMap(NamedTuple):
         return self.cosine is None and self.factors is None
 
     def __call__(self, vectors: Float[Tensor, "batch head key head_dim"]) -> Float[Tensor, "batch head key head_dim"]:
-        """The vectors as parts of keys."""
+        """The map applied to vectors, one per head and key."""
         return self._rotated(vectors if self.factors is None else vectors * self.factors, 1)
 
     def back(self, vectors: Float[Tensor, "batch head key head_dim"]) -> Float[Tensor, "batch head key head_dim"]:
@@ -39,5 +39,5 @@ class KeyMap(NamedTuple):
         turning, rest = vectors.tensor_split([self.cosine.shape[-1]], dim=-1)
         first, second = turning.chunk(2, dim=-1)
         cosine, sine = self.cosine.unsqueeze(1), self.sine.unsqueeze(1)
-        half = torch.cat([-second, first], dim=-1)  # the two halves of a head are the two coordinates of its planes
+        half = torch.cat([-second, first], dim=-1)  # the two halves of a head hold the two coordinates of each plane
         return torch.cat([turning * cosine + direction * half * sine, rest], dim=-1)

@@ -12,7 +12,7 @@ STRIP = 256
 """Queries per strip, where the scores of all queries would take too much memory."""
 
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of indices of sequence, head, query and key that broadcast: whether that query sees that key."""
+"""Whether a query sees a key, from broadcastable indices of sequence, head, query and key."""
 
 
 def additive_mask(visible: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -22,26 +22,26 @@ def additive_mask(visible: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Ten
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """What is added to the scores: 0, or a bias of position, where a query sees a key; −∞ elsewhere.
+    """The term added to the scores: 0 or a positional bias where a query sees a key, −∞ elsewhere.
 
-    A key is seen if all of `keys`, `causal` and `allowed` let it be.
+    A query sees a key if `keys`, `causal` and `allowed` all permit it.
     """
 
     keys: Bool[Tensor, "batch key"] | None = None
-    """Keys that are no padding; None where none is."""
+    """Keys that are not padding; None if none is padding."""
     causal: bool = False
-    """Whether a query sees no key after itself."""
+    """Whether a query sees no later keys."""
     allowed: Allowed | None = None
-    """What else a query sees, a window for example; never beside `causal`, which it then says itself."""
+    """A further rule, such as a window. Never combined with `causal`: the rule then covers that too."""
     reach: int | None = None
-    """No key farther than this from the query's own position is seen; None where there is no such bound."""
+    """Largest distance at which a query sees a key; None if unbounded."""
     queries: Bool[Tensor, "batch query"] | None = None
-    """Queries that are no padding, where others may see no key: they see everything, since the softmax of nothing is no
-    number. None where every query sees a key."""
+    """Queries that are not padding, if padding queries might see no key. Padding then sees everything, since a softmax
+    over nothing is NaN. None if every query sees a key."""
     bias: Float[Tensor, "#batch head query key"] | None = None
-    """What position adds to the scores."""
+    """Positional bias, added to the scores."""
     shift: Float[Tensor, "batch head key"] | None = None
-    """What is added to all scores of a key."""
+    """Added to all scores of a key."""
     _terms: dict[object, Tensor | None] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _biased: list["Mask"] = dataclasses.field(default_factory=list, init=False, repr=False)
 
@@ -51,7 +51,7 @@ class Mask:
         return not self.causal and self.allowed is None
 
     def with_bias(self, bias: Float[Tensor, "#batch head query key"]) -> "Mask":
-        """The mask with a bias of position added; the same object for the same bias, which layers share."""
+        """The mask with a positional bias added. Layers that share a bias get the same object."""
         if not self._biased or self._biased[0].bias is not bias:
             self._biased[:] = [dataclasses.replace(self, bias=bias)]
         return self._biased[0]
@@ -59,7 +59,7 @@ class Mask:
     def sees(
         self, sequence: Int[Tensor, "..."], query: Int[Tensor, "..."], key: Int[Tensor, "..."]
     ) -> Bool[Tensor, "..."] | None:
-        """Whether queries see keys, of indices that broadcast; None where every query sees every key."""
+        """Whether queries see keys, from broadcastable indices; None if every query sees every key."""
         rules = [] if self.keys is None else [self.keys[sequence, key]]
         if self.causal:
             rules.append(key <= query)
@@ -73,11 +73,11 @@ class Mask:
     def visible(
         self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"], sequences: Int[Tensor, " batch"]
     ) -> Bool[Tensor, "#batch #head #query #key"] | None:
-        """Which of some keys some queries see; None where all are seen."""
+        """Which of the given keys each of the given queries sees; None if they see all."""
         return self.sees(sequences[:, None, None, None], queries[None, None, :, None], keys[None, None, None])
 
     def visible_counts(self, key_mask: Bool[Tensor, "batch key"], queries: int) -> Int[Tensor, "batch query"]:
-        """How many keys each query sees, a strip of queries at a time where a rule must be asked.
+        """How many keys each query sees. `allowed`, if set, is evaluated in strips of queries.
 
         Args:
             key_mask: Keys that are not padding. Padding is not counted.
@@ -91,7 +91,7 @@ class Mask:
         counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_mask.device)
         for rows, columns in self.strips(queries, keys):
             visible = self.visible(indices[rows], indices[columns], sequences)
-            assert visible is not None  # `allowed` is asked
+            assert visible is not None  # because `allowed` is set
             counts[:, rows] = (visible & key_mask[:, None, None, columns])[:, 0].sum(dim=-1)
         return counts
 
@@ -102,12 +102,12 @@ class Mask:
         ranks: Int[Tensor, " pair"],
         key_mask: Bool[Tensor, " key"],
     ) -> Int[Tensor, " pair"]:
-        """For each pair, the key at a place among those that the query sees, in order.
+        """For each pair, the key at the given rank among those that the query sees.
 
         Args:
-            sequence: The sequence that all queries are of.
-            queries: A query for each pair.
-            ranks: The place, from 0 to below the query's number of visible keys.
+            sequence: Index of the sequence that all queries belong to.
+            queries: The query of each pair.
+            ranks: The rank of each key, from 0 to below the query's number of visible keys.
             key_mask: Keys of that sequence that are not padding.
         """
         if self.allowed is None:  # all keys that are not padding, or the first of them
@@ -118,7 +118,7 @@ class Mask:
             query = queries[part][:, None]
             visible = self.sees(torch.full_like(query, sequence), query, keys)
             assert visible is not None
-            # As many keys stand before the wanted one as have too few visible keys up to themselves.
+            # The key's index is the number of keys whose running count of visible keys does not exceed its rank.
             seen = (visible & key_mask).cumsum(dim=-1, dtype=torch.int32)
             chosen[part] = (seen <= ranks[part][:, None]).sum(dim=-1)
         return chosen
@@ -126,15 +126,15 @@ class Mask:
     def term(
         self, queries: slice, keys: slice, lengths: tuple[int, int, int], like: Tensor
     ) -> Float[Tensor, "#batch #head #query #key"] | None:
-        """What is added to the scores of some queries and keys; None where nothing is.
+        """The term added to the scores of some queries and keys; None if nothing is added.
 
-        Remembered where that takes no more memory than there is taken anyway, since every layer asks again.
+        Every layer needs it again, so it is cached where that takes no more memory than is used anyway.
 
         Args:
             queries: Which queries.
             keys: Which keys.
-            lengths: How many sequences, queries and keys there are.
-            like: A tensor of the dtype and on the device that are wanted.
+            lengths: Total numbers of sequences, queries and keys.
+            like: A tensor with the dtype and device of the result.
         """
         place = (queries.start, queries.stop, keys.start, keys.stop, like.dtype)
         if place not in self._terms:
@@ -153,7 +153,7 @@ class Mask:
         lengths: tuple[int, int, int],
         like: Tensor,
     ) -> Float[Tensor, "#batch #head #query #key"] | None:
-        """The same of queries chosen one by one, in some of the sequences."""
+        """The same for individually chosen queries, in some of the sequences."""
         indices = [torch.arange(n, device=like.device) for n in lengths]
         visible = self.visible(indices[1][queries], indices[2][keys], indices[0][sequences])
         term = None if visible is None else additive_mask(visible, like.dtype)
@@ -165,7 +165,7 @@ class Mask:
         return term
 
     def strips(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
-        """Some consecutive queries after others, and keys among which are all that these see."""
+        """Strips of consecutive queries, each with a range of keys that includes all the keys they see."""
         for start in range(0, queries, STRIP):
             stop = min(queries, start + STRIP)
             first, last = 0, keys
@@ -176,10 +176,10 @@ class Mask:
             yield slice(start, stop), slice(first, last)
 
     def transposed(self, shift: Float[Tensor, "batch head query"]) -> "Mask":
-        """The mask of keys that look at the queries which see them.
+        """The mask with queries and keys exchanged: each key attends to the queries that see it.
 
         Args:
-            shift: What is added to all scores of a query.
+            shift: Added to all scores of a query.
         """
         allowed = _no_later_key if self.causal else self.allowed
         return Mask(

@@ -1,11 +1,11 @@
 """The mixing ratio of a block: how much of a token's output comes from its context, by five methods.
 
-With V one of F, R, T (see `composition.py`), what token i takes from the others against what it takes from itself is
+With V one of F, R and T (see `composition.py`), the mixing ratio of token i is
 
     r_i = ‖Σ_{j≠i} V_ij‖ / (‖Σ_{j≠i} V_ij‖ + ‖V_ii‖).
 
-Two methods know only the weights: attn_w is 1 − α_ii, averaged over heads, and attnres_w gives the residual connection as much
-weight as attention, which halves it.
+Two methods use only the weights: attn_w is 1 − α_ii, averaged over heads; attnres_w gives the residual connection as
+much weight as attention, which halves the ratio.
 
 Source: Kobayashi et al. 2021, sections 3 and 4 (arXiv:2109.07152).
 """
@@ -21,7 +21,7 @@ from normscope.maths.composition import STAGES, Composition, NormPosition, Stage
 
 
 class Method(enum.StrEnum):
-    """The five ways of K21 to say how much a block mixes, from the weights alone to the whole block."""
+    """The five measures in K21 of how much a block mixes, from the weights alone to the whole block."""
 
     ATTN_W = "attn_w"
     ATTN_N = "attn_n"
@@ -45,10 +45,10 @@ METHODS: Mapping[NormPosition, tuple[Method, ...]] = {
     )
     for position, stages in STAGES.items()
 }
-"""The methods that are defined for a block, by the position of its norm."""
+"""The methods defined for a block, by the position of its norm."""
 
 CROSS_ATTENTION_METHODS = (Method.ATTNRES_N, Method.ATTNRESLN_N)
-"""Those that are left in cross-attention, where no key is the token itself: what it keeps comes by the residual connection."""
+"""The methods for cross-attention. No key is the token itself there, so the residual connection alone preserves it."""
 
 
 def preserving_vectors(
@@ -58,7 +58,7 @@ def preserving_vectors(
 ) -> Float[Tensor, "batch token model"]:
     """F_ii = Σ_h α^h_ii f^h(x_i): what each token takes from itself through attention.
 
-    One matrix product, because Σ_h (α^h v^h) W_O^h is the output projection of the heads put side by side.
+    This is one matrix product: Σ_h (α^h v^h) W_O^h is the output projection of the concatenated heads.
 
     Args:
         self_weights: α_ii.
@@ -72,26 +72,26 @@ def preserving_vectors(
     weighted = value.new_empty(batch, tokens, heads, head_dim)
     torch.mul(
         value.transpose(1, 2), self_weights.to(value.dtype).transpose(1, 2).unsqueeze(-1), out=weighted
-    )  # written straight into the order that the projection reads: no second copy
+    )  # written in the layout that the projection reads: no second copy
     return weighted.view(batch, tokens, heads * head_dim) @ output_weight.reshape(heads * head_dim, -1)
 
 
 def ratio(mixing: Float[Tensor, "*batch"], preserving: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """mixing / (mixing + preserving) for norms ≥ 0; 0 where both vanish, since nothing is mixed there."""
+    """mixing / (mixing + preserving) for norms ≥ 0; 0 if both are 0, since nothing is mixed."""
     return mixing / (mixing + preserving).clamp(min=torch.finfo(mixing.dtype).tiny)
 
 
 def mixing_ratios(
     self_weights: Float[Tensor, "batch head token"], composition: Composition
 ) -> dict[Method, Float[Tensor, "batch token"]]:
-    """The mixing ratio r_i of every token, by each method that is defined for the block.
+    """The mixing ratio r_i of every token, by each method defined for the block.
 
     Args:
         self_weights: α_ii per head.
         composition: The parts of the block's output.
 
     Returns:
-        Ratios in [0, 1], one tensor per method of METHODS. Rows of padding hold meaningless finite numbers.
+        Ratios in [0, 1], one tensor per method of METHODS. Values at padding are finite but meaningless.
     """
     attn_w = 1.0 - self_weights.mean(dim=1)
     by_stage = {OF_STAGE[stage]: ratio(*norms) for stage, norms in composition.relative_norms().items()}

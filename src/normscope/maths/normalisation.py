@@ -16,28 +16,28 @@ class Normalisation(NamedTuple):
     weight: Float[Tensor, " model"]
     """γ."""
     bias: Float[Tensor, " model"] | None
-    """β; None where the norm has none."""
+    """β; None if the norm has none."""
     epsilon: float
     """ε, added to the variance under the root."""
     centred: bool = True
-    """Whether the mean is taken out (LayerNorm) or not (RMSNorm)."""
+    """Whether the mean is subtracted (LayerNorm) or not (RMSNorm)."""
 
     def deviation(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch"]:
-        """σ of each vector that the norm is given: √(Var + ε), or √(mean square + ε) without centring."""
+        """σ of each input vector: √(Var + ε), or √(mean square + ε) without centring."""
         centred = self.centre(vectors)
         return (centred.square().mean(dim=-1) + self.epsilon).sqrt()
 
     def centre(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
-        """The vectors less their mean over `model`; themselves where the norm does not centre."""
+        """The vectors minus their mean over `model`; unchanged if the norm does not centre."""
         return vectors - vectors.mean(dim=-1, keepdim=True) if self.centred else vectors
 
     def scaled(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
         """γ ⊙ (v − mean(v)): the part of the linear map that does not depend on σ."""
-        # The sum of centred parts is the centred sum, so parts of a vector may be scaled one by one.
+        # The sum of centred parts is the centred sum, so the parts of a vector can be scaled separately.
         return self.centre(vectors) * self.weight
 
     def normalised(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
-        """What the norm makes of vectors: LN(v), or RMSNorm(v)."""
+        """The normalised vectors: LN(v), or RMSNorm(v)."""
         normalised = self.scaled(vectors) / self.deviation(vectors).unsqueeze(-1)
         return normalised if self.bias is None else normalised + self.bias
 

@@ -1,7 +1,7 @@
-"""Vector norms: what attention hands over, instead of how much weight it gives.
+"""Vector norms: the size of the vectors that attention passes on, rather than the weights it assigns.
 
 f^h(x) = v W_O^h is the transformed vector of one head, with b_V inside v and b_O outside. Norms of f, of αf, and of the
-block's pair vectors F, R and T are found from small Gram matrices: no tensor with axes query × key × model is built.
+block's pair vectors F, R and T come from small Gram matrices: no tensor with axes query × key × model is built.
 
 Sources: Kobayashi et al. 2020, section 3 (arXiv:2004.10102); Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 """
@@ -16,10 +16,11 @@ from normscope.maths.normalisation import Normalisation
 def norm_factors(
     output_weight: Float[Tensor, "head head_dim model"],
 ) -> Float[Tensor, "head head_dim rank"]:
-    """A factor L of each head's W_O with ‖v W_O‖ = ‖v L‖ for every v, as small as a head.
+    """A factor L of each head's W_O, at most head_dim × head_dim, with ‖v W_O‖ = ‖v L‖ for every v.
 
-    W_Oᵀ = Q R with orthonormal Q, so v W_O = v Rᵀ Qᵀ and L = Rᵀ. Unlike v (W_O W_Oᵀ) vᵀ it squares no condition number.
-    The factor depends on weights alone: it is computed once, in float64 on the CPU (not every accelerator has float64).
+    W_Oᵀ = Q R with orthonormal Q, so v W_O = v Rᵀ Qᵀ and L = Rᵀ. Unlike v (W_O W_Oᵀ) vᵀ, this does not square the
+    condition number. The factor depends only on the weights, so it is computed once, in float64 on the CPU (not every
+    accelerator has float64).
     """
     triangular = torch.linalg.qr(output_weight.cpu().double().transpose(-1, -2), mode="r").R
     return triangular.transpose(-1, -2).contiguous().to(output_weight)
@@ -67,7 +68,7 @@ def head_grams(
 
     Args:
         value: v, with b_V inside.
-        output_weight: W_O; centred and scaled (see `scaled_output_weight`) for the vectors after normalisation.
+        output_weight: W_O; for vectors after normalisation, centred and scaled (see `scaled_output_weight`).
     """
     between_heads = torch.einsum("hdm,gem->hdge", output_weight, output_weight)
     projected = torch.einsum("bhkd,hdge->bkhge", value, between_heads)
@@ -81,7 +82,7 @@ def pair_norms(
 ) -> Float[Tensor, "batch query key"]:
     """‖F_ij‖ = ‖Σ_h α^h_ij f^h(x_j)‖ for every query i and key j, all heads together.
 
-    Pass a W_O whose vectors have been centred and scaled (see `scaled_output_weight`) for the norms after normalisation.
+    For norms after normalisation, pass a centred and scaled W_O (see `scaled_output_weight`).
 
     Args:
         weights: Post-softmax α.
@@ -101,25 +102,25 @@ def norms_from_grams(
     """The norms of `pair_norms` from the Gram matrices K_j: ‖F_ij‖² = a_ijᵀ K_j a_ij with a_ij = (α^h_ij)_h.
 
     Args:
-        weights: Post-softmax α, of all queries or of some.
+        weights: Post-softmax α, of all queries or some.
         grams: See `head_grams`.
     """
     half = torch.einsum("bkhg,bgqk->bhqk", grams, weights)
-    # Rounding may leave a square that should be zero slightly below it.
+    # Rounding can make a zero square slightly negative.
     return (half * weights).sum(dim=1).clamp(min=0).sqrt()
 
 
 def scaled_output_weight(
     output_weight: Float[Tensor, "head head_dim model"], normalisation: Normalisation
 ) -> Float[Tensor, "head head_dim model"]:
-    """W_O followed by γ ⊙ (· − mean): centring and scaling are linear, so they can be folded into the weights."""
+    """W_O followed by γ ⊙ (· − mean): centring and scaling are linear, so they fold into the weights."""
     return normalisation.scaled(output_weight)
 
 
 def replaced_diagonal(
     norms: Float[Tensor, "batch query key"], diagonal: Float[Tensor, "batch query"]
 ) -> Float[Tensor, "batch query key"]:
-    """Pair norms with those of each token and itself exchanged, where the residual connection comes in."""
+    """Pair norms with a new diagonal: only a token's pair with itself includes the residual connection."""
     replaced = norms.clone()
     replaced.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
     return replaced
@@ -130,10 +131,10 @@ def singular_values(
     value_bias: Float[Tensor, "head head_dim"],
     output_weight: Float[Tensor, "head head_dim model"],
 ) -> Float[Tensor, "head rank"]:
-    """Singular values of each head's affine map x ↦ f(x), largest first, without the zeros that its rank leaves.
+    """Singular values of each head's affine map x ↦ f(x), largest first, without the zeros beyond its rank.
 
     The map acts on (x, 1) as the (d+1)×(d+1) matrix [[W_V W_O, 0], [b_V W_O, 1]], whose rank is at most head_dim + 1.
-    It is the product of a tall and a wide factor; their QR decompositions leave a matrix of that size.
+    It is the product of a tall and a wide factor; their QR decompositions reduce it to a matrix of that size.
 
     Source: Kobayashi et al. 2020, Figure 9 and appendix.
     """
@@ -151,14 +152,14 @@ def expansion_rate(
 ) -> float:
     """Root mean square singular value of the block's affine map x ↦ Σ_h f^h(x): how much it lengthens a vector.
 
-    ‖M‖_F² is the sum of the squared singular values, so none of them is computed.
+    ‖M‖_F² is the sum of the squared singular values, so no decomposition is needed.
 
     Args:
         value_weight: W_V per head.
         value_bias: b_V per head.
         output_weight: W_O per head.
-        output_bias: None, as f leaves b_O out; given, it is added to the constant part, which is how the authors' published
-            rates were computed.
+        output_bias: None by default, since f excludes b_O. If given, it is added to the constant part; the authors
+            computed their published rates this way.
 
     Source: Kobayashi et al. 2021, section 4.4.
     """

@@ -1,8 +1,8 @@
 """Which dimensions of the hidden vectors determine the attention scores.
 
-For query m and key n, before scaling and softmax, dimension j contributes C_j(m,n) = (q_m W_Kᵀ)_j x_nj to q_m·k_n. Over all j
-it adds up to the part of the score that depends on the key; q_m·b_K is left, the same for all keys of a query. Sums over pairs
-factorise, so that no tensor with axes query × key × model is built.
+For query m and key n, before scaling and softmax, dimension j contributes C_j(m,n) = (q_m W_Kᵀ)_j x_nj to q_m·k_n.
+Summed over j, this is the part of the score that depends on the key; the rest, q_m·b_K, is the same for all keys of a
+query. Sums over pairs factorise, so no tensor with axes query × key × model is built.
 
 Source: Maruta & Matsuzaki 2024, section 3.
 """
@@ -22,14 +22,14 @@ def contribution_sums(
     key_weight: Float[Tensor, "head model head_dim"],
     input_sums: Float[Tensor, "group batch model"],
 ) -> Float[Tensor, "group head model"]:
-    """Σ C_j over all pairs of a sequence's queries and a group's keys, added up over the sequences.
+    """Σ C_j over all pairs of a sequence's queries and a group's keys, summed over the sequences.
 
     Σ_{m,n} C(m,n) = (Σ_m q_m) W_Kᵀ ⊙ Σ_n x_n where every query sees every key.
 
     Args:
         query_sums: Σ_m q_m of each sequence.
         key_weight: W_K.
-        input_sums: Σ_n x_n of each sequence over the keys of each group; x is what enters W_K.
+        input_sums: Σ_n x_n of each sequence over the keys of each group; x is the input of W_K.
     """
     projected = torch.einsum("bhd,hmd->bhm", query_sums, key_weight)
     return torch.einsum("bhm,gbm->ghm", projected, input_sums)
@@ -48,7 +48,7 @@ def visible_contribution_sums(
     Args:
         seen_by: p_n, the sum of the queries that see key n.
         key_weight: W_K.
-        inputs: x, what enters W_K.
+        inputs: x, the input of W_K.
         members: Which keys are in which group.
     """
     by_key = seen_by.transpose(1, 2)
@@ -56,10 +56,10 @@ def visible_contribution_sums(
 
 
 class ScoreSpread(NamedTuple):
-    """How far the scores of a query's keys lie apart, added up over queries."""
+    """The spread of the scores over a query's keys, summed over queries."""
 
     directions: Float[Tensor, "batch head key head_dim"]
-    """Σ_m s̃_mn q_m / N_m, with s̃ the scores less their mean over the N_m keys that query m sees."""
+    """Σ_m s̃_mn q_m / N_m, with s̃ the scores minus their mean over the N_m keys that query m sees."""
     variance: Float[Tensor, " head"]
     """Σ_m Var_n(s(m,n))."""
 
@@ -71,13 +71,13 @@ def score_spread(
 ) -> ScoreSpread:
     """The spread where every query sees every key.
 
-    What is the same for all keys of a query changes no attention weight, so the spread is the variance over keys, query by
-    query. With k̃ the keys less their mean, Σ_m (q_m·k̃_n) q_m = k̃_n Q for Q = Σ_m q_mᵀ q_m: linear in length.
+    A term shared by all keys of a query changes no attention weight, so the spread is the variance over keys, query by
+    query. With k̃ the keys minus their mean, Σ_m (q_m·k̃_n) q_m = k̃_n Q for Q = Σ_m q_mᵀ q_m: linear in length.
 
     Args:
         query: Queries.
         key: Keys.
-        token_mask: Which tokens are no padding.
+        token_mask: Which tokens are not padding.
     """
     tokens = token_mask[:, None, :, None].to(key.dtype)
     lengths = tokens.sum(dim=2, keepdim=True)
@@ -92,18 +92,18 @@ def causal_score_spread(
     key: Float[Tensor, "batch head key head_dim"],
     token_mask: Bool[Tensor, "batch key"],
 ) -> ScoreSpread:
-    """The same where a query sees the keys up to its own: the variance is over the keys that it sees.
+    """The same for causal attention: the variance is over the keys up to the query's position.
 
     With k̄_m the mean of the keys up to m, Σ_{m≥n} (q_m·k_n − q_m·k̄_m) q_m / m = k_n G_n − g_n, where G_n = Σ_{m≥n} q_mᵀq_m / m
-    and g_n = Σ_{m≥n} (q_m·k̄_m) q_m / m grow from the last query to the first: linear in length.
+    and g_n = Σ_{m≥n} (q_m·k̄_m) q_m / m accumulate from the last query to the first: linear in length.
 
     Args:
         query: Queries.
         key: Keys.
-        token_mask: Which tokens are no padding; that is at the end.
+        token_mask: Which tokens are not padding; padding is at the end.
     """
     tokens = token_mask[:, None, :, None].to(key.dtype)
-    # Keys that share a large vector would leave small differences of large sums: their mean changes no spread.
+    # The keys' mean does not affect the spread, and a large one would cause cancellation below.
     key = (key - (key * tokens).sum(dim=2, keepdim=True) / tokens.sum(dim=2, keepdim=True)) * tokens
     query = query * tokens
     counts = torch.arange(1, query.shape[2] + 1, device=query.device).unsqueeze(1).to(query.dtype)
@@ -127,12 +127,12 @@ def visible_score_spread(
     token_mask: Bool[Tensor, "batch key"],
     mask: Mask,
 ) -> ScoreSpread:
-    """The same where a mask says what a query sees, a strip of queries at a time.
+    """The same for any mask, in strips of queries.
 
     Args:
         query: Queries.
         key: Keys.
-        token_mask: Which tokens are no padding.
+        token_mask: Which tokens are not padding.
         mask: Which keys a query sees.
     """
     directions = torch.zeros_like(key)
@@ -150,11 +150,11 @@ def visible_score_spread(
 def seen_by(
     vectors: Float[Tensor, "batch #head query size"], token_mask: Bool[Tensor, "batch query"], mask: Mask
 ) -> Float[Tensor, "batch #head key size"]:
-    """Σ of the vectors of the queries that see a key, padding left out; meaningless at keys that are padding.
+    """For each key, Σ of the vectors of the queries that see it, without padding; meaningless at padding keys.
 
     Args:
-        vectors: A vector of each query.
-        token_mask: Which tokens are no padding.
+        vectors: One vector per query.
+        token_mask: Which tokens are not padding.
         mask: Which keys a query sees.
     """
     vectors = vectors * token_mask[:, None, :, None].to(vectors.dtype)
@@ -169,7 +169,7 @@ def seen_by(
 
 
 def _precise(tensor: Tensor) -> Tensor:
-    """A tensor in float64, where long sums are made of it, if its device knows that."""
+    """The tensor in float64, for long sums, if its device supports it."""
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
@@ -179,7 +179,7 @@ def _sums_to_the_end(vectors: Tensor) -> Tensor:
 
 
 def _strips(token_mask: Tensor, mask: Mask) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Queries, the keys among which all are that they see, and which they see; padding sees none."""
+    """Strips of queries, a range of keys that includes all they see, and which ones they see. Padding sees none."""
     sequences, indices = (torch.arange(n, device=token_mask.device) for n in token_mask.shape)
     for rows, columns in mask.strips(len(indices), len(indices)):
         visible = mask.visible(indices[rows], indices[columns], sequences)
@@ -192,14 +192,14 @@ def covariances(
     key_weight: Float[Tensor, "head model head_dim"],
     inputs: Float[Tensor, "batch key model"],
 ) -> Float[Tensor, "head model"]:
-    """Σ_m Cov_n(C_j(m,n), s(m,n)): divided by the variance, the share of dimension j in the spread.
+    """Σ_m Cov_n(C_j(m,n), s(m,n)). Divided by the variance, it is the share of dimension j in the spread.
 
-    Over all j, and what b_K adds where position makes it differ from key to key, it adds up to the variance.
+    The sum over j is the variance, less the part from b_K where position makes it differ from key to key.
 
     Args:
-        directions: Those of the spread, taken back through the keys' map (see `keys.KeyMap`).
+        directions: Those of the spread, mapped back through the keys' map (see `keys.KeyMap`).
         key_weight: W_K.
-        inputs: x, what enters W_K.
+        inputs: x, the input of W_K.
     """
     return _diagonal(inputs.flatten(0, 1), directions.transpose(1, 2).flatten(0, 1), key_weight)
 
@@ -209,7 +209,7 @@ def part_of_keys(
     key_weight: Float[Tensor, "head model head_dim"],
     dimensions: Sequence[int],
 ) -> Float[Tensor, "batch head key head_dim"]:
-    """Σ_{j∈dimensions} x_j W_K[j]: what some dimensions put into the keys."""
+    """Σ_{j∈dimensions} x_j W_K[j]: the contribution of some dimensions to the keys."""
     chosen = list(dimensions)
     return torch.einsum("bkm,hmd->bhkd", inputs[..., chosen], key_weight[:, chosen])
 

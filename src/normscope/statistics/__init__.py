@@ -1,1 +1,1 @@
-"""Streaming accumulators: what a corpus of any size adds up to, in bounded memory."""
+"""Streaming accumulators: statistics of a corpus of any size, in bounded memory."""

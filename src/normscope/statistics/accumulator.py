@@ -18,9 +18,9 @@ class EmptyAccumulatorError(ValueError):
 class Accumulator(abc.ABC):
     """Running sums over a stream, separate from the frozen result that `compute()` returns.
 
-    Every accumulator has its own `update` and meets this contract, which one shared test suite checks: merging with an empty
-    accumulator changes nothing; merging is associative and leaves both sides unchanged; a stream in batches equals the whole
-    stream; a state that was saved and loaded continues exactly; `compute()` of nothing raises.
+    Every accumulator defines `update` and meets this contract, which one shared test suite checks: merging with an
+    empty accumulator changes nothing; merging is associative and leaves both sides unchanged; a stream in batches
+    equals the whole stream; a saved and reloaded state continues exactly; `compute()` on an empty accumulator raises.
     """
 
     @abc.abstractmethod
@@ -49,7 +49,7 @@ class Accumulator(abc.ABC):
         self.merge_state_dict(state)
 
     def merge(self: A, other: A) -> A:
-        """A new accumulator that has seen what both have seen."""
+        """A new accumulator with the data of both."""
         merged = copy.copy(self)
         merged.reset()  # binds new tensors, so `self` keeps its own
         for side in (self, other):
@@ -58,9 +58,9 @@ class Accumulator(abc.ABC):
 
 
 class TensorAccumulator(Accumulator):
-    """An accumulator made of a few tensors, which stay on the device of what is added to them.
+    """An accumulator made of a few tensors, which stay on the device of the values added to them.
 
-    `reset` binds each tensor to an attribute with an underscore in front of its name.
+    `reset` binds each tensor to an attribute, its name with a leading underscore.
     """
 
     _reductions: ClassVar[Mapping[str, Callable[[Tensor, Tensor], Tensor]]]
@@ -77,7 +77,7 @@ class TensorAccumulator(Accumulator):
             setattr(self, f"_{name}", reduction(own, state[name].to(own.device)))
 
     def _follow(self, values: Tensor) -> torch.device:
-        """Move to where values are accumulated; returns that device."""
+        """Move the state to the device on which to accumulate values, and return that device."""
         device = accumulation_device(values.device)
         for name in self._reductions:
             setattr(self, f"_{name}", getattr(self, f"_{name}").to(device))
@@ -85,5 +85,5 @@ class TensorAccumulator(Accumulator):
 
 
 def accumulation_device(device: torch.device) -> torch.device:
-    """Where to accumulate tensors of a device: on it, so that nothing waits for a copy, unless it lacks float64."""
+    """The device on which to accumulate: the tensors' own, so nothing waits for a copy, or the CPU if it lacks float64."""
     return torch.device("cpu") if device.type == "mps" else device

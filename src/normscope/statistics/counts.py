@@ -14,7 +14,7 @@ class Counts(TensorAccumulator):
 
     Args:
         layers: Number of layers.
-        values: Axes of what is counted in a layer.
+        values: Shape of the counts of a layer.
     """
 
     _reductions: ClassVar = {"counts": torch.add, "seen": torch.logical_or}

@@ -17,24 +17,24 @@ class GroupedSummary:
     mean: Float[Tensor, "layer row group"]
     """Over all tokens of the group."""
     sequence_mean: Float[Tensor, "layer row group"]
-    """Over the sequences that have the group, of the mean within each."""
+    """Mean within each sequence, averaged over the sequences that contain the group."""
     deviation: Float[Tensor, "layer row group"]
-    """Standard deviation over all tokens, of the population."""
+    """Population standard deviation over all tokens."""
     maximum: Float[Tensor, "layer row group"]
     minimum: Float[Tensor, "layer row group"]
     count: Int[Tensor, "layer group"]
-    """Tokens."""
+    """Number of tokens."""
 
 
 class GroupedMoments(TensorAccumulator):
-    """Accumulates values of tokens by layer, row (a method, say) and group (a category). Groups may overlap.
+    """Accumulates values of tokens by layer, row (such as a method) and group (such as a category). Groups may overlap.
 
     Sums are kept in float64 and counts as integers, so the order of the stream does not matter beyond rounding at 1e-16.
 
     Args:
         layers: Number of layers.
-        rows: Values per token.
-        groups: Groups that a token can be in.
+        rows: Number of values per token.
+        groups: Number of groups.
     """
 
     _reductions: ClassVar = dict.fromkeys(("total", "squares", "sequence_total", "count", "sequences"), torch.add) | {
@@ -50,7 +50,7 @@ class GroupedMoments(TensorAccumulator):
         """Return to the empty state."""
         layers, _, groups = shape = self._shape
         self._total = torch.zeros(shape, dtype=torch.float64)
-        # Plain squares lose (mean/deviation)² of float64's sixteen digits, and merge exactly.
+        # Plain squares cost a factor of (mean/deviation)² in float64's sixteen digits, but merge exactly.
         self._squares = torch.zeros(shape, dtype=torch.float64)
         self._sequence_total = torch.zeros(shape, dtype=torch.float64)
         self._maximum = torch.full(shape, -torch.inf, dtype=torch.float64)
@@ -68,7 +68,7 @@ class GroupedMoments(TensorAccumulator):
 
         Args:
             layer: Index of the layer, from 0.
-            values: One value per row and token; what stands at tokens of no group is ignored, even NaN.
+            values: One value per row and token. Values of tokens in no group are ignored, even NaN.
             members: Which tokens are in which group.
         """
         device = self._follow(values)
@@ -92,7 +92,7 @@ class GroupedMoments(TensorAccumulator):
         self._sequences[layer] += (counts > 0).sum(dim=-1)
 
     def compute(self) -> GroupedSummary:
-        """Means and extremes of what has been added up.
+        """Means, deviations, extremes and counts so far.
 
         Raises:
             EmptyAccumulatorError: If no token has been added.

@@ -20,12 +20,12 @@ class MeanSummary:
 
 
 class Mean(TensorAccumulator):
-    """Accumulates sums that were made elsewhere, and of how many terms they are; in float64, and as integers.
+    """Accumulates precomputed sums in float64 and their numbers of terms as integers.
 
     Args:
         layers: Number of layers.
-        groups: Groups that each have a number of terms of their own.
-        values: Axes of a sum.
+        groups: Number of groups, each with its own number of terms.
+        values: Shape of one sum.
     """
 
     _reductions: ClassVar = {"total": torch.add, "count": torch.add}
@@ -45,7 +45,7 @@ class Mean(TensorAccumulator):
         Args:
             layer: Index of the layer, from 0.
             sums: Σ over the terms.
-            counts: How many terms.
+            counts: Number of terms in each sum.
         """
         device = self._follow(sums)
         self._total[layer] += sums.to(device).double()

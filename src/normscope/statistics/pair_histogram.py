@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _INT32_MAX = 2**31 - 1
-# Pairs that are counted at a time: few enough that their cells stay in the processor's cache.
+# Pairs counted at a time, few enough that their cells stay in the processor's cache.
 _PIECE = 2**19  # pragma: no mutate
 
 
@@ -16,13 +16,13 @@ _PIECE = 2**19  # pragma: no mutate
 class Axis:
     """A logarithmic grid for positive numbers, read off the bits of a float32: exponent and leading mantissa bits.
 
-    It is monotone, needs no logarithm, and is the same for every process that a corpus is split over.
+    It is monotone, needs no logarithm, and is the same in every process that shares a corpus.
     """
 
     lowest_exponent: int
-    """Numbers below 2 to this power, zero among them, share the first cell."""
+    """Numbers below 2 to this power, including zero, share the first cell."""
     highest_exponent: int
-    """Numbers from 2 to this power on share the last cell."""
+    """Numbers from 2 to this power upwards share the last cell."""
     bits: int
     """Cells per factor of two: 2 to this power."""
 
@@ -38,7 +38,7 @@ class Axis:
 
 
 class PairHistogram:
-    """Counts pairs by group. The second grid is held only as far as it has been seen.
+    """Counts pairs by group. Only the range of the second grid that occurs is stored.
 
     Args:
         first, second: The grids.
@@ -48,7 +48,7 @@ class PairHistogram:
     def __init__(self, first: Axis, second: Axis, groups: int) -> None:
         self._first, self._second, self._groups = first, second, groups
         self.low = 0
-        # Axes first × second × group, and one cell behind them for pairs that do not count.
+        # Axes first × second × group, then one extra cell for pairs that do not count.
         self._flat = torch.zeros(1, dtype=torch.int32)
         self._pairs = 0
 
@@ -67,10 +67,10 @@ class PairHistogram:
         """Count the pairs (first_bhqk, second_bhk).
 
         Args:
-            first: The number that differs from query to query.
+            first: The number that depends on the query.
             second: The number that does not.
             group: Group of each key; −1 leaves the key out.
-            seen: Which pairs count; None where all do.
+            seen: Which pairs count; None if all do.
         """
         if first.numel() == 0:
             return
@@ -107,12 +107,12 @@ class PairHistogram:
         self.counts[:, offset : offset + counts.shape[1]] += counts.to(self._flat.dtype)
 
     def table(self, group: int | None) -> tuple[int, np.ndarray]:
-        """Where the second axis begins, and the counts of one group, or of all together, first × second."""
+        """First cell of the second axis, and the counts (first × second) of one group, or of all if None."""
         counts = self.counts.sum(dim=-1) if group is None else self.counts[:, :, group]
         return self.low, counts.cpu().numpy().astype(np.int64)
 
     def _hold(self, low: int, high: int, device: torch.device) -> None:
-        """Have room for these cells of the second axis."""
+        """Make room for these cells of the second axis."""
         held = self.counts
         if held.numel():
             low, high = min(low, self.low), max(high, self.low + held.shape[1] - 1)

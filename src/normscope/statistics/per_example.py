@@ -1,4 +1,4 @@
-"""Tensors that are kept for rows of a corpus, layer by layer."""
+"""Tensors kept for single rows of a corpus, by layer."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 
 
 class PerExampleTensors(Accumulator):
-    """Keeps a tensor per layer for every row that it is given: for what is itself the result, not for whole corpora of it.
+    """Keeps one tensor per layer and row. Use it for tensors that are themselves the result, not for a whole corpus.
 
     Args:
         layers: Number of layers.
-        dtype: Of the tensors that are kept.
+        dtype: Dtype of the stored tensors.
     """
 
     def __init__(self, layers: int, dtype: torch.dtype) -> None:
@@ -41,7 +41,7 @@ class PerExampleTensors(Accumulator):
         return {row: self._kept[row].clone() for row in sorted(self._kept)}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Rows, their shapes, and their values end to end."""
+        """Rows, their shapes, and their values concatenated."""
         rows = sorted(self._kept)
         return {
             "rows": torch.tensor(rows, dtype=torch.int64),
@@ -50,7 +50,7 @@ class PerExampleTensors(Accumulator):
         }
 
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Add the examples of another accumulator. An example that both have is the same in both, and kept once."""
+        """Add the rows of another accumulator. A row in both is identical in both and kept once."""
         rows = state["rows"].tolist()
         shapes = [tuple(shape) for shape in state["shapes"].tolist()]
         sizes = state["shapes"].prod(dim=-1).tolist() if rows else []

@@ -13,7 +13,7 @@ from torch import Tensor
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.pair_histogram import Axis, PairHistogram
 
-# Below three pairs, or if one side is constant, there is no correlation to speak of.
+# With fewer than three pairs, or if one side is constant, the correlation is undefined.
 FEWEST_PAIRS = 3
 
 
@@ -22,25 +22,25 @@ class Correlation:
     """ρ of one group of pairs."""
 
     spearman: float | None
-    """None where it is undefined."""
+    """None if undefined."""
     count: int
     error_bound: float
-    """The exact ρ is at most this far away; 0 where it was computed exactly."""
+    """The exact ρ is at most this far away; 0 if ρ is exact."""
     reason: str = ""
     """Why ρ is undefined."""
 
 
 class RankCorrelation(Accumulator):
-    """Accumulates pairs by layer and group, and ranks them when all have been seen.
+    """Accumulates pairs by layer and group, and ranks them at the end.
 
-    Up to `exact_pairs` pairs are kept. With one more, all are counted into two-dimensional histograms on logarithmic
-    grids, and so is every later pair: memory no longer grows.
+    Up to `exact_pairs` pairs are kept. Beyond that, all pairs are counted in two-dimensional histograms on logarithmic
+    grids, and memory stops growing.
 
     Args:
         layers: Number of layers.
-        groups: Number of groups; every pair is in one.
+        groups: Number of groups; each pair belongs to one.
         first, second: Grids for the two numbers of a pair.
-        exact_pairs: Pairs to keep at most, over all layers and groups.
+        exact_pairs: Largest number of pairs to keep, over all layers and groups.
     """
 
     def __init__(self, layers: int, groups: int, first: Axis, second: Axis, exact_pairs: int) -> None:
@@ -68,29 +68,29 @@ class RankCorrelation(Accumulator):
 
         Args:
             layer: Index of the layer, from 0.
-            first: The number that differs from query to query; ≥ 0.
+            first: The number that depends on the query; ≥ 0.
             second: The number that does not; ≥ 0.
             group: Group of each key; −1 leaves the key out.
-            seen: Which pairs count; None where all do.
+            seen: Which pairs count; None if all do.
         """
         if self._exact:
             counted = (group >= 0)[:, None, None, :]
             counted = counted if seen is None else counted & seen
-            # `counted` may stand for several heads or queries at once.
+            # `counted` may broadcast over heads or queries.
             self._pairs += int(counted.sum()) * (first.numel() // counted.numel())
             if self._pairs <= self._budget:
-                # As they come: picking out what counts is left to the end, and the copies of `second` too. In less
-                # precision, numbers that differ would become ties.
+                # Unchanged: selecting the pairs that count and expanding `second` can wait until the end. Lower
+                # precision would turn distinct numbers into ties.
                 self._kept[layer].append(_Kept(first.cpu(), second.cpu(), group.cpu(), counted.cpu()))
                 return
             self._give_up_exactness()
         self._histograms[layer].add(first, second, group, seen)
 
     def compute(self, *, union: bool = False) -> list[list[Correlation]]:
-        """ρ per layer and group, behind a first row for all layers together.
+        """ρ per layer (row) and group (column). The first row is for all layers together.
 
         Args:
-            union: Whether a last column is of all groups together.
+            union: Whether to add a last column for all groups together.
 
         Raises:
             EmptyAccumulatorError: If no pair has been added.
@@ -103,7 +103,7 @@ class RankCorrelation(Accumulator):
         return [[of(layers, group) for group in groups] for layers in (every, *([one] for one in every))]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that has been added up, as tensors on the CPU."""
+        """The whole state, as tensors on the CPU."""
         state = {"exact": torch.tensor(self._exact), "pairs": torch.tensor(self._pairs)}
         for layer, (kept, histogram) in enumerate(zip(self._kept, self._histograms, strict=True)):
             if kept:
@@ -152,7 +152,7 @@ class RankCorrelation(Accumulator):
 
 
 class _Kept(NamedTuple):
-    """One update as it came."""
+    """One update, unchanged."""
 
     first: Float[Tensor, "batch head query key"]
     second: Float[Tensor, "batch head key"]
@@ -161,12 +161,12 @@ class _Kept(NamedTuple):
 
     @classmethod
     def of_pairs(cls, first: Tensor, second: Tensor, group: Tensor) -> "_Kept":
-        """Single pairs as one query that sees as many keys."""
+        """Single pairs, as one query with a key per pair."""
         counted = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return cls(first[None, None, None], second[None, None], group[None].long(), counted)
 
     def __deepcopy__(self, _memo: object) -> "_Kept":
-        return self  # it is never changed, and large
+        return self  # large, and never modified
 
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs that count, one entry each, with their groups."""
@@ -179,7 +179,7 @@ class _Kept(NamedTuple):
         )
 
     def of_group(self, group: int | None) -> tuple[Tensor, Tensor]:
-        """The pairs of one group, or of all, that count."""
+        """The pairs that count, of one group or of all."""
         counted = self.counted if group is None else self.counted & (self.group == group)[:, None, None, :]
         counted = counted.expand_as(self.first)
         return self.first[counted], self.second.unsqueeze(2).expand_as(self.first)[counted]
@@ -204,17 +204,17 @@ def _exact(first: Tensor, second: Tensor) -> Correlation:
 
 
 def _centred_ranks(values: Float[Tensor, " value"]) -> Float[Tensor, " value"]:
-    """Ranks less their mean. Equal values share the mean of their ranks."""
+    """Ranks minus their mean. Ties share the mean of their ranks."""
     values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no bfloat16; the cast is exact
     return torch.from_numpy(scipy.stats.rankdata(values.numpy())).sub_((len(values) + 1) / 2)
 
 
 def _binned(table: np.ndarray) -> Correlation:
-    """ρ of a histogram, every pair at the mean rank of its cell, and a bound on what that can be wrong by.
+    """ρ of a histogram, with every pair at the mean rank of its cell, and a bound on the error.
 
     A rank is its cell's mean rank m plus a deviation e that sums to zero over the cell, with E[e²] at most that of
     distinct values, s² = Σ n(n²−1)/12N. So cov(rank_x, rank_y) − cov(m_x, m_y) = cov(e_x, m_y) + cov(m_x, e_y) +
-    cov(e_x, e_y). By Cauchy and Schwarz the first is at most s_x times the spread of m_y within cells of x, the second
+    cov(e_x, e_y). By Cauchy–Schwarz, the first is at most s_x times the spread of m_y within cells of x, the second
     likewise, the third s_x s_y; each variance lies between that of m and that of m plus s².
     """
     total = int(table.sum())
@@ -224,11 +224,11 @@ def _binned(table: np.ndarray) -> Correlation:
     means, spreads, deviations = [], [], []
     for axis in (1, 0):
         marginal = share.sum(axis=axis)
-        # In units of the number of pairs, so that nothing overflows.
+        # In units of the number of pairs, so nothing overflows.
         mean_rank = marginal.cumsum() - marginal / 2 - 0.5
         means.append(mean_rank)
         spreads.append(float(np.sqrt((marginal * mean_rank**2).sum())))
-        # Where every cell holds one pair the sum is zero, and rounding may leave it slightly below.
+        # If every cell holds one pair, the sum is zero, and rounding can make it slightly negative.
         deviations.append(float(np.sqrt(max(0.0, (marginal * (marginal**2 - 1 / total**2)).sum() / 12))))
     if min(spreads) == 0:
         return Correlation(None, total, 0.0, "one side is constant, or varies too little for an estimate")
@@ -242,5 +242,5 @@ def _binned(table: np.ndarray) -> Correlation:
     spearman = covariance / scales[0]
     reach = [(covariance + sign * slack) / scale for sign in (-1, 1) for scale in scales]
     bound = max(abs(np.clip(value, -1, 1) - spearman) for value in reach)
-    # Rounding of the sums themselves, which is all that is left when every cell holds one value.
+    # The added term covers the rounding of the sums, the only error when every cell holds one value.
     return Correlation(float(np.clip(spearman, -1, 1)), total, float(bound) + 1e-12)

@@ -1,4 +1,4 @@
-"""Means of values that each sequence has one of."""
+"""Means of one value per sequence."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ class SequenceSummary:
     """The result of `SequenceMeans`."""
 
     mean: Float[Tensor, "layer row group"]
-    """Over all tokens: every sequence counts by its length."""
+    """Over all tokens: each sequence is weighted by its length."""
     sequence_mean: Float[Tensor, "layer row group"]
     """Over all sequences: each counts once."""
     sequences: int
@@ -43,8 +43,8 @@ class SequenceMeans(TensorAccumulator):
 
         Args:
             layer: Index of the layer, from 0.
-            values: Each sequence's own mean over its tokens.
-            lengths: Tokens of each sequence.
+            values: The mean over each sequence's tokens.
+            lengths: Number of tokens of each sequence.
         """
         device = self._follow(values)
         values, lengths = values.to(device).double(), lengths.to(device)

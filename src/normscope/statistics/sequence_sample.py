@@ -1,4 +1,4 @@
-"""A uniform sample of a corpus's sequences, the same whatever order or batches they come in."""
+"""A uniform sample of a corpus's sequences, independent of their order and batches."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,10 @@ from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 
 
 class SequenceSample(Accumulator):
-    """Keeps the sequences with the smallest priorities, which follow from the seed and a sequence's own fingerprint.
+    """Keeps the sequences with the smallest priorities, which depend on the seed and the sequence's fingerprint.
 
     Args:
-        size: Sequences to keep.
+        size: Number of sequences to keep.
         seed: Seed of the priorities.
     """
 
@@ -36,9 +36,9 @@ class SequenceSample(Accumulator):
         """Offer the sequences of a batch.
 
         Args:
-            fingerprints: A number that names each sequence by its tokens.
-            tokens: What the model reads, one row per kind (ids, segments).
-            token_mask: Which tokens are no padding.
+            fingerprints: A number per sequence that identifies it by its tokens.
+            tokens: The model's input, one row per kind (ids, segments).
+            token_mask: Which tokens are not padding.
         """
         limit = self._kept[-1][0] if len(self._kept) == self._size else 1.0
         for row, fingerprint in enumerate(fingerprints):
@@ -59,7 +59,7 @@ class SequenceSample(Accumulator):
         return [torch.tensor(sequence) for _, sequence in self._kept]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that is kept, the sequences end to end."""
+        """The whole state, with the sequences concatenated."""
         kinds = len(self._kept[0][1]) if self._kept else 1
         return {
             "priorities": torch.tensor([priority for priority, _ in self._kept], dtype=torch.float64),

@@ -10,11 +10,11 @@ from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumu
 
 
 class TokenMeans(TensorAccumulator):
-    """Accumulates values of token occurrences by the type of the token.
+    """Accumulates values of token occurrences by token type.
 
     Args:
         vocabulary: Number of token types.
-        columns: Values per occurrence.
+        columns: Number of values per occurrence.
     """
 
     _reductions: ClassVar = {"total": torch.add, "count": torch.add}
@@ -36,7 +36,7 @@ class TokenMeans(TensorAccumulator):
         self._count.index_add_(0, tokens, torch.ones_like(tokens))
 
     def compute(self) -> tuple[Float[Tensor, "vocabulary column"], Int[Tensor, " vocabulary"]]:
-        """Mean values of every type (NaN where it did not occur), and how often it occurred.
+        """Mean values of every type (NaN if it did not occur), and its number of occurrences.
 
         Raises:
             EmptyAccumulatorError: If no occurrence has been added.

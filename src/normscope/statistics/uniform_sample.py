@@ -1,4 +1,4 @@
-"""A uniform sample of a stream, the same whatever order or batches the stream comes in."""
+"""A uniform sample of a stream, independent of its order and batches."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,22 +9,22 @@ from torch import Tensor
 
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 
-# Draws are made in pieces of one size, so that the first n of them never depend on how many follow.
+# Draws come in pieces of fixed size, so the first n never depend on how many follow.
 _PIECE = 64
 
 
 class UniformSample(Accumulator):
-    """Keeps a uniform sample without replacement of all rows that were offered.
+    """Keeps a uniform sample without replacement of all rows offered.
 
-    Every row has a random priority, and the sample is the rows with the smallest ones. Rows come in populations (the pairs of
-    one sequence in one layer, say) that are named by a number; a population's priorities follow from its name and the seed,
-    so neither order, nor batches, nor a split over processes changes the sample. A population of n rows costs not n draws but
-    as many as can still enter: its smallest priorities are drawn in increasing order, as the order statistics of n uniform
-    numbers, until one is too large.
+    Every row has a random priority; the sample is the rows with the smallest priorities. Rows come in populations (such
+    as the pairs of one sequence in one layer), each named by numbers. A population's priorities depend only on its name
+    and the seed, so order, batches and splits over processes do not change the sample. A population of n rows costs
+    only as many draws as can still enter, not n: its smallest priorities are drawn in increasing order, as the order
+    statistics of n uniform numbers, until one is too large.
 
     Args:
-        size: Rows to keep.
-        columns: Numbers in a row.
+        size: Number of rows to keep.
+        columns: Number of columns in a row.
         seed: Seed of the priorities.
     """
 
@@ -36,7 +36,7 @@ class UniformSample(Accumulator):
         """Return to the empty state."""
         self._priorities = torch.zeros(0, dtype=torch.float64)
         self._rows = torch.zeros(0, self._columns, dtype=torch.float64)
-        # Rows that have entered since the sample was last cut to its size, which is not worth doing for each.
+        # Rows that have entered since the sample was last cut to size; cutting after each update would be wasteful.
         self._entered: list[tuple[Tensor, Tensor]] = []
 
     def update(
@@ -45,9 +45,9 @@ class UniformSample(Accumulator):
         """Offer the rows of one population.
 
         Args:
-            name: Non-negative numbers that tell the population from others.
-            population: How many rows it has.
-            take: Gives the rows at some positions; called with those that enter.
+            name: Non-negative numbers that identify the population.
+            population: Number of rows in the population.
+            take: Returns the rows at given positions; called with those that enter.
         """
         if population == 0:
             return
@@ -70,7 +70,7 @@ class UniformSample(Accumulator):
         return self._rows.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that is kept."""
+        """The whole state."""
         self._cut()
         return {"priorities": self._priorities.clone(), "rows": self._rows.clone()}
 
@@ -89,15 +89,15 @@ class UniformSample(Accumulator):
         self._priorities, self._rows = priorities[order], rows[order]
 
     def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
-        """The smallest priorities of a population, as far as they are below a limit, and the positions they fall on."""
-        # Two generators: how many gaps are drawn depends on the limit, and the positions must not.
+        """The smallest priorities of a population, as long as they are below a limit, and their positions."""
+        # Two generators: the number of gaps drawn depends on the limit, and the positions must not.
         generator, places = (np.random.default_rng([self._seed, *name, which]) for which in (0, 1))
         wanted = min(population, self._size)
         gaps = np.zeros(0)
         positions: dict[int, None] = {}  # in order of drawing, each once
         total = 0.0
         while len(gaps) < wanted and total <= -np.log1p(-min(limit, 1 - 1e-16)):
-            # −log(1 − U_(i)) grows by exponential steps of mean 1 / (rows that are left).
+            # −log(1 − U_(i)) grows in exponential steps of mean 1 / (rows left).
             left = population - np.arange(len(gaps), len(gaps) + _PIECE)
             gaps = np.concatenate([gaps, generator.exponential(size=_PIECE) / left.clip(min=1)])
             total = float(gaps.sum())

@@ -20,7 +20,7 @@ class NormsOptions(AnalysisConfig):
     exact_pairs: int = 50_000_000
     """Largest number of (α, ‖f‖) pairs kept for an exact rank correlation; beyond it the correlation is estimated."""
     sampled_queries: int | None = 512
-    """Queries drawn from each longer sequence for the rank correlation; null uses all of them."""
+    """Queries drawn from each longer sequence for the rank correlation; null uses all."""
     scatter_pairs: int = 10_000
     """Pairs in the scatter plot's sample."""
     seed: int = II("seed")

@@ -1,4 +1,4 @@
-"""A uniform sample of the pairs of query and key that attention connects, with the weight and the vector norm of each."""
+"""A uniform sample of the visible pairs of query and key, with the weight and vector norm of each."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ COLUMNS = ("layer", "head", "category", "alpha", "f")
 
 
 class PairSample:
-    """Draws from the visible pairs of all layers and heads, each pair as likely as any other.
+    """Draws uniformly from the visible pairs of all layers and heads.
 
-    The pairs of a sequence are numbered by head, query and key, invisible ones left out, so neither its padding nor the other
-    sequences of its batch change the sample.
+    The visible pairs of a sequence are numbered by head, query and key, so neither its padding nor the other sequences
+    of its batch change the sample.
 
     Args:
-        size: Pairs to keep.
+        size: Number of pairs to keep.
         seed: Seed of the draw.
     """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OutlierCriterion(enum.StrEnum):
-    """Unit in which a dimension's distance from the others is measured: see `maths/outliers.py`."""
+    """Unit of a dimension's distance from the others: see `maths/outliers.py`."""
 
     sigma = "sigma"
     mad = "mad"
@@ -28,9 +28,9 @@ class OutliersOptions(AnalysisConfig):
     threshold: float = 3.0
     """Distance beyond which a dimension is an outlier of a layer."""
     share: float = 0.5
-    """Share of the layers in which it must be one to be an outlier of the model."""
+    """Share of the layers in which a dimension must be an outlier to count as an outlier of the model."""
     dimensions: list[int] | None = None
-    """The outlier dimensions, if they should not be detected."""
+    """The outlier dimensions; null detects them."""
 
     def validate(self, _run: "RunOptions") -> None:
         """Check the definition of an outlier.

@@ -19,19 +19,19 @@ class ScoreOptions(AnalysisConfig):
     """Contributions of the dimensions to attention scores (Maruta & Matsuzaki 2024)."""
 
     sequences: int | None = None
-    """Sequences, drawn by the seed, over which contributions are averaged; the whole corpus by default."""
+    """Number of sequences, drawn by the seed, over which contributions are averaged; null uses the whole corpus."""
     interventions: bool = True
     """Whether to recompute each block's attention without the outlier dimensions' part of its scores."""
     intervention_sequences: int = 100
-    """Sequences, drawn by the seed, for these interventions."""
+    """Number of sequences, drawn by the seed, for these interventions."""
     controls: int = 20
-    """Random sets of dimensions of the same size to compare with."""
+    """Number of random sets of dimensions, of the same size, to compare with."""
     ablation: bool = True
     """Whether to run the model with the outlier dimensions of the residual stream replaced."""
     ablation_sequences: int = 16
-    """Sequences, drawn by the seed, for these ablations."""
+    """Number of sequences, drawn by the seed, for these ablations."""
     ablation_controls: int = 5
-    """Random sets of dimensions of the same size to compare with."""
+    """Number of random sets of dimensions, of the same size, to compare with."""
     seed: int = II("seed")
 
     def validate(self, _run: "RunOptions") -> None:
