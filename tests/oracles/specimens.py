@@ -171,7 +171,8 @@ def qwen2() -> Specimen:
     def category_of(position: int, token: str) -> str:
         return "first" if position == 0 else "punctuation" if token in (",", ".") else "other"
 
-    texts = [(text.replace("[MASK]", "blue"), None) for text, _ in TEXTS]
+    # The tokenizer does not know the word: a token with the number 0 is a token like any other.
+    texts = [(text.replace("[MASK]", "fish"), None) for text, _ in TEXTS]
     return Specimen(
         _loaded(model, tokenizer, "qwen2", None),
         activations.qwen2,

@@ -45,16 +45,21 @@ PAIRS = {
     # The second source word and the last target word have no token.
     3: pair("es ist kalt heute", "it is cold", [0, 2, 2, 3, -1], [0, 1, -1], "0-0 1-1", "2-2 3-1"),
     4: pair("ja", "yes indeed", [0, -1], [0, 1, 1, -1], "0-0", "0-1"),
+    # Read alone, its last source word has no token: what comes after the others is the end of the sentence.
+    5: pair("nun denn also", "well then", [0, 1, -1], [0, 1, -1], "0-0", "2-1"),
     6: pair("gut", "good", [0, -1], [0, -1], "0-0", ""),
 }
 """The last is never read."""
 
-READ = [1, 2, 3, 4]
+READ = [1, 2, 3, 4, 5]
 
-BASELINES = {"giza": {1: {(0, 0), (2, 1)}, 2: set(), 3: {(3, 1)}, 4: {(0, 0), (0, 1)}, 6: {(0, 0)}}}
+BASELINES = {"giza": {1: {(0, 0), (2, 1)}, 2: set(), 3: {(3, 1)}, 4: {(0, 0), (0, 1)}, 5: {(2, 1)}, 6: {(0, 0)}}}
 REVERSE = {
-    ("attn_n", "awo"): (2, {1: {(0, 0), (1, 1), (1, 2)}, 2: {(0, 1), (2, 0)}, 3: {(0, 0), (3, 2)}, 4: set(), 6: set()}),
-    ("attn_w", "awi"): (1, {1: {(2, 2)}, 2: {(0, 0), (1, 1)}, 3: {(2, 1), (3, 0)}, 4: {(0, 1)}, 6: set()}),
+    ("attn_n", "awo"): (
+        2,
+        {1: {(0, 0), (1, 1), (1, 2)}, 2: {(0, 1), (2, 0)}, 3: {(0, 0), (3, 2)}, 4: set(), 5: {(0, 1)}, 6: set()},
+    ),
+    ("attn_w", "awi"): (1, {1: {(2, 2)}, 2: {(0, 0), (1, 1)}, 3: {(2, 1), (3, 0)}, 4: {(0, 1)}, 5: set(), 6: set()}),
 }
 BASELINES = {name: {row: frozenset(links) for row, links in rows.items()} for name, rows in BASELINES.items()}
 REVERSE = {
@@ -103,13 +108,13 @@ def findings(options: AlignmentOptions, baselines, reverse, layers):
         {key: ReverseAlignment(layer, links) for key, (layer, links) in reverse.items()},
     )
     context = AnalysisContext(layers, ["all"], observer.parameters, resources={REFERENCE: reference})
-    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2)]).result()
+    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2), batch(5)]).result()
 
 
 @pytest.mark.parametrize("layers", [[1, 2], [2]])
 def test_everything(maps, layers):
-    found = findings(AlignmentOptions(sentences=[1, 3]), BASELINES, REVERSE, layers)
-    expected = alignment_oracle.expected(maps, PAIRS, layers, [1, 3], BASELINES, REVERSE)
+    found = findings(AlignmentOptions(sentences=[1, 3, 5]), BASELINES, REVERSE, layers)
+    expected = alignment_oracle.expected(maps, PAIRS, layers, [1, 3, 5], BASELINES, REVERSE)
     assert_published(found, expected, tolerance=1e-6)  # maps are kept in float32
 
 
