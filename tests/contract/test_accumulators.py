@@ -191,6 +191,15 @@ def test_batches_equal_the_whole(seed, cut):
         assert_same(fed(case, whole), sides[1].merge(sides[0]))
 
 
+def test_what_a_forward_pass_has_filled_is_merged_after_it(case):
+    """Tensors that are made under inference mode cannot be updated in place outside it."""
+    with torch.inference_mode():
+        filled, other = fed(case, values(0)), fed(case, values(1))
+    expected = fed(case, values(0)).merge(fed(case, values(1)))
+    filled.merge_state_dict(other.state_dict())
+    assert_same(filled, expected)
+
+
 def test_state_survives_save_and_load(case, tmp_path):
     accumulator = fed(case, values(0))
     torch.save(accumulator.state_dict(), tmp_path / "state.pt")

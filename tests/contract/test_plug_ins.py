@@ -158,7 +158,7 @@ def test_its_runs_are_made_again(outcomes):
     assert "numbers are the same" in out
     status, _, err = outcomes[0]["completed"]
     assert status == 2
-    assert "completed" in err
+    assert "the run is already complete" in err
 
 
 def test_several_processes_share_it(outcomes, tmp_path, saved_model, searched):

@@ -118,7 +118,7 @@ def test_a_service_that_is_killed_while_the_run_goes(capsys, monkeypatch, tmp_pa
 
     monkeypatch.setattr(service_process, "start", start_and_remember)
     (line,) = tracked(capsys, tmp_path / "run", kill)
-    assert "Weights & Biases has failed" in line
+    assert "Weights & Biases failed" in line
     monkeypatch.undo()
     assert tracked(capsys, tmp_path / "next") == []  # the next run of a sweep has a service again
     assert recorded(tmp_path / "next")["exit"] == 0

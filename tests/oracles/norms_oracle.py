@@ -73,8 +73,8 @@ def _notes(ranked: int, total: int, options: NormsOptions) -> list[str]:
     if ranked == total:
         return []
     return [
-        f"rank correlations use {ranked:,} of {total:,} queries: at most {options.sampled_queries} are drawn from each "
-        "sequence (analysis.norms.sampled_queries)"
+        f"rank correlations use {ranked:,} of {total:,} queries: at most {options.sampled_queries}"
+        " are drawn from each sequence (analysis.norms.sampled_queries)"
     ]
 
 

@@ -70,7 +70,7 @@ def test_a_csv_without_header_is_read_by_number(tmp_path):
     path.write_text("one,two,3\n")
     assert list(TextFile(path, header=False).examples()) == [Example("one")]
     assert list(TextFile(path, "1", 0, header=False).examples()) == [Example("two", "one")]
-    with pytest.raises(InputError, match=r"dataset.text_column=7: .* expected one of 0, 1, 2"):
+    with pytest.raises(InputError, match=r"dataset.text_column=7: .* expected one of the numbers 0 to 2"):
         list(TextFile(path, 7, header=False).examples())
 
 

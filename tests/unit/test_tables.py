@@ -152,13 +152,13 @@ def test_what_the_sentence_says_of_the_key_bias():
     metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
     assert sentences_of(metrics) == [
-        "In an average head, 3 dimensions explain half of what sets a query's scores apart, 9 explain 90 %.",
+        "In an average head, 3 dimensions explain half of the spread of a query's scores, 9 explain 90 %.",
         "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads the dimensions "
         "never explain 90 % of it, in 12.5% not even half, and the mean numbers of dimensions leave those heads out.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
     assert sentences_of(metrics)[0] == (
-        "In an average head, 3 dimensions explain half of what sets a query's scores apart."
+        "In an average head, 3 dimensions explain half of the spread of a query's scores."
     )
 
 

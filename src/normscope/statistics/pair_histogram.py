@@ -104,7 +104,8 @@ class PairHistogram:
         if self._pairs > _INT32_MAX:
             self._flat = self._flat.long()
         offset = low - self.low
-        self.counts[:, offset : offset + counts.shape[1]] += counts.to(self._flat.dtype)
+        with torch.inference_mode():  # counts from a forward pass cannot be updated in place outside it
+            self.counts[:, offset : offset + counts.shape[1]] += counts.to(self._flat.dtype)
 
     def table(self, group: int | None) -> tuple[int, np.ndarray]:
         """First cell of the second axis, and the counts (first × second) of one group, or of all if None."""
