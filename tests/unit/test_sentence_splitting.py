@@ -1,7 +1,5 @@
 """Where sentences end, and that nothing of a document is lost between them."""
 
-import time
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
@@ -63,11 +61,12 @@ def test_a_long_paragraph_is_read_in_pieces_with_the_same_result(monkeypatch):
 
 
 @pytest.mark.parametrize("piece", ["A b.\n\n", "a ", "\n ", "。」", "Dr. "])
-def test_the_time_grows_with_the_length_alone(piece):
-    def seconds(number: int) -> float:
-        start = time.process_time()
-        sentences(piece * number)
-        return time.process_time() - start
-
-    # Four times the text takes four times as long; sixteen times would be the square.
-    assert seconds(8_000) < 10 * seconds(2_000) + 0.2
+def test_the_splitter_reads_bounded_pieces_once(monkeypatch, piece):
+    """Its work grows with the length of a document, not with its square."""
+    split, given = sentence_splitting.segmenter.analyze, []
+    monkeypatch.setattr(sentence_splitting.segmenter, "analyze", lambda text: given.append(len(text)) or split(text))
+    monkeypatch.setattr(sentence_splitting, "_PIECE", 500)
+    text = piece * 2_000
+    sentences(text)
+    assert max(given) <= 500
+    assert sum(given) <= 2 * len(text)  # the last sentence of a piece is read again with the next
