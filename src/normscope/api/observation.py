@@ -1,0 +1,30 @@
+"""The attention blocks of a forward pass, one by one."""
+
+from collections.abc import Iterator
+
+from transformers import BatchEncoding
+
+from normscope.data.batching import Batch
+from normscope.models.block import AttentionBlock
+from normscope.models.iteration import observe_blocks
+from normscope.models.loaded import LoadedModel
+from normscope.models.observer import Observer
+from normscope.models.text_batches import Text, batch_from_texts
+
+
+def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
+    """Iterate over the attention blocks of one forward pass, layer by layer.
+
+    A block holds its layer's activations, so use it inside the loop and do not keep it. The pass advances only when the next
+    block is requested.
+
+    Args:
+        model: See `load`.
+        texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
+
+    Raises:
+        InputError: If it is anything else, or a text too long for the model. Raised when the first block is requested.
+    """
+    batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
+    with Observer(model.model, model.layout) as observer:
+        yield from observe_blocks(observer, batch.to(model.device).model_inputs())
