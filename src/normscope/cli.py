@@ -39,6 +39,9 @@ BUG = 1
 INTERRUPTED = 130
 TERMINATED = 143
 
+_HYDRA_RECORD = "multirun.yaml"
+"""File in a sweep's folder that Hydra writes before the first job."""
+
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
 
@@ -55,9 +58,49 @@ class _Sweep:
     error: Exception | None = None
     """The exception of a single job, kept from Hydra, which would print a line about it."""
 
+    new: Sequence[Path] = ()
+    """Paths that did not exist when the sweep chose its folder, innermost first."""
+    earlier: int = 0
+    """How many failures an earlier sweep had recorded there."""
+
     def begin(self) -> None:
         """Forget an earlier command of the same process."""
         self.__init__()  # type: ignore[misc]
+
+    def choose(self, folder: Path) -> None:
+        """Set the folder, and note what it already holds.
+
+        Raises:
+            InputError: If its record of failed jobs is damaged.
+        """
+        if self.folder is None:
+            self.earlier = len(_recorded_failures(folder))
+            paths = (folder / _HYDRA_RECORD, folder, *folder.parents)
+            self.new = [path for path in paths if not os.path.lexists(path)]
+        self.folder = folder
+
+    def failures(self) -> list[str]:
+        """The failed jobs, in any process.
+
+        Raises:
+            InputError: If their record is damaged.
+        """
+        return [] if self.folder is None else _recorded_failures(self.folder)[self.earlier :]
+
+    def has_failures(self) -> bool:
+        """Whether any job has failed."""
+        try:
+            return bool(self.failures())
+        except InputError:  # the record was intact before the first job; the end of the sweep explains
+            return True
+
+    def remove_empty(self) -> None:
+        """Remove the folder if this sweep made it and no job has written to it."""
+        if self.folder is None or not self.folder.is_dir() or set(os.listdir(self.folder)) - {_HYDRA_RECORD}:
+            return
+        for path in self.new:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
 
 
 _sweep = _Sweep()
@@ -76,15 +119,13 @@ def run(main: Callable[[], object]) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not _sweep.agrees:
         status = status or BUG
-    _compare_sweep()
-    failures = _failures()
-    if failures:
-        from normscope.reporting.comparison.runs import completed
-
-        assert _sweep.folder is not None
-        jobs = len(failures) + completed(_sweep.folder)
-        print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
-        status = status or BUG
+    for finish in (_compare_sweep, _report_failures):
+        try:
+            outcome = finish()
+        except InputError as error:
+            _print_once(error)
+            outcome = BAD_INPUT
+        status = status or outcome
     sys.exit(status)
 
 
@@ -102,12 +143,13 @@ def _execute(main: Callable[[], object]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if _failures():  # jobs of a sweep, which have printed and recorded their errors
+        if _sweep.has_failures():  # the jobs have printed and recorded their errors
             return 0
         invalid = _as_input_error(error, overrides)
         if invalid is None:
             raise
         _print_once(invalid)
+        _sweep.remove_empty()
         return BAD_INPUT
     return 0
 
@@ -124,7 +166,14 @@ def _overrides() -> list[str]:
         raise InputError(f"{reason}; see python run.py --help")
 
     parser.error = refuse  # type: ignore[method-assign, assignment]
-    given = parser.parse_args()
+    given, others = parser.parse_known_args()
+    if others:
+        where = (
+            ""
+            if any(text.startswith("-") for text in others)
+            else "; put all overrides before or after options such as -m"
+        )
+        refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER makes a run again")
     return list(given.overrides)
@@ -161,24 +210,41 @@ def _culprit(overrides: Sequence[str]) -> str:
     return " ".join(overrides) or "the command line"
 
 
-def _failures() -> list[str]:
-    """The failed jobs of the sweep, in any process."""
-    if _sweep.folder is None:
-        return []
+def _recorded_failures(folder: Path) -> list[str]:
     from normscope.reporting.comparison.runs import recorded_failures
 
-    return recorded_failures(_sweep.folder)
+    return recorded_failures(folder)
 
 
-def _compare_sweep() -> None:
-    """Compare the completed runs of a sweep."""
-    if _sweep.folder is None or not any(_sweep.folder.glob("*/results.json")):
-        return
-    from normscope.reporting.comparison import compare, runs
+def _report_failures() -> int:
+    """List the failed jobs of the sweep; returns 0 if there are none."""
+    failures = _sweep.failures()
+    if not failures:
+        return 0
+    from normscope.reporting.comparison.runs import completed
 
-    with contextlib.suppress(InputError):  # none has completed
+    assert _sweep.folder is not None
+    jobs = len(failures) + completed(_sweep.folder)
+    print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
+    return BUG
+
+
+def _compare_sweep() -> int:
+    """Compare the completed runs of a sweep; returns 0.
+
+    Raises:
+        InputError: If the record or the results of a run are damaged.
+    """
+    if _sweep.folder is None:
+        return 0
+    from normscope.reporting.comparison import runs
+
+    if runs.completed(_sweep.folder):
+        from normscope.reporting.comparison import compare
+
         comparison = compare.compared(*runs.read([_sweep.folder]))
         print(f"\ncomparison in {compare.write(comparison, _sweep.folder)}", file=sys.stderr)
+    return 0
 
 
 def job(config: DictConfig) -> dict[str, float]:
@@ -192,7 +258,7 @@ def job(config: DictConfig) -> dict[str, float]:
     assert isinstance(overrides, list)
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
-        _sweep.folder = _job_folder(hydra).parent  # the user may have set hydra.sweep.dir
+        _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
         print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
     try:
         refuse_unknown(config, OmegaConf.structured(RunOptions))
@@ -300,7 +366,7 @@ def _sweep_folder(given: str | None) -> str:
         return _scratch().name
     parent = Path("outputs/multirun")
     folder = str(parent / _unused(parent)) if given is None else given
-    _sweep.folder = Path(folder)
+    _sweep.choose(Path(folder).absolute())
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from normscope.config.schema import ModelOptions
 from normscope.errors import InputError
@@ -180,6 +181,26 @@ def test_a_checkpoint_that_lacks_tensors(capsys, monkeypatch, tmp_path, saved_mo
     del tensors["encoder.layer.1.attention.self.key.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert "lack 1 of the model's tensors" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda bias: bias[:3], "the weight cls.predictions.transform.dense.bias has the shape (3,)"),
+        (lambda bias: bias.to(torch.int8), "got I8 for cls.predictions.transform.dense.bias"),
+        (lambda bias: bias * float("nan"), "NaN or infinity in the weight cls.predictions.transform.dense.bias"),
+    ],
+)
+def test_damaged_weights_of_the_head(capsys, monkeypatch, tmp_path, saved_model, change, message):
+    """Refused before the corpus is read, by an analysis that uses the head."""
+    folder = broken_copy(saved_model, tmp_path)
+    AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    tensors, key = load_file(folder / "model.safetensors"), "cls.predictions.transform.dense.bias"
+    save_file(tensors | {key: change(tensors[key])}, folder / "model.safetensors", {"format": "pt"})
+    arguments = (f"model.name={folder}", "device=cpu", "analysis=score")
+    line = refuse(capsys, monkeypatch, tmp_path, *arguments)
+    assert message in line
+    assert f"model.name={folder}: " in line
 
 
 def test_an_unknown_family(capsys, monkeypatch, tmp_path, saved_model):

@@ -33,6 +33,8 @@ class Requirements:
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
+    masked_language_head: bool = False
+    """Whether it uses the checkpoint's masked-language-modelling head, if there is one."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     words: Callable[[str], list[tuple[int, int]]] | None = None

@@ -146,6 +146,7 @@ class OpenedModel:
             self.source.folder,
             self.config,
             model,
+            name=self.options.name,
             allow_pickle=self.options.allow_pickle,
             trust_remote_code=self.options.trust_remote_code,
         )

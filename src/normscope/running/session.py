@@ -124,6 +124,8 @@ def _prepared(
     model = dataclasses.replace(opened.load(group.local_device(options.device)), name=options.model.name)
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
+    if any(requirements.masked_language_head for requirements in needs.values()):
+        _ = model.masked_language_head  # loaded now, since it may be damaged
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(model, options.dataset, _words(needs))
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])

@@ -64,9 +64,9 @@ class ScoreAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, _options: ScoreOptions, _model: ModelInfo) -> Requirements:
-        """Hidden vectors, from which the outlier dimensions are determined."""
-        return Requirements(hidden=True)
+    def requirements(cls, options: ScoreOptions, _model: ModelInfo) -> Requirements:
+        """Hidden vectors, from which the outlier dimensions are determined, and the head whose loss ablations change."""
+        return Requirements(hidden=True, masked_language_head=options.ablation)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for interventions."""

@@ -1,5 +1,6 @@
 """Finished runs, read from their folders."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -17,6 +18,8 @@ from normscope.reporting.run_folder import RESULTS
 
 FAILURES = "failures.jsonl"
 """File in a sweep's folder that records its failed jobs."""
+
+_NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 # Config keys left out of labels: those that differ between any two runs without affecting results, and those that the
 # model's name determines.
@@ -61,23 +64,46 @@ def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
     """Append a failed job to the sweep's record, in one write, so that several processes may do so at once."""
     sweep.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"job": " ".join(overrides), "error": error}, ensure_ascii=False)
-    with (sweep / FAILURES).open("a") as file:
+    with (sweep / FAILURES).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def recorded_failures(sweep: Path) -> list[str]:
-    """The failed jobs of a sweep, one line per job."""
+    """The failed jobs of a sweep, one line per job.
+
+    Raises:
+        InputError: If the sweep's record is damaged.
+    """
     path = sweep / FAILURES
-    if not path.is_file():
+    if not path.exists():
         return []
-    records = (json.loads(line) for line in path.read_text().splitlines())
-    return [f"{record['job']}: {record['error']}" for record in records]
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}; {_NEW_FOLDER}") from error
+    return [_failure(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _failure(path: Path, number: int, line: str) -> str:
+    """A line of a sweep's record of failures, for people."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("job", "error")):
+        raise InputError(
+            f"{path}, line {number}: expected the job and error of a failed job, got {printable(line, 60)}; {_NEW_FOLDER}"
+        )
+    return printable(f"{record['job']}: {record['error']}", 2000)
 
 
 def completed(sweep: Path) -> int:
-    """How many jobs of a sweep have completed."""
-    found = [json.loads(path.read_text()) for path in sweep.glob(f"*/{RESULTS}")]
-    return sum(results["status"] == "completed" for results in found)
+    """How many jobs of a sweep have completed. A job whose results cannot be read has not."""
+    count = 0
+    for path in sweep.glob(f"*/{RESULTS}"):
+        with contextlib.suppress(InputError):
+            count += read_results(path.parent)["status"] == "completed"
+    return count
 
 
 def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
