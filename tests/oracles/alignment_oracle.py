@@ -9,7 +9,7 @@ import pandas as pd
 import scipy.stats
 import torch
 
-from tests.oracles.comparison import Expected, Picture, cloud, table
+from tests.oracles.comparison import Expected, Picture, cloud, percent, table
 
 METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
 SETTINGS = {"awo": "alignment with output", "awi": "alignment with input"}
@@ -364,13 +364,15 @@ def _summary(layer_rows: pd.DataFrame, others, both: pd.DataFrame | None) -> pd.
 def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
     sentences = []
     for setting, side in (("awo", "output"), ("awi", "input")):
-        best = {method: metrics[f"{method}/{setting}/best_layer/aer"] for method in METHODS}
-        mean = {method: metrics[f"{method}/{setting}/layer_mean/aer"] for method in METHODS}
+        best = {method: percent(metrics[f"{method}/{setting}/best_layer/aer"]) for method in METHODS}
+        mean = {method: percent(metrics[f"{method}/{setting}/layer_mean/aer"]) for method in METHODS}
         sentences.append(
-            f"Alignment with {side}: the best layer has an AER of {best['attn_n']:.1%} by vector norms and of "
-            f"{best['attn_w']:.1%} by weights; the mean over layers is {mean['attn_n']:.1%} and {mean['attn_w']:.1%}."
+            f"Alignment with {side}: in the best layer, vector norms have an AER of {best['attn_n']} and attention weights one "
+            f"of {best['attn_w']}; averaged over layers, it is {mean['attn_n']} and {mean['attn_w']}."
         )
-    return sentences + [f"{name} has an AER of {metrics[f'{name}/aer']:.1%} on the same pairs." for name in baselines]
+    return sentences + [
+        f"{name} has an AER of {percent(metrics[f'{name}/aer'])} on the same pairs." for name in baselines
+    ]
 
 
 def _notes(read: Mapping[int, Pair], total: int) -> list[str]:

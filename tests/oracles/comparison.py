@@ -45,6 +45,16 @@ class Expected:
     notes: Sequence[str] = ()
 
 
+def three_digits(value: float) -> str:
+    """Three significant digits with a sign, as sentences write numbers between 0.0001 and 1,000; halves are rounded up."""
+    return f"{value * (1 + 1e-12):+#.3g}".replace("-", "−").removesuffix(".")
+
+
+def percent(share: float) -> str:
+    """One decimal; halves are rounded up."""
+    return f"{100 * share * (1 + 1e-12):.1f}%".replace("-", "−")
+
+
 def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-9) -> None:
     """The findings are the expected ones: names, numbers and words."""
     assert set(found.tables) == set(expected.tables)
@@ -64,6 +74,9 @@ def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-
             assert shown.drawn[place] == pytest.approx(value, nan_ok=True, **close), (name, place)
     assert_table(found.summary.reset_index(names="row"), expected.summary.rename_axis("row"), "summary", tolerance)
     assert list(found.sentences) == list(expected.sentences)
+    for sentence in found.sentences:
+        assert sentence.figure in {"", *found.figures}, sentence
+        assert sentence.table in found.tables, sentence
     assert list(found.notes) == list(expected.notes)
 
 

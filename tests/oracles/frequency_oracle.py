@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from tests.oracles.comparison import Expected, Picture, cloud, spearman, table
+from tests.oracles.comparison import Expected, Picture, cloud, spearman, table, three_digits
 from tests.oracles.specimens import Specimen
 
 METHODS = ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
 MEASURES = ("alpha", "f", *METHODS)
 TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {method: f"mixing, {method}" for method in METHODS}
-IN_WORDS = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "the mixing ratio of its block"}
+IN_WORDS = {
+    "alpha": "the weight that the token receives",
+    "f": "‖f(x)‖",
+    "attnresln_n": "the mixing ratio of its block",
+}
 
 
 def counted(specimen: Specimen, left_out: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -116,8 +120,11 @@ def _by_token(specimen: Specimen, means: pd.DataFrame, rank: np.ndarray, count: 
 
 def _sentences(metrics: Mapping[str, float]) -> list[str]:
     parts = [
-        f"{metrics[f'spearman/{measure}/with_specials']:+.2f} with {words}"
+        f"{three_digits(metrics[f'spearman/{measure}/with_specials'])} with {words}"
         for measure, words in IN_WORDS.items()
         if f"spearman/{measure}/with_specials" in metrics
     ]
-    return [f"Rank correlation of a token's frequency rank (1: most frequent): {', '.join(parts)}."] if parts else []
+    if not parts:
+        return []
+    listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    return [f"The rank correlation of a token's frequency rank (1: most frequent) is {listed}."]

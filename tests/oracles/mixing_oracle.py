@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tests.oracles.comparison import Expected, Picture, table
+from tests.oracles.comparison import Expected, Picture, percent, table
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -105,9 +105,10 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     whole = "attnresln_n/mean" in metrics
     name = "attnresln_n" if whole else "attnres_n"
     mean, low, high = (metrics[f"{name}/{statistic}"] for statistic in ("mean", "min", "max"))
-    included = ", the residual connection and the layer normalisation" if whole else " and the residual connection"
+    counted = "vectors, residual connection and layer normalisation" if whole else "vectors and residual connection"
     return [
-        f"By attention weights alone, {metrics['attn_w/mean']:.1%} of a token's output vector would come from other tokens.",
-        f"With vectors{included}, it is {mean:.1%} on average ({name}), from {low:.1%} to {high:.1%} for single "
-        f"tokens: the blocks mostly {'mix' if mean >= 0.5 else 'preserve'}.",
+        f"On average, {percent(mean)} of a token's output vector comes from other tokens; attention weights alone suggest "
+        f"{percent(metrics['attn_w/mean'])}.",
+        f"With {counted} counted, the mixing ratio of single tokens ranges from {percent(low)} to {percent(high)}: the blocks "
+        f"mostly {'mix' if mean >= 0.5 else 'preserve'}.",
     ]

@@ -8,7 +8,7 @@ import pandas as pd
 from normscope.analyses.norms.options import NormsOptions
 from normscope.data.encoding import fingerprint
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, cloud, spearman, table
+from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, table, three_digits
 from tests.oracles.specimens import Specimen
 
 MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted vector", "f": "‖f(x)‖: vector"}
@@ -308,16 +308,20 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
         if f"alpha/{category}" in metrics and "alpha/all" in metrics:
             weight = metrics[f"alpha/{category}"] / metrics["alpha/all"]
             vector = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
+            but = "but contribute only" if 2 * vector < weight else "and contribute"
             sentences.append(
-                f"Keys of category {category} get {weight:.1%} of the attention weight and contribute {vector:.1%} of Σ‖αf(x)‖."
+                f"The {category} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of Σ‖αf(x)‖."
             )
-    rhos = [f"{rho:+.2f} for {name[9:]}" for name, rho in metrics.items() if name.startswith("spearman/")]
+    rhos = [f"{three_digits(rho)} for {name[9:]}" for name, rho in metrics.items() if name.startswith("spearman/")]
     if rhos:
+        listed = " and ".join(filter(None, [", ".join(rhos[:-1]), rhos[-1]]))
         sentences.append(
-            f"Rank correlation of α and ‖f(x)‖: {', '.join(rhos)}; negative means that short vectors get large weights."
+            f"The rank correlation between α and ‖f(x)‖ is {listed} tokens; negative means that short vectors get large "
+            "weights."
         )
+    mean, low, high, inputs = (percent(metrics[name]) for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
     sentences.append(
-        f"The length ‖f(x)‖ varies by {metrics['f/cv_mean']:.0%} of its mean in an average head ({metrics['f/cv_min']:.0%} to "
-        f"{metrics['f/cv_max']:.0%}); that of the inputs by {metrics['x/cv_mean']:.0%}."
+        f"In an average head, ‖f(x)‖ varies by {mean} of its mean ({low} to {high} over heads); the norm ‖x‖ of the inputs "
+        f"varies by {inputs}."
     )
     return sentences

@@ -7,7 +7,7 @@ import pandas as pd
 import scipy.stats
 
 from normscope.analyses.outliers.options import OutliersOptions
-from tests.oracles.comparison import Expected, Picture, table
+from tests.oracles.comparison import Expected, Picture, percent, table
 from tests.oracles.specimens import Specimen
 
 
@@ -162,6 +162,7 @@ def _figures(
 
 def _sentences(outliers: Sequence[int], share: np.ndarray) -> list[str]:
     if not outliers:
-        return ["No hidden dimension is an outlier in enough layers to be one of the model."]
-    named = ", ".join(f"{j} ({share[j]:.0%} of the layers)" for j in outliers)
-    return [f"Outlier dimensions of the hidden vectors: {named}."]
+        return ["No hidden dimension is an outlier in enough layers to be one of the model's."]
+    parts = [f"{j} (in {percent(float(share[j]))} of the layers)" for j in outliers]
+    listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    return [f"The model has {len(outliers)} outlier dimension{'s' * (len(outliers) > 1)}: {listed}."]

@@ -12,7 +12,7 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, table
+from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
 from tests.oracles.specimens import Specimen
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
@@ -391,27 +391,32 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     sentences = []
     half, ninety = (metrics.get(f"dimensions_for_{part}/mean") for part in ("half", "90_percent"))
     if half is not None:
-        more = "" if ninety is None else f", {ninety:.0f} explain 90 %"
+        more = "" if ninety is None else f", and {three_digits(ninety)[1:]} explain 90%"
         sentences.append(
-            f"In an average head, {half:.0f} dimensions explain half of the spread of a query's scores{more}."
+            f"In an average head, {three_digits(half)[1:]} dimensions explain half of the spread of a query's scores{more}."
         )
-    bias = f"The key bias b_K explains {metrics['share_of_key_bias/mean']:.1%} of the spread of a query's scores over its keys"
+    share = percent(metrics["share_of_key_bias/mean"])
+    bias = f"The key bias b_K explains {share} of the spread of a query's scores over its keys"
     below_ninety, below_half = metrics["heads_below_90_percent/share"], metrics["heads_below_half/share"]
     if below_ninety:
         sentences.append(
-            f"{bias}; in {below_ninety:.1%} of the heads the dimensions never explain 90 % of it, in {below_half:.1%} not even "
-            "half, and the mean numbers of dimensions leave those heads out."
+            f"{bias}; in {percent(below_ninety)} of the heads the dimensions never explain 90% of it, in {percent(below_half)} "
+            "not even half, and the mean numbers of dimensions leave those heads out."
         )
     elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
         sentences.append(f"{bias}.")
-    sentences.append(f"The outlier dimensions' share of the spread is {metrics['share_of_outliers/mean']:.1%}.")
+    sentences.append(
+        f"The outlier dimensions explain {percent(metrics['share_of_outliers/mean'])} of the spread of a query's scores."
+    )
     changes = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/change")}
+    changes = {name: value for name, value in changes.items() if name not in ("other", "all")} or changes
     if changes:
         most = max(changes, key=lambda category: abs(changes[category]))
+        before, after = (metrics[f"intervention/{most}/{column}"] for column in ("before", "after"))
         random = metrics.get(f"intervention/{most}/controls_mean")
-        comparison = "" if random is None else f"; removing as many random dimensions changes it by {random:+.3f}"
+        comparison = "" if random is None else f"; without as many random dimensions, it is {percent(before + random)}"
         sentences.append(
-            f"Without the outliers' part of the scores, the weight on keys of category {most} changes by {changes[most]:+.3f}"
-            f"{comparison}."
+            f"Without the outlier dimensions' part of the scores, the attention weight on {most} tokens "
+            f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}{comparison}."
         )
     return sentences

@@ -12,51 +12,81 @@ MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "att
 WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
 NORMS = {"alpha/all": 2.0, "alpha_f/all": 5.0, "alpha/cls": 0.5, "alpha_f/cls": 0.1, "alpha/other": 1.5}
 VARIATION = {"f/cv_mean": 0.3, "f/cv_min": 0.1, "f/cv_max": 0.7, "x/cv_mean": 0.05}
-SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 11.6, "share_of_outliers/mean": 0.123}
+SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
 BIAS = "The key bias b_K explains {} of the spread of a query's scores over its keys"
-CHANGES = {"intervention/cls/change": 0.1, "intervention/sep/change": -0.3, "intervention/sep/controls_mean": 0.02}
+SEP = {
+    "intervention/sep/before": 0.5,
+    "intervention/sep/after": 0.2,
+    "intervention/sep/change": -0.3,
+    "intervention/sep/controls_mean": 0.02,
+}
+CLS = {"intervention/cls/before": 0.25, "intervention/cls/after": 0.35, "intervention/cls/change": 0.1}
+OTHER = {"intervention/other/before": 0.1, "intervention/other/after": 0.5, "intervention/other/change": 0.4}
 AER = {
     "attn_w/awi/best_layer/aer": 0.4,
     "attn_n/awi/best_layer/aer": 0.3,
     "attn_w/awi/layer_mean/aer": 0.8,
     "attn_n/awi/layer_mean/aer": 0.7,
 }
+ALIGNED = (
+    "in the best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, it is "
+    "70.0% and 80.0%."
+)
 
 CASES = {
     "mixing": [
         ({}, []),
         (
+            {"attn_w/mean": 0.8},
+            ["By attention weights alone, 80.0% of a token's output vector would come from other tokens."],
+        ),
+        (
             MIXING,
             [
-                "By attention weights alone, 80.0% of a token's output vector would come from other tokens.",
-                "With vectors and the residual connection, it is 25.0% on average (attnres_n), from 10.0% to 40.0% "
-                "for single tokens: the blocks mostly preserve.",
+                "On average, 25.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
+                "With vectors and residual connection counted, the mixing ratio of single tokens ranges from 10.0% to 40.0%: "
+                "the blocks mostly preserve.",
+            ],
+        ),
+        (
+            WHOLE,
+            [
+                "On average, 50.0% of a token's output vector comes from other tokens.",
+                "With vectors, residual connection and layer normalisation counted, the mixing ratio of single tokens ranges "
+                "from 20.0% to 90.0%: the blocks mostly mix.",
             ],
         ),
         (
             MIXING | WHOLE,
             [
-                "By attention weights alone, 80.0% of a token's output vector would come from other tokens.",
-                "With vectors, the residual connection and the layer normalisation, it is 50.0% on average "
-                "(attnresln_n), from 20.0% to 90.0% for single tokens: the blocks mostly mix.",
+                "On average, 50.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
+                "With vectors, residual connection and layer normalisation counted, the mixing ratio of single tokens ranges "
+                "from 20.0% to 90.0%: the blocks mostly mix.",
             ],
         ),
     ],
     "norms": [
         ({}, []),
-        (NORMS, ["Keys of category cls get 25.0% of the attention weight and contribute 2.0% of Σ‖αf(x)‖."]),
+        (NORMS, ["The cls tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
+        (
+            NORMS | {"alpha_f/cls": 0.7},
+            ["The cls tokens receive 25.0% of the attention weight and contribute 14.0% of Σ‖αf(x)‖."],
+        ),
         ({name: value for name, value in NORMS.items() if name != "alpha/all"}, []),
         (NORMS | {"alpha/all": 0.0}, []),
         (
-            {"spearman/cls": -0.5, "spearman/other": 0.25},
+            {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
             [
-                "Rank correlation of α and ‖f(x)‖: -0.50 for cls, +0.25 for other; negative means that short "
-                "vectors get large weights."
+                "The rank correlation between α and ‖f(x)‖ is −0.500 for cls, +0.0625 for sep and +0.250 for other tokens; "
+                "negative means that short vectors get large weights."
             ],
         ),
         (
             VARIATION,
-            ["The length ‖f(x)‖ varies by 30% of its mean in an average head (10% to 70%); that of the inputs by 5%."],
+            [
+                "In an average head, ‖f(x)‖ varies by 30.0% of its mean (10.0% to 70.0% over heads); the norm ‖x‖ of the "
+                "inputs varies by 5.0%."
+            ],
         ),
     ],
     "frequency": [
@@ -65,22 +95,24 @@ CASES = {
         (
             {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
             [
-                "Rank correlation of a token's frequency rank (1: most frequent): -0.25 with ‖f(x)‖, +0.50 with the mixing "
-                "ratio of its block."
+                "The rank correlation of a token's frequency rank (1: most frequent) is −0.250 with ‖f(x)‖ and +0.500 with the "
+                "mixing ratio of its block."
             ],
         ),
         (
             {"spearman/alpha/with_specials": 0.125},
             [
-                "Rank correlation of a token's frequency rank (1: most frequent): +0.12 with the weight that it receives."
+                "The rank correlation of a token's frequency rank (1: most frequent) is +0.125 with the weight that the token "
+                "receives."
             ],
         ),
     ],
     "outliers": [
-        ({"count": 0.0}, ["No hidden dimension is an outlier in enough layers to be one of the model."]),
+        ({"count": 0.0}, ["No hidden dimension is an outlier in enough layers to be one of the model's."]),
+        ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50.0% of the layers)."]),
         (
             {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
-            ["Outlier dimensions of the hidden vectors: 7 (50% of the layers), 31 (100% of the layers)."],
+            ["The model has 2 outlier dimensions: 7 (in 50.0% of the layers) and 31 (in 100.0% of the layers)."],
         ),
     ],
     "score": [
@@ -88,16 +120,16 @@ CASES = {
         (
             SCORE,
             [
-                "In an average head, 3 dimensions explain half of the spread of a query's scores, 12 explain 90 %.",
-                "The outlier dimensions' share of the spread is 12.3%.",
+                "In an average head, 3.40 dimensions explain half of the spread of a query's scores, and 116 explain 90%.",
+                "The outlier dimensions explain 12.3% of the spread of a query's scores.",
             ],
         ),
         (
             {"dimensions_for_half/mean": 3.4},
-            ["In an average head, 3 dimensions explain half of the spread of a query's scores."],
+            ["In an average head, 3.40 dimensions explain half of the spread of a query's scores."],
         ),
         ({"share_of_key_bias/mean": 0.0004}, []),
-        ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('-25.0%')}."]),
+        ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('−25.0%')}."]),
         (
             {
                 "share_of_key_bias/mean": 0.0,
@@ -105,39 +137,40 @@ CASES = {
                 "heads_below_half/share": 0.25,
             },
             [
-                f"{BIAS.format('0.0%')}; in 50.0% of the heads the dimensions never explain 90 % of it, in 25.0% not even "
+                f"{BIAS.format('0.0%')}; in 50.0% of the heads the dimensions never explain 90% of it, in 25.0% not even "
                 "half, and the mean numbers of dimensions leave those heads out."
             ],
         ),
         (
-            CHANGES,
+            CLS | SEP | OTHER,
             [
-                "Without the outliers' part of the scores, the weight on keys of category sep changes by -0.300; removing as "
-                "many random dimensions changes it by +0.020."
+                "Without the outlier dimensions' part of the scores, the attention weight on sep tokens falls from 50.0% to "
+                "20.0%; without as many random dimensions, it is 52.0%."
             ],
         ),
         (
-            CHANGES | {"intervention/cls/change": 0.4},
-            ["Without the outliers' part of the scores, the weight on keys of category cls changes by +0.400."],
+            CLS | OTHER,
+            [
+                "Without the outlier dimensions' part of the scores, the attention weight on cls tokens rises from 25.0% to "
+                "35.0%."
+            ],
         ),
+        (
+            OTHER,
+            [
+                "Without the outlier dimensions' part of the scores, the attention weight on other tokens rises from 10.0% to "
+                "50.0%."
+            ],
+        ),
+        ({"intervention/cls/change": 0.4}, []),
     ],
     "alignment": [
         ({}, []),
         (
             AER | {"giza/aer": 0.1, "giza/recall": 0.2, "attn_w/awi/union/aer": 0.6},
-            [
-                "Alignment with input: the best layer has an AER of 30.0% by vector norms and of 40.0% by weights; the "
-                "mean over layers is 70.0% and 80.0%.",
-                "giza has an AER of 10.0% on the same pairs.",
-            ],
+            [f"Alignment with input: {ALIGNED}", "giza has an AER of 10.0% on the same pairs."],
         ),
-        (
-            {name.replace("awi", "awo"): value for name, value in AER.items()},
-            [
-                "Alignment with output: the best layer has an AER of 30.0% by vector norms and of 40.0% by weights; the "
-                "mean over layers is 70.0% and 80.0%.",
-            ],
-        ),
+        ({name.replace("awi", "awo"): value for name, value in AER.items()}, [f"Alignment with output: {ALIGNED}"]),
         ({"attn_n/awo/best_layer/aer": 0.3}, []),
     ],
 }

@@ -2,20 +2,26 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.findings import Sentence
+from normscope.rounding import percentage
 
-def sentences_of(metrics: Mapping[str, float]) -> list[str]:
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """Whether norms align better than weights, and how other aligners do."""
-    sentences: list[str] = []
+    sentences: list[Sentence] = []
     for setting, name in (("awo", "output"), ("awi", "input")):
         weights, vectors = (metrics.get(f"{method}/{setting}/best_layer/aer") for method in ("attn_w", "attn_n"))
         if weights is not None and vectors is not None:
-            layers = [f"{metrics[f'{method}/{setting}/layer_mean/aer']:.1%}" for method in ("attn_n", "attn_w")]
-            sentences.append(
-                f"Alignment with {name}: the best layer has an AER of {vectors:.1%} by vector norms and of {weights:.1%} by "
-                f"weights; the mean over layers is {layers[0]} and {layers[1]}."
+            means = [percentage(metrics[f"{method}/{setting}/layer_mean/aer"]) for method in ("attn_n", "attn_w")]
+            text = (
+                f"Alignment with {name}: in the best layer, vector norms have an AER of {percentage(vectors)} and attention "
+                f"weights one of {percentage(weights)}; averaged over layers, it is {means[0]} and {means[1]}."
             )
+            sentences.append(Sentence(text, figure="by_layer", table="aer"))
     others = {
         key.split("/")[0]: value for key, value in metrics.items() if key.count("/") == 1 and key.endswith("/aer")
     }
-    sentences += [f"{name} has an AER of {value:.1%} on the same pairs." for name, value in others.items()]
-    return sentences
+    return sentences + [
+        Sentence(f"{name} has an AER of {percentage(value)} on the same pairs.", table="aer")
+        for name, value in others.items()
+    ]

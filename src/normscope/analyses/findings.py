@@ -123,6 +123,22 @@ class WordMaps:
     caption: str
 
 
+class Sentence(str):
+    """A finding in words, with the names of the figure and the table of its analysis that show it.
+
+    Reports link a finding to both. A plain string is a finding without links.
+    """
+
+    figure: str
+    table: str
+
+    def __new__(cls, text: str, *, figure: str = "", table: str = "") -> "Sentence":
+        """The text, with the names of what shows it."""
+        sentence = super().__new__(cls, text)
+        sentence.figure, sentence.table = figure, table
+        return sentence
+
+
 Figure = HeatmapPanels | HeatmapGrid | Lines | Profiles | Scatter | WordMaps
 
 
@@ -141,6 +157,8 @@ class Findings:
     """The main numbers, ready to print in the terminal."""
     summary_digits: int = 2
     sentences: Sequence[str] = ()
-    """The findings in plain words, with their numbers."""
+    """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""
+    ranked_by: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """For tables that reports should not show in their own order: columns to sort by, largest magnitude first."""
     notes: Sequence[str] = ()
     """Caveats that users must read with the numbers."""

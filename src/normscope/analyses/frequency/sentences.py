@@ -2,13 +2,23 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.findings import Sentence
+from normscope.rounding import enumeration, number
 
-def sentences_of(metrics: Mapping[str, float]) -> list[str]:
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """Rank correlations with the frequency rank."""
-    titles = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "the mixing ratio of its block"}
+    titles = {
+        "alpha": "the weight that the token receives",
+        "f": "‖f(x)‖",
+        "attnresln_n": "the mixing ratio of its block",
+    }
     parts = [
-        f"{metrics[key]:+.2f} with {title}"
+        f"{number(metrics[key], signed=True)} with {title}"
         for measure, title in titles.items()
         if (key := f"spearman/{measure}/with_specials") in metrics
     ]
-    return [f"Rank correlation of a token's frequency rank (1: most frequent): {', '.join(parts)}."] if parts else []
+    if not parts:
+        return []
+    text = f"The rank correlation of a token's frequency rank (1: most frequent) is {enumeration(parts)}."
+    return [Sentence(text, figure="scatter", table="correlation")]

@@ -2,23 +2,33 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.findings import Sentence
+from normscope.rounding import percentage
 
-def sentences_of(metrics: Mapping[str, float]) -> list[str]:
-    """The mixing ratio by the weights alone, and by the whole block."""
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The mixing ratio of the whole block beside that of the weights alone, and its range over tokens."""
     by_weights, by_block = metrics.get("attn_w/mean"), metrics.get("attnresln_n/mean", metrics.get("attnres_n/mean"))
-    sentences: list[str] = []
-    if by_weights is not None:
-        sentences.append(
-            f"By attention weights alone, {by_weights:.1%} of a token's output vector would come from other tokens."
-        )
-    if by_block is not None:
-        whole = "attnresln_n/mean" in metrics
-        name = "attnresln_n" if whole else "attnres_n"
-        included = ", the residual connection and the layer normalisation" if whole else " and the residual connection"
-        low, high = metrics[f"{name}/min"], metrics[f"{name}/max"]
-        sentences.append(
-            f"With vectors{included}, it is "
-            f"{by_block:.1%} on average ({name}), from {low:.1%} to {high:.1%} for single "
-            f"tokens: the blocks mostly {'preserve' if by_block < 0.5 else 'mix'}."
-        )
-    return sentences
+    if by_block is None:
+        if by_weights is None:
+            return []
+        text = f"By attention weights alone, {percentage(by_weights)} of a token's output vector would come from other tokens."
+        return [Sentence(text, figure="by_layer", table="by_layer")]
+    whole = "attnresln_n/mean" in metrics
+    name = "attnresln_n" if whole else "attnres_n"
+    suggestion = "" if by_weights is None else f"; attention weights alone suggest {percentage(by_weights)}"
+    counted = "vectors, residual connection and layer normalisation" if whole else "vectors and residual connection"
+    low, high = percentage(metrics[f"{name}/min"]), percentage(metrics[f"{name}/max"])
+    verb = "preserve" if by_block < 0.5 else "mix"
+    return [
+        Sentence(
+            f"On average, {percentage(by_block)} of a token's output vector comes from other tokens{suggestion}.",
+            figure="by_layer",
+            table="by_layer",
+        ),
+        Sentence(
+            f"With {counted} counted, the mixing ratio of single tokens ranges from {low} to {high}: the blocks mostly {verb}.",
+            figure="heatmap",
+            table="by_layer",
+        ),
+    ]

@@ -2,29 +2,48 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.findings import Sentence
+from normscope.rounding import enumeration, number, percentage
 
-def sentences_of(metrics: Mapping[str, float]) -> list[str]:
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖."""
-    sentences: list[str] = []
-    total, handed = metrics.get("alpha/all"), metrics.get("alpha_f/all")
+    sentences: list[Sentence] = []
+    all_weight, all_norm = metrics.get("alpha/all"), metrics.get("alpha_f/all")
     for category in ("cls", "sep", "first", "punctuation"):
-        weight, vector = metrics.get(f"alpha/{category}"), metrics.get(f"alpha_f/{category}")
-        if weight is not None and vector is not None and total and handed:
+        weight, norm = metrics.get(f"alpha/{category}"), metrics.get(f"alpha_f/{category}")
+        if weight is not None and norm is not None and all_weight and all_norm:
+            received, contributed = weight / all_weight, norm / all_norm
+            contrast = "but contribute only" if contributed < received / 2 else "and contribute"
             sentences.append(
-                f"Keys of category {category} get {weight / total:.1%} of the attention weight and contribute "
-                f"{vector / handed:.1%} of Σ‖αf(x)‖."
+                Sentence(
+                    f"The {category} tokens receive {percentage(received)} of the attention weight {contrast} "
+                    f"{percentage(contributed)} of Σ‖αf(x)‖.",
+                    figure="by_layer",
+                    table="by_layer",
+                )
             )
     correlations = [
-        f"{metrics[key]:+.2f} for {key.removeprefix('spearman/')}" for key in metrics if key.startswith("spearman/")
+        f"{number(value, signed=True)} for {key.removeprefix('spearman/')}"
+        for key, value in metrics.items()
+        if key.startswith("spearman/")
     ]
     if correlations:
         sentences.append(
-            f"Rank correlation of α and ‖f(x)‖: {', '.join(correlations)}; negative means that short vectors get large weights."
+            Sentence(
+                f"The rank correlation between α and ‖f(x)‖ is {enumeration(correlations)} tokens; negative means that short "
+                "vectors get large weights.",
+                figure="scatter",
+                table="correlation",
+            )
         )
     if "f/cv_mean" in metrics:
-        low, high = metrics["f/cv_min"], metrics["f/cv_max"]
+        mean, low, high, inputs = (metrics[name] for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
         sentences.append(
-            f"The length ‖f(x)‖ varies by {metrics['f/cv_mean']:.0%} of its mean in an average head ({low:.0%} to "
-            f"{high:.0%}); that of the inputs by {metrics['x/cv_mean']:.0%}."
+            Sentence(
+                f"In an average head, ‖f(x)‖ varies by {percentage(mean)} of its mean ({percentage(low)} to {percentage(high)} "
+                f"over heads); the norm ‖x‖ of the inputs varies by {percentage(inputs)}.",
+                table="dispersion_summary",
+            )
         )
     return sentences

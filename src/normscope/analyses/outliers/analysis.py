@@ -84,6 +84,7 @@ class OutliersAnalysis(Analysis):
             curves=curves,
             figures=self._figures(dimensions, by_category, norms, outliers),
             summary=_summary(dimensions, outliers),
+            ranked_by={"dimensions": ("is_outlier", "score"), "model": ("largest_score",)},
             notes=[f"outlier dimensions: {names} ({self._moments.criterion})"],
         )
 

@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.findings import Sentence
+from normscope.rounding import enumeration, percentage
 
-def sentences_of(metrics: Mapping[str, float]) -> list[str]:
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """The outlier dimensions."""
     shares = {key.split("/")[0]: value for key, value in metrics.items() if key.endswith("/share_of_layers")}
     if not shares:
-        return ["No hidden dimension is an outlier in enough layers to be one of the model."]
-    named = ", ".join(f"{dimension} ({share:.0%} of the layers)" for dimension, share in shares.items())
-    return [f"Outlier dimensions of the hidden vectors: {named}."]
+        text = "No hidden dimension is an outlier in enough layers to be one of the model's."
+        return [Sentence(text, figure="dimensions", table="dimensions")]
+    named = enumeration([f"{dimension} (in {percentage(share)} of the layers)" for dimension, share in shares.items()])
+    dimensions = "1 outlier dimension" if len(shares) == 1 else f"{len(shares)} outlier dimensions"
+    return [Sentence(f"The model has {dimensions}: {named}.", figure="dimensions", table="model")]

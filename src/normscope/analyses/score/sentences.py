@@ -2,46 +2,68 @@
 
 from collections.abc import Mapping
 
+from normscope.analyses.findings import Sentence
+from normscope.rounding import number, percentage
 
-def sentences_of(metrics: Mapping[str, float]) -> list[str]:
+# What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.
+_REMAINDER = ("other", "all")
+
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """How few dimensions explain the scores, and the effect of removing the outliers."""
-    sentences: list[str] = []
+    sentences: list[Sentence] = []
     half, ninety = metrics.get("dimensions_for_half/mean"), metrics.get("dimensions_for_90_percent/mean")
     if half is not None:
-        more = "" if ninety is None else f", {ninety:.0f} explain 90 %"
-        sentences.append(
-            f"In an average head, {half:.0f} dimensions explain half of the spread of a query's scores{more}."
-        )
+        more = "" if ninety is None else f", and {number(ninety)} explain 90%"
+        text = f"In an average head, {number(half)} dimensions explain half of the spread of a query's scores{more}."
+        sentences.append(Sentence(text, figure="concentration", table="concentration"))
     sentences += _key_bias(metrics)
     if "share_of_outliers/mean" in metrics:
-        sentences.append(f"The outlier dimensions' share of the spread is {metrics['share_of_outliers/mean']:.1%}.")
+        share = percentage(metrics["share_of_outliers/mean"])
+        text = f"The outlier dimensions explain {share} of the spread of a query's scores."
+        sentences.append(Sentence(text, table="concentration"))
+    return sentences + _intervention(metrics)
+
+
+def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The attention weight of the category that changes most without the outliers."""
     changes = {
         key.split("/")[1]: value
         for key, value in metrics.items()
         if key.startswith("intervention/") and key.endswith("/change")
     }
-    if changes:
-        most = max(changes, key=lambda category: abs(changes[category]))
-        controls = metrics.get(f"intervention/{most}/controls_mean")
-        comparison = "" if controls is None else f"; removing as many random dimensions changes it by {controls:+.3f}"
-        sentences.append(
-            f"Without the outliers' part of the scores, the weight on keys of category {most} changes by {changes[most]:+.3f}"
-            f"{comparison}."
-        )
-    return sentences
+    special = {category: value for category, value in changes.items() if category not in _REMAINDER} or changes
+    if not special:
+        return []
+    most = max(special, key=lambda category: abs(special[category]))
+    before, after, controls = (
+        metrics.get(f"intervention/{most}/{column}") for column in ("before", "after", "controls_mean")
+    )
+    if before is None or after is None:
+        return []
+    verb = "rises" if after > before else "falls"
+    comparison = (
+        "" if controls is None else f"; without as many random dimensions, it is {percentage(before + controls)}"
+    )
+    text = (
+        f"Without the outlier dimensions' part of the scores, the attention weight on {most} tokens {verb} from "
+        f"{percentage(before)} to {percentage(after)}{comparison}."
+    )
+    return [Sentence(text, figure="intervention", table="intervention")]
 
 
-def _key_bias(metrics: Mapping[str, float]) -> list[str]:
+def _key_bias(metrics: Mapping[str, float]) -> list[Sentence]:
     """The share of b_K, if it is not zero."""
     share = metrics.get("share_of_key_bias/mean", 0.0)
     below_half, below_ninety = (metrics.get(f"heads_below_{part}/share", 0.0) for part in ("half", "90_percent"))
-    if not below_ninety and abs(share) < 0.0005:  # 0.0 % when printed
+    if not below_ninety and abs(share) < 0.0005:  # 0.0% when written
         return []
     heads = (
-        f"; in {below_ninety:.1%} of the heads the dimensions never explain 90 % of it, in {below_half:.1%} not even half, "
-        "and the mean numbers of dimensions leave those heads out"
+        f"; in {percentage(below_ninety)} of the heads the dimensions never explain 90% of it, in {percentage(below_half)} "
+        "not even half, and the mean numbers of dimensions leave those heads out"
     )
-    return [
-        f"The key bias b_K explains {share:.1%} of the spread of a query's scores over its keys"
+    text = (
+        f"The key bias b_K explains {percentage(share)} of the spread of a query's scores over its keys"
         f"{heads if below_ninety else ''}."
-    ]
+    )
+    return [Sentence(text, table="concentration")]

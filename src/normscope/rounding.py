@@ -1,0 +1,73 @@
+"""How numbers are written for readers: in findings, tables, reports and the terminal.
+
+Three significant digits, percentages with one decimal and no space, thousands separated, a true minus sign. Halves are rounded
+away from zero, as JavaScript does, so that a page's script (`reporting/page/rounding.js`) writes the same digits.
+"""
+
+import decimal
+import math
+
+MINUS = "−"
+
+_DIGITS = 3
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float, *, signed: bool = False) -> str:
+    """A number with three significant digits: `0.0123`, `1,230`, `−4.56×10⁻⁷`.
+
+    Args:
+        value: The number.
+        signed: Whether to write a plus sign before positive numbers.
+    """
+    if not math.isfinite(value):
+        return "" if math.isnan(value) else _with_sign("∞", value, signed)
+    if value == 0:
+        return "0"
+    size = decimal.Decimal(abs(value))
+    exponent = size.adjusted()
+    rounded = _rounded(size, exponent - _DIGITS + 1)
+    if rounded.adjusted() > exponent:  # 9.999 has become 10.00
+        exponent = rounded.adjusted()
+        rounded = _rounded(size, exponent - _DIGITS + 1)
+    if -4 < exponent < 6:
+        return _with_sign(f"{rounded:,f}", value, signed)
+    mantissa = rounded.scaleb(-exponent)
+    return _with_sign(f"{mantissa:f}×10{str(exponent).translate(_SUPERSCRIPTS)}", value, signed)
+
+
+def percentage(share: float, *, signed: bool = False) -> str:
+    """A share as a percentage with one decimal: `12.3%`."""
+    if not math.isfinite(share):
+        return number(share, signed=signed)
+    rounded = _rounded(decimal.Decimal(abs(share) * 100), -1)
+    return f"{_with_sign(f'{rounded:,f}', share if rounded else 0.0, signed)}%"
+
+
+def duration(seconds: float) -> str:
+    """A time as a person would say it: `14 s`, `1 min 14 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{_rounded(decimal.Decimal(max(seconds, 0.0)), -1):f} s"
+    whole = int(_rounded(decimal.Decimal(seconds), 0))
+    minutes, hours = whole // 60, whole // 3600
+    if hours:
+        return f"{hours:,} h {minutes % 60} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def enumeration(parts: list[str]) -> str:
+    """Parts of a sentence: `a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _rounded(value: decimal.Decimal, exponent: int) -> decimal.Decimal:
+    """Rounded to a multiple of a power of ten."""
+    with decimal.localcontext() as context:
+        context.prec = 400  # the largest float has 309 digits before the point
+        return value.quantize(decimal.Decimal(1).scaleb(exponent), rounding=decimal.ROUND_HALF_UP)
+
+
+def _with_sign(digits: str, value: float, signed: bool) -> str:
+    if value < 0:
+        return MINUS + digits
+    return f"+{digits}" if signed and value > 0 else digits

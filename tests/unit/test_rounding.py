@@ -1,0 +1,82 @@
+"""Numbers as readers see them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normscope.rounding import duration, enumeration, number, percentage
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (1.0, "1.00"),
+        (0.5, "0.500"),
+        (-0.4472098, "−0.447"),
+        (0.0123456, "0.0123"),
+        (0.001, "0.00100"),
+        (0.000999951, "0.00100"),
+        (0.00099, "9.90×10⁻⁴"),
+        (-4.5649e-7, "−4.56×10⁻⁷"),
+        (2.125, "2.13"),  # exact in binary: a half is rounded away from zero
+        (9.996, "10.0"),
+        (99.95, "100"),  # in binary a little more than a half
+        (123.456, "123"),
+        (13059.0, "13,100"),
+        (999_600.0, "1.00×10⁶"),
+        (123_456_789.0, "1.23×10⁸"),
+        (5e-324, "4.94×10⁻³²⁴"),
+        (1.7976931348623157e308, "1.80×10³⁰⁸"),
+        (math.nan, ""),
+        (-math.inf, "−∞"),
+    ],
+)
+def test_three_significant_digits(value, written):
+    assert number(value) == written
+
+
+def test_signs():
+    assert [number(value, signed=True) for value in (0.25, -0.25, 0.0)] == ["+0.250", "−0.250", "0"]
+    assert [percentage(value, signed=True) for value in (0.25, -0.25, 0.0001)] == ["+25.0%", "−25.0%", "0.0%"]
+
+
+@pytest.mark.parametrize(
+    ("share", "written"),
+    [(0.239024, "23.9%"), (1.0, "100.0%"), (-0.0004, "0.0%"), (-0.25, "−25.0%"), (0.00125, "0.1%"), (12.5, "1,250.0%")],
+)
+def test_percentages_have_one_decimal(share, written):
+    assert percentage(share) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0, "0.0 s"),
+        (3.14, "3.1 s"),
+        (9.97, "10 s"),
+        (14.4, "14 s"),
+        (59.7, "1 min 0 s"),
+        (74.2, "1 min 14 s"),
+        (7500.0, "2 h 5 min"),
+    ],
+)
+def test_durations(seconds, written):
+    assert duration(seconds) == written
+
+
+def test_enumerations():
+    assert [enumeration(list("abc"[:length])) for length in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+
+
+@given(st.floats(min_value=-1e300, max_value=1e300))
+def test_what_is_written_is_within_half_a_digit(value):
+    written = number(value)
+    digits, _, power = written.replace("−", "-").replace(",", "").partition("×10")
+    exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+    back = float(f"{digits}e{exponent}")
+    assert back == pytest.approx(value, rel=0.00500001, abs=5e-324)
+    assert len(digits.lstrip("-").replace(".", "").lstrip("0")) <= 3 or abs(value) >= 1000
