@@ -12,10 +12,12 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
 
 from typing import TYPE_CHECKING, Any
 
+from normscope.distribution import VERSION as __version__
+
 if TYPE_CHECKING:
     from normscope.api import Decomposition, decompose, load, observe
 
-__all__ = ["Decomposition", "decompose", "load", "observe"]
+__all__ = ["Decomposition", "__version__", "decompose", "load", "observe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra import main as hydra_main
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,6 +31,7 @@ from normscope.config.composition import explain
 from normscope.config.schema import NAME_LENGTH, RunOptions, register
 from normscope.config.unknown_keys import refuse_unknown
 from normscope.config.validation import check, check_strings
+from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
@@ -41,6 +43,9 @@ TERMINATED = 143
 
 _HYDRA_RECORD = "multirun.yaml"
 """File in a sweep's folder that Hydra writes before the first job."""
+
+_CONFIG = "config"
+"""Name of the config at the top of `conf/`."""
 
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
@@ -106,6 +111,12 @@ class _Sweep:
 _sweep = _Sweep()
 
 
+def main() -> NoReturn:
+    """The command `normscope`."""
+    presets = "pkg://normscope.conf" if CHECKOUT is None else str(folder("conf"))
+    run(hydra_main(version_base="1.3", config_path=presets, config_name=_CONFIG)(job))
+
+
 def run(main: Callable[[], object]) -> NoReturn:
     """Run the command line and exit with its status."""
     # Otherwise Hydra prints its own summary of an error and exits with 1.
@@ -163,7 +174,7 @@ def _overrides() -> list[str]:
     parser = get_args_parser()
 
     def refuse(reason: str) -> NoReturn:  # Hydra would print its whole usage
-        raise InputError(f"{reason}; see python run.py --help")
+        raise InputError(f"{reason}; see {program()} --help")
 
     parser.error = refuse  # type: ignore[method-assign, assignment]
     given, others = parser.parse_known_args()
@@ -269,11 +280,11 @@ def job(config: DictConfig) -> dict[str, float]:
         if sweeping and options.tracking.group is None:
             options.tracking.group = _job_folder(hydra).parent.name[:NAME_LENGTH]
         if earlier is not None and key == "resume":
-            folder, fresh = earlier, False
+            run_folder, fresh = earlier, False
         elif sweeping:
-            folder, fresh = _job_folder(hydra), False
+            run_folder, fresh = _job_folder(hydra), False
         else:
-            folder, fresh = _run_folder(options, hydra)
+            run_folder, fresh = _run_folder(options, hydra)
         # torch and transformers take seconds to import: check the config first.
         from normscope.data.corpora import open_corpus
 
@@ -281,8 +292,7 @@ def job(config: DictConfig) -> dict[str, float]:
         open_corpus(options.dataset)
         from normscope.running.pipeline import run as run_pipeline
 
-        command = shlex.join(["python", "run.py", *overrides])
-        metrics = run_pipeline(options, folder, command, fresh=fresh)
+        metrics = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh)
         if before is not None and _is_first():
             _sweep.agrees, sentence = agreement(before, metrics)
             print(sentence)
@@ -293,6 +303,24 @@ def job(config: DictConfig) -> dict[str, float]:
             raise
         _sweep.error = error
         return {}
+
+
+def program() -> str:
+    """The command that started this process, without its arguments."""
+    name = Path(sys.argv[0]).name
+    return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
+
+
+def _command(hydra: Any, overrides: Sequence[str]) -> str:
+    """The command line of a job, from which it can be started again."""
+    words = [*program().split()]
+    if hydra.job.config_name != _CONFIG:
+        words += ["--config-name", hydra.job.config_name]
+    for source in hydra.runtime.config_sources:
+        if source.provider == "command-line":
+            words += ["--config-dir", source.path]
+    words += [text for text in hydra.overrides.hydra if text.lstrip("+").startswith("hydra.searchpath=")]
+    return shlex.join([*words, *overrides])
 
 
 def _record(error: Exception, overrides: Sequence[str]) -> None:
@@ -354,8 +382,8 @@ def _run_folder(options: RunOptions, hydra: Any) -> tuple[Path, bool]:
 
 def _job_folder(hydra: Any) -> Path:
     """The folder of a job in a sweep."""
-    folder = Path(hydra.runtime.output_dir)
-    return folder / str(hydra.job.num) if hydra.sweep.subdir == "." else folder
+    path = Path(hydra.runtime.output_dir)
+    return path / str(hydra.job.num) if hydra.sweep.subdir == "." else path
 
 
 def _sweep_folder(given: str | None) -> str:
@@ -365,9 +393,9 @@ def _sweep_folder(given: str | None) -> str:
     if not _is_first():
         return _scratch().name
     parent = Path("outputs/multirun")
-    folder = str(parent / _unused(parent)) if given is None else given
-    _sweep.choose(Path(folder).absolute())
-    return folder
+    path = str(parent / _unused(parent)) if given is None else given
+    _sweep.choose(Path(path).absolute())
+    return path
 
 
 # Where Hydra writes in all processes but the first; removed when the process ends.
@@ -385,3 +413,6 @@ def _unused(parent: Path) -> str:
 
 register()
 OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)
+# For the help page.
+OmegaConf.register_new_resolver("program", program, replace=True)
+OmegaConf.register_new_resolver("experiments", lambda: str(folder("experiments")), replace=True)

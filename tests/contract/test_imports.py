@@ -22,6 +22,7 @@ PARTS = {
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.
 ALLOWED = {
     "errors": set(),
+    "distribution": set(),
     "network": set(),
     "rounding": set(),
     "declarations": set(),
@@ -52,7 +53,7 @@ ALLOWED = {
         "models.model_info",
         "statistics",
     },
-    "reporting": {"analyses.findings", "config", "declarations", "statistics.tidy"},
+    "reporting": {"analyses.findings", "config", "declarations", "distribution", "statistics.tidy"},
     "translation": {"data"},
     "running": {
         "analyses.base",
@@ -60,14 +61,16 @@ ALLOWED = {
         "config",
         "data",
         "declarations",
+        "distribution",
         "maths",
         "models",
         "reporting",
         "translation",
     },
     "api": {"analyses.findings", "config", "data", "maths", "models", "reporting.drawing", "statistics.tidy"},
-    "cli": {"config", "data.corpora", "reporting", "running"},
-    "__init__": {"api"},
+    "cli": {"config", "data.corpora", "distribution", "reporting", "running"},
+    "__main__": {"cli"},
+    "__init__": {"api", "distribution"},
 }
 
 # Who may know a library.

@@ -43,13 +43,13 @@ def test_agents_start_commands_that_compose(path):
     commands = list(agent_commands(path))
     assert len({tuple(command) for command in commands}) == len(commands) > 1
     for command in commands:
-        assert command[:2] == ["python", "run.py"]
-        composed(*command[2:])
+        assert command[0] == "normscope"
+        composed(*command[1:])
 
 
 def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path):
     command = next(iter(agent_commands(ROOT / "experiments/sweeps/layers.yaml")))
-    given = [*command[2:], "tracking=disabled", "dataset.limit=4", f"output_dir={tmp_path / 'run'}"]
+    given = [*command[1:], "tracking=disabled", "dataset.limit=4", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *given)
     assert outcome.status == 0, outcome.err
     assert pd.read_parquet(tmp_path / "run/tables/mixing_by_layer.parquet")["layer"].unique().tolist() == [1]

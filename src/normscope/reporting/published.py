@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
 from normscope.config.schema import flat
+from normscope.distribution import folder
 from normscope.errors import InputError
 
-PAPERS = Path(__file__).resolve().parents[3] / "experiments"
+PAPERS = folder("experiments")
+"""Holds a folder with a `published.yaml` per paper."""
 
 COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "source")
 
@@ -95,6 +96,7 @@ def published(paper: str) -> list[dict[str, Any]]:
     """
     path = PAPERS / paper / "published.yaml"
     if not path.is_file():
-        raise InputError(f"recipe.paper={paper}: {path} does not exist; run from a clone of the repository")
-    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())
+        known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
+        raise InputError(f"recipe.paper={paper}: no published numbers; expected one of {', '.join(known)}")
+    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return groups

@@ -1,4 +1,4 @@
-"""Several processes, on one machine or more, that share a corpus: start them with `torchrun run.py …`.
+"""Several processes, on one machine or more, that share a corpus: `torchrun run.py …`, or `torchrun -m normscope …`.
 
 Every process analyses its share of the batches. The main process merges the states in the order of the processes; it alone
 writes results and tracks the run.

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from normscope.config.schema import RunOptions
 from normscope.data.examples import CorpusCounts
+from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
 from normscope.models.verification import Verification
 
-_VERSIONS = ("normscope", "torch", "transformers", "tokenizers", "numpy", "pandas")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,9 @@ class Provenance:
 
 def software() -> dict[str, object]:
     """Versions of the software that the numbers depend on, and the commit of this code."""
+    libraries = {name: metadata.version(name) for name in _LIBRARIES}
     return {
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONS}},
+        "versions": {"python": platform.python_version(), "normscope": VERSION, **libraries},
         "platform": platform.platform(),
         "git_commit": git_commit(),
     }
@@ -74,12 +76,11 @@ def software() -> dict[str, object]:
 @functools.cache
 def git_commit() -> str | None:
     """Commit of the checkout that contains this code, followed by `+` if files have changed; None outside a checkout."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
+    if CHECKOUT is None or not (CHECKOUT / ".git").exists():
         return None
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+        commit = _git(CHECKOUT, "rev-parse", "HEAD")
+        return commit + ("+" if _git(CHECKOUT, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

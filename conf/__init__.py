@@ -1,0 +1,1 @@
+"""The presets, which a wheel carries as `normscope.conf`."""
