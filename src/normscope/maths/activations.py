@@ -22,7 +22,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -400,9 +399,14 @@ def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
 
 @functools.cache
 def _nodes(count: int) -> tuple[list[float], list[float]]:
-    """Nodes and weights of the Gauss–Legendre quadrature on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(count)
-    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+    """Nodes and weights of the Gauss–Legendre quadrature on [0, 1].
+
+    The nodes are the eigenvalues of the tridiagonal matrix of the Legendre polynomials' recurrence (Golub & Welsch 1969).
+    """
+    degree = torch.arange(1, count, dtype=torch.float64)
+    beside = (degree / (4 * degree.square() - 1).sqrt()).diag(1)
+    nodes, vectors = torch.linalg.eigh(beside + beside.T)
+    return ((nodes + 1) / 2).tolist(), vectors[0].square().tolist()
 
 
 @functools.cache
