@@ -245,7 +245,7 @@ def test_libraries_have_owners(library):
 
 
 def test_maths_imports_torch_alone():
-    standard = {"enum", "typing", "math", "dataclasses", "collections", "functools"}
+    standard = {"abc", "enum", "itertools", "typing", "math", "dataclasses", "collections", "functools"}
     for path in files(SOURCE / "maths"):
         assert libraries(path) <= {"normscope", "torch", "jaxtyping"} | standard, path
 
