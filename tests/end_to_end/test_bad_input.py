@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from normscope.config.schema import ModelOptions
+from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError
 from normscope.models.loading import open_model
 from normscope.reporting import tracking
@@ -217,6 +217,29 @@ def test_pickled_weights_need_the_users_word(capsys, monkeypatch, tmp_path, save
     assert "model.allow_pickle=true" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
     arguments = [f"model.name={folder}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'ok'}"]
     assert run_here(capsys, monkeypatch, *arguments, "model.allow_pickle=true").status == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], "expected named tensors in pytorch_model.bin, got list;"),
+        ({1: torch.ones(1)}, "expected named tensors in pytorch_model.bin, got Tensor for 1;"),
+        ({"a": 3}, "expected named tensors in pytorch_model.bin, got int for 'a';"),
+        ({"a": contextlib.suppress}, "pytorch_model.bin is damaged, or holds something other than tensors;"),
+        (b"\x80\x02", "pytorch_model.bin is damaged, or holds something other than tensors;"),
+    ],
+)
+def test_pickled_weights_that_are_none(tmp_path, saved_model, content, message):
+    folder = broken_copy(saved_model, tmp_path)
+    (folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (folder / "pytorch_model.bin").write_bytes(content)
+    else:
+        torch.save(content, folder / "pytorch_model.bin")
+    opened = open_model(ModelOptions(name=str(folder), seed=0, allow_pickle=True))
+    with pytest.raises(InputError) as raised:
+        opened.load(DeviceOptions(name="cpu"))
+    assert f"model.name={folder}: {message}" in str(raised.value)
 
 
 def test_a_folder_with_results_is_not_written_over(capsys, monkeypatch, tmp_path, saved_model):

@@ -68,6 +68,9 @@ def test_frequency(bert, left_out):
         resources={FREQUENCIES: TokenFrequencies(rank, count)},
     )
     assert_published(found, frequency_oracle.expected(bert, layers, rank, count))
+    by_token = found.tables["by_token"]
+    assert by_token["count"].duplicated().any()
+    assert by_token.sort_values(["count", "token_id"], ascending=[False, True]).index.equals(by_token.index)
 
 
 OUTLIERS = {
