@@ -100,6 +100,11 @@ SCORES = {
     "all": (OUTLIERS["given"], options_of_score(), CHOICES["all"]),
     "no outliers": (OUTLIERS["none"], options_of_score(), CHOICES["some"]),
     "nothing is run again": (OUTLIERS["given"], options_of_score(interventions=False, ablation=False), CHOICES["some"]),
+    "nine outliers and nothing is run again": (
+        OutliersOptions(dimensions=list(range(9))),
+        options_of_score(interventions=False, ablation=False),
+        ((2,), ["punctuation", "other"]),
+    ),
     "nine outliers": (
         OutliersOptions(dimensions=list(range(9))),
         options_of_score(),

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
-from normscope.alignment import link_scores
+from normscope.alignment import link_scores, tables
 from normscope.alignment.aligners import align
 from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.figures import describe_figures
@@ -300,6 +300,16 @@ def test_toy_links_point_at_words():
     first, again, other = (list(itertools.islice(ToyCorpus(5, seed).examples(), 5)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize(("rates", "correlation"), [([0.3, 0.2, 0.1], -1.0), ([0.2, 0.2, 0.2], None)])
+def test_heads_that_align_equally_well_have_no_rank_correlation(rates, correlation):
+    heads = pd.DataFrame({"layer": [1, 1, 2], "head": [1, 2, 1], "mean_norm": [1.0, 2.0, 3.0], "aer": rates})
+    layers = pd.DataFrame({"layer": [1, 2], "mean_norm": [2.0, 1.0], "aer": [0.5, 0.6]})
+    metrics = tables._of_largest_norm(layers, heads)
+    assert (metrics["largest_norm_layer/layer"], metrics["largest_norm_layer/aer"]) == (1, 0.5)
+    assert (metrics["largest_norm_head/layer"], metrics["largest_norm_head/head"]) == (2, 1)
+    assert metrics.get("heads/spearman_norm_aer") == (correlation and pytest.approx(correlation))
 
 
 def test_scores_of_files(tmp_path, capsys):

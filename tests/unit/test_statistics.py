@@ -120,6 +120,13 @@ def test_a_seed_draws_the_same_rows_for_ever():
     assert sample.compute()[:, 0].tolist() == [3295, 2256, 3180, 3426, 3142]
 
 
+def test_populations_of_one_row_and_of_none_are_offered_too():
+    sample = UniformSample(9, 1, seed=0)
+    for number, population in enumerate([1, 0, 1, 2]):
+        sample.update((number,), population, lambda rows, at=10 * number: torch.from_numpy(rows + at)[:, None])
+    assert sorted(sample.compute()[:, 0].tolist()) == [0, 20, 30, 31]
+
+
 AXES = (Axis(-3, 3, 2), Axis(-2, 5, 1))
 
 
@@ -280,50 +287,6 @@ def test_the_bound_reaches_no_further_than_a_correlation_can(same):
     first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
     order = [0, 1, 2, 5, 6, 3, 4, 7, 8, 9]
     second = first[order] if same else first.flip(0)[order]
-    correlation.update(0, first[None, None, None], second[None, None], torch.zeros(1, 6, dtype=torch.long))
-    # Ranks 5 1½ 5 3 5 1½ and 3 1 3 3 5 6, by hand: Σ(r − 3½)(s − 3½) = 1, Σ(r − 3½)² = 15, Σ(s − 3½)² = 15.5
-    assert correlation.compute()[0][0].spearman == pytest.approx(1 / (15 * 15.5) ** 0.5, abs=1e-12)
-
-
-@pytest.mark.parametrize("way", ["exact", "merged", "loaded", "counted", "counted and merged", "given up on the way"])
-def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
-    generator = torch.Generator().manual_seed(1)
-    budget = {"counted": 0, "counted and merged": 0, "given up on the way": 150}.get(way, 10_000)
-    fine, whole = Axis(-4, 2, 10), Axis(-1, 4, 3)  # hardly two numbers share a cell, so that counting is nearly exact
-    parts = [RankCorrelation(2, 2, fine, whole, budget) for _ in range(2)]
-    pairs = {(layer, group): [] for layer in range(2) for group in range(2)}
-    for layer, number in itertools.product(range(2), range(2)):
-        first = torch.rand(2, 3, 4, 5, generator=generator)
-        second = (torch.rand(2, 3, 5, generator=generator) * 8).ceil()
-        first = first + second.unsqueeze(2) * (0.05 if layer else -0.02) + 0.2
-        group = torch.randint(-1, 2, (2, 5), generator=generator)
-        seen = torch.rand(2, 1, 4, 5, generator=generator) > 0.3
-        parts[number if "merged" in way else 0].update(layer, first, second, group, seen)
-        for b, h, q, k in np.ndindex(*first.shape):
-            if group[b, k] >= 0 and seen[b, 0, q, k]:
-                pairs[layer, int(group[b, k])].append((float(first[b, h, q, k]), float(second[b, h, k])))
-    correlation = parts[0].merge(parts[1]) if "merged" in way else parts[0]
-    if way == "loaded":
-        correlation = RankCorrelation(2, 2, fine, whole, budget)
-        correlation.load_state_dict(parts[0].state_dict())
-    found = correlation.compute()
-    assert len(found) == 3
-    for group in range(2):
-        for row, layers in zip(found, ((0, 1), (0,), (1,)), strict=True):
-            own = np.array([pair for layer in layers for pair in pairs[layer, group]])
-            assert row[group].count == len(own)
-            expected = scipy.stats.spearmanr(own[:, 0], own[:, 1]).statistic
-            assert row[group].spearman == pytest.approx(expected, abs=1e-9 if budget == 10_000 else 5e-3)
-            assert abs(row[group].spearman - expected) <= row[group].error_bound + 1e-9
-            assert row[group].error_bound == 0 if budget == 10_000 else 1e-3 < row[group].error_bound < 0.5
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_the_bound_reaches_no_further_than_a_correlation_can(same):
-    """Cells as coarse as these leave ρ open: it may be as low as −1 or as high as 1, and no more."""
-    correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0), 0)
-    first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
-    second = first[[0, 1, 2, 3, 5, 4, 6, 7, 8, 9]] if same else first.flip(0)[[0, 1, 2, 3, 5, 4, 6, 7, 8, 9]]
     correlation.update(0, first[None, None, None], second[None, None], torch.zeros(1, 10, dtype=torch.long))
     found = correlation.compute()[0][0]
     assert found.spearman == pytest.approx(0.2 if same else -0.2)
