@@ -166,6 +166,28 @@ def test_a_bad_config_is_one_line_without_warnings(tmp_path, saved_model):
         open_model(ModelOptions(name=str(folder), seed=0))
 
 
+def with_longest_sequence(folder: Path, limit: object) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": limit}))
+    return folder
+
+
+@pytest.mark.parametrize("limit", [3.5, -5, 0, True, "x", float("nan"), float("inf"), [1]])
+def test_a_tokenizer_whose_limit_is_no_number_of_tokens(tmp_path, saved_model, limit):
+    folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
+    opened = open_model(ModelOptions(name=str(folder), seed=0))
+    with pytest.raises(InputError, match="model_max_length") as raised:
+        opened.load(DeviceOptions(name="cpu"))
+    assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(30.0, 30), (40, 40), (1e30, 160), (10**30, 160)])
+def test_a_tokenizer_limits_sequences_that_the_model_would_take(tmp_path, saved_model, limit, expected):
+    folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
+    loaded = open_model(ModelOptions(name=str(folder), seed=0)).load(DeviceOptions(name="cpu"))
+    assert (loaded.max_length, type(loaded.max_length)) == (expected, int)
+
+
 def test_weights_that_are_not_numbers(capsys, monkeypatch, tmp_path, saved_model):
     folder = broken_copy(saved_model, tmp_path)
     tensors = load_file(folder / "model.safetensors")

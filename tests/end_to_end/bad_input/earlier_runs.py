@@ -155,7 +155,14 @@ def sweep(draw: random.Random, stock: Stock) -> Case:
             good = inner.choice([b'{"job": "seed=1", "error": "x"}\n', (stock.finished / "results.json").read_bytes()])
             path.write_bytes(inner.choice([b"", good, spoiled_bytes(inner, good)]))
 
-    return Case(f"sweep {bad} {name}", ["-m", *stock.common(), bad], [""], prepare, statuses=frozenset({0, 1, 2}))
+    return Case(
+        f"sweep {bad} {name}",
+        ["-m", *stock.common(), bad],
+        [""],
+        prepare,
+        statuses=frozenset({0, 1, 2}),
+        writes="." if "dir=" in bad else "out",
+    )
 
 
 def checkpoint(draw: random.Random, stock: Stock) -> Case:
