@@ -5,6 +5,7 @@ import normscope
 
 model = normscope.load("google-bert/bert-base-uncased")
 normscope.decompose(model, "Attention is not only a weight.").table
+normscope.attribute(model, "A lovely film.", target=lambda hidden: hidden[0, 3]).scores
 for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
     print(block.layer, block.mixing_ratios)
 ```
@@ -15,9 +16,40 @@ from typing import TYPE_CHECKING, Any
 from normscope.distribution import VERSION as __version__
 
 if TYPE_CHECKING:
-    from normscope.api import Decomposition, decompose, load, observe
+    from normscope.api import (
+        Attribution,
+        AttributionMap,
+        Decomposition,
+        Label,
+        MaskedToken,
+        NextToken,
+        Similarity,
+        SimilarityTo,
+        attribute,
+        attribution_maps,
+        decompose,
+        load,
+        observe,
+        similarity,
+    )
 
-__all__ = ["Decomposition", "__version__", "decompose", "load", "observe"]
+__all__ = [
+    "Attribution",
+    "AttributionMap",
+    "Decomposition",
+    "Label",
+    "MaskedToken",
+    "NextToken",
+    "Similarity",
+    "SimilarityTo",
+    "__version__",
+    "attribute",
+    "attribution_maps",
+    "decompose",
+    "load",
+    "observe",
+    "similarity",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -315,6 +315,16 @@ def test_a_wrong_layout_is_noticed(model_type, change, part):
         verify(model, wrong, model_type, feed_forward=True)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "wrong"), [("llama", None), ("gpt2", "ln_2"), ("gpt_neox", "post_attention_layernorm")]
+)
+def test_a_wrong_norm_before_attention_is_noticed(model_type, wrong):
+    layout = dataclasses.replace(layout_of(model_type), attention_norm=wrong)
+    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
+    with pytest.raises(InputError, match=r"the attention input of layer 1 differs by \d"):
+        verify(model, layout, model_type, feed_forward=True)
+
+
 def test_epsilon_is_proved_by_what_the_norm_does():
     """An ε that is wrong by 1 % changes no activation of this model by 1e-10, but what the norm does to small vectors."""
     model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")

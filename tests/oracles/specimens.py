@@ -198,4 +198,4 @@ def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
 
 
 def _loaded(model: Any, tokenizer: Any, family: str, head: Any) -> LoadedModel:
-    return LoadedModel(model, tokenizer, layout_of(family), "tiny", None, None, 32, load_head=lambda: head)
+    return LoadedModel(model, tokenizer, layout_of(family), "tiny", None, None, 32, load_head=lambda _head: head)

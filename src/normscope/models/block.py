@@ -51,8 +51,10 @@ class BlockParameters:
     """b_O."""
     normalisation: Normalisation | None
     """The norm after the residual connection or of the attention output; None if the block has neither."""
+    input_normalisation: Normalisation | None
+    """The norm of what self-attention reads; None if that is the block's input itself."""
     norm_position: NormPosition
-    """Its position."""
+    """The position of `normalisation`."""
     key_normalisation: Normalisation | None
     """The norm of the keys, of each head or of all heads together; None if the family has none."""
 

@@ -24,6 +24,8 @@ _SETTINGS = (
     "vocab*",
     "merges.txt",
     "*.model",
+    "modules.json",
+    "*_Pooling/config.json",
 )
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -51,9 +51,9 @@ class FeedForwardLayout:
 class BlockLayout:
     """The parts of one family's attention block, as module paths.
 
-    `layers`, `embedding_norm`, `convolution` and `position_embedding` are paths from the base model (what `AutoModel` builds,
-    or its encoder if the stack is `encoder`); all others are paths from one layer. Binding a model that lacks one of them
-    fails, before anything runs.
+    `layers`, `embedding_norm`, `final_norm`, `convolution` and `position_embedding` are paths from the base model (what
+    `AutoModel` builds, or its encoder if the stack is `encoder`); all others are paths from one layer. Binding a model that
+    lacks one of them fails, before anything runs.
     """
 
     model_type: str
@@ -86,6 +86,10 @@ class BlockLayout:
     """The module whose input the residual connection carries; None if that is the layer's input."""
     norm: str | None = None
     """The norm after the residual connection (`post`) or of the attention output (`branch`)."""
+    attention_norm: str | None = None
+    """The norm of what self-attention reads (`pre`, `parallel`); a layer may have an identity in its place."""
+    final_norm: str | None = None
+    """The norm after the last layer, a path from the base model; None if the last layer's output is the model's."""
     sum_consumer: str | None = None
     """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`)."""
     shared: str | None = None
@@ -150,6 +154,7 @@ class BlockLayout:
                 output=attrgetter(self.output)(layer),
                 residual=layer if self.residual is None else attrgetter(self.residual)(layer),
                 norm=_part(layer, self.norm),
+                attention_norm=_part(layer, self.attention_norm),
                 sum_consumer=_part(layer, self.sum_consumer),
                 key_norm=_part(layer, self.key_norm),
                 query_bias=_part(layer, self.query_bias),
@@ -191,6 +196,11 @@ class BlockLayout:
         return int(embedding.num_embeddings) - (0 if embedding.padding_idx is None else embedding.padding_idx + 1)
 
     @property
+    def family(self) -> str:
+        """The family's name, for messages."""
+        return self.model_type
+
+    @property
     def is_cross_attention(self) -> bool:
         """Whether keys and queries come from different sequences."""
         return self.stack == "cross"
@@ -206,6 +216,11 @@ class BlockLayout:
         return tuple(
             m for m in METHODS[self.norm_position] if not self.is_cross_attention or m in CROSS_ATTENTION_METHODS
         )
+
+    @property
+    def unit_offset(self) -> bool:
+        """Whether the family's norms store γ − 1."""
+        return any(form.unit_offset for form in self.feed_forward)
 
     def extra_terms(self, config: Any) -> int:
         """The number of terms besides q·k that enter the scale of the score."""
@@ -238,6 +253,7 @@ class BlockModules:
     residual: nn.Module
     """The module whose input the residual connection carries."""
     norm: nn.Module | None
+    attention_norm: nn.Module | None
     sum_consumer: nn.Module | None
     key_norm: nn.Module | None
     query_bias: Tensor | None
@@ -270,9 +286,16 @@ class BlockModules:
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
             normalisation=None if self.norm is None else normalisation(self.norm),
+            input_normalisation=self._input_normalisation(),
             norm_position=layout.norm_position,
             key_normalisation=None if self.key_norm is None else normalisation(self.key_norm),
         )
+
+    def _input_normalisation(self) -> Normalisation | None:
+        # ModernBERT's first layer reads what the norm of the embedding has made, through an identity.
+        if self.attention_norm is None or isinstance(self.attention_norm, nn.Identity):
+            return None
+        return normalisation(self.attention_norm, unit_offset=self.layout.unit_offset)
 
 
 def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
@@ -11,6 +12,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
+from normscope.models.task_heads import Head
+from normscope.models.verification import Verification, verify
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,13 +32,35 @@ class LoadedModel:
     max_length: int | None
     """The longest sequence that the model and its tokenizer accept, in tokens; None without a limit."""
 
-    load_head: Callable[[], PreTrainedModel | None] = lambda: None
-    """Loads the masked language model around `model`; returns None if the checkpoint has none."""
+    load_head: Callable[[Head], PreTrainedModel | None] = lambda _head: None
+    """Loads a head around `model`; returns None if the checkpoint has none of this kind."""
+
+    folder: Path | None = None
+    """The checkpoint's files; None for random weights."""
 
     @cached_property
     def masked_language_head(self) -> PreTrainedModel | None:
         """The masked language model around `model`; None if the checkpoint has no weights for its head."""
-        return self.load_head()
+        return self.load_head(Head.MASKED_TOKEN)
+
+    @cached_property
+    def next_token_head(self) -> PreTrainedModel | None:
+        """The causal language model around `model`; None if the checkpoint has none, or its tokens see later ones."""
+        return self.load_head(Head.NEXT_TOKEN) if self.causal else None
+
+    @cached_property
+    def classifier(self) -> PreTrainedModel | None:
+        """The classifier of texts around `model`; None if the checkpoint has no weights for its head."""
+        return self.load_head(Head.CLASS)
+
+    @cached_property
+    def layers_verification(self) -> Verification:
+        """Proof that whole layers, with their feed-forward networks, are observed exactly. It is made once.
+
+        Raises:
+            InputError: If they are not, or a layer has no network that can be observed.
+        """
+        return verify(self.model, self.layout, self.name, feed_forward=True)
 
     @property
     def layers(self) -> int:

@@ -25,17 +25,10 @@ from normscope.models.families import layout_of
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
-from normscope.models.mlm_head import masked_language_head
 from normscope.models.model_info import ModelInfo
+from normscope.models.task_heads import Head, task_head
 from normscope.models.tokenizer_loading import load_tokenizer
-from normscope.models.weight_checks import (
-    check_all_used,
-    check_dtypes,
-    check_finite,
-    check_none_missing,
-    check_pickles,
-    check_shapes,
-)
+from normscope.models.weight_checks import check_all_used, check_dtypes, check_finite, check_none_missing, check_shapes
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -122,7 +115,8 @@ class OpenedModel:
             revision=None if self.source is None else self.source.revision,
             weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
             max_length=min(limits, default=None),
-            load_head=lambda: self._head(model),
+            load_head=lambda head: self._head(head, model),
+            folder=None if self._random or self.source is None else self.source.folder,
         )
 
     @property
@@ -146,10 +140,11 @@ class OpenedModel:
             model = merge_adapter(model, self.adapter)
         return model.get_encoder() if self.layout.stack == "encoder" else model
 
-    def _head(self, model: PreTrainedModel) -> PreTrainedModel | None:
+    def _head(self, head: Head, model: PreTrainedModel) -> PreTrainedModel | None:
         if self._random or self.source is None or self.adapter is not None:
             return None
-        return masked_language_head(
+        return task_head(
+            head,
             self.source.folder,
             self.config,
             model,
@@ -222,7 +217,6 @@ def _check_digest(source: Source, options: ModelOptions) -> None:
 
 
 def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
-    check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Casting complex values")  # `check_dtypes` refuses these

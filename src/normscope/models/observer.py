@@ -31,12 +31,30 @@ FeedForwardVisitor = Callable[[FeedForwardBlock], None]
 HiddenVisitor = Callable[[int, Tensor], None]
 
 
+class LayerCall(NamedTuple):
+    """The arguments of one call of a layer, with which it can run again."""
+
+    layer: int
+    """Counted from 1."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def inputs(self) -> Tensor:
+        """The hidden vectors that the layer reads."""
+        vectors: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
+        return vectors
+
+
 class Replacement(NamedTuple):
     """New values for some dimensions of the residual stream."""
 
     dimensions: Tensor
     values: Tensor
 
+
+_CACHES = frozenset({"past_key_values", "past_key_value"})
+"""Keyword arguments of layers with the keys and values of earlier passes."""
 
 # The order of the visits to one layer.
 _ATTENTION, _FEED_FORWARD, _HIDDEN = range(3)
@@ -116,6 +134,7 @@ class Observer:
         self._visit_hidden: HiddenVisitor | None = None
         self._visit_feed_forward: FeedForwardVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
+        self._calls: list[LayerCall] | None = None
 
     def __enter__(self) -> "Observer":
         if id(self._model) in _observed:
@@ -165,6 +184,7 @@ class Observer:
         *,
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
+        calls: list[LayerCall] | None = None,
     ) -> Any:
         """Run one forward pass and call `visit` with its blocks, in order.
 
@@ -177,30 +197,18 @@ class Observer:
             replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
+            calls: Gets the arguments of every layer's call, for `run_layer`. A hook of the model may then turn gradients on.
 
         Returns:
             The output of `whole`; None without it.
         """
-        self._token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
-        self._key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else self._token_mask
-        self._visit, self._visit_hidden, self._visit_feed_forward = visit, visit_hidden, visit_feed_forward
+        self._calls = calls
+        self._begin(inputs, visit, visit_hidden, visit_feed_forward)
         self._replacements = replacements or {}
         self._whole = whole is not None
-        self._passed = 0
-        self._shown.clear()
-        token = active.set(self)
-        output = None
-        try:
-            with torch.inference_mode():
-                weights = {} if self._layout.registry else {"output_attentions": True}
-                output = (self._model if whole is None else whole)(**inputs, **weights)
-        except StopForward:
-            pass
-        finally:
-            active.reset(token)
-            self._parts = self._network = self._token_mask = self._key_mask = None
-            self._visit = self._visit_hidden = self._visit_feed_forward = None
-            self._replacements = {}
+        weights = {} if self._layout.registry else {"output_attentions": True}
+        gradients = torch.inference_mode() if calls is None else torch.no_grad()
+        output = self._forward(gradients, self._model if whole is None else whole, (), {**inputs, **weights})
         missing = self._wanted - self._shown
         if missing:
             raise RuntimeError(
@@ -208,6 +216,54 @@ class Observer:
                 "`registry`"
             )
         return output
+
+    def run_layer(
+        self,
+        call: LayerCall,
+        inputs: Mapping[str, Tensor],
+        visit: Visitor,
+        visit_feed_forward: FeedForwardVisitor | None = None,
+    ) -> None:
+        """Run one layer again and call `visit` with its block, as `run` did.
+
+        Args:
+            call: The layer's call, from an earlier `run`.
+            inputs: The keyword arguments of that run.
+            visit: See `run`.
+            visit_feed_forward: See `run`.
+        """
+        self._begin(inputs, visit, None, visit_feed_forward)
+        self._passed = call.layer - 1
+        self._forward(torch.inference_mode(), self._layers[call.layer - 1].whole, call.args, call.kwargs)
+
+    def _begin(
+        self,
+        inputs: Mapping[str, Tensor],
+        visit: Visitor,
+        visit_hidden: HiddenVisitor | None,
+        visit_feed_forward: FeedForwardVisitor | None,
+    ) -> None:
+        """Set the state of a forward pass."""
+        self._token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
+        self._key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else self._token_mask
+        self._visit, self._visit_hidden, self._visit_feed_forward = visit, visit_hidden, visit_feed_forward
+        self._passed = 0
+        self._shown.clear()
+
+    def _forward(self, gradients: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a module as the pass that has begun; None if the pass ends before the module does."""
+        token = active.set(self)
+        try:
+            with gradients:
+                return module(*args, **kwargs)
+        except StopForward:
+            return None
+        finally:
+            active.reset(token)
+            self._parts = self._network = self._token_mask = self._key_mask = None
+            self._visit = self._visit_hidden = self._visit_feed_forward = self._calls = None
+            self._replacements = {}
+            self._whole = False
 
     def attend(
         self,
@@ -237,6 +293,9 @@ class Observer:
         self._passed += 1
         vectors = args[0] if args else kwargs["hidden_states"]
         self._show_hidden(modules.layer - 1, vectors)
+        if self._calls is not None:
+            # A cache of keys would count them twice if the layer ran again.
+            self._calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys())))
         replaced = self._replacements.get(modules.layer)
         if replaced is not None:
             vectors = vectors.clone()

@@ -244,6 +244,11 @@ def _feed_forward_errors(block: FeedForwardBlock, reference: Reference) -> dict[
         normed = layer_output if parameters.norm_position == "post" else inputs
         made = parameters.normalisation.normalised(block.norm_inputs)
         errors["feed-forward norm"] = _relative(made, normed, normed, token_mask)
+    attention = block.attention
+    if not attention.is_cross_attention:
+        norm = attention.parameters.input_normalisation
+        made = attention.inputs if norm is None else norm.normalised(attention.inputs)
+        errors["attention input"] = _relative(made, attention.attention_inputs, made, token_mask)
     return errors
 
 

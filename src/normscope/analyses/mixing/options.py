@@ -3,7 +3,6 @@
 import dataclasses
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
-from normscope.analyses.mixing.outputs import OUTPUTS
 from normscope.analyses.papers import KOBAYASHI_2021
 
 
@@ -19,5 +18,4 @@ MIXING = AnalysisInfo(
     implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
     papers=(KOBAYASHI_2021,),
     supports_cross_attention=True,
-    outputs=OUTPUTS,
 )

@@ -1,1 +1,0 @@
-"""The documentation: pages, and what generates the rest of them."""

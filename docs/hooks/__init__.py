@@ -1,1 +1,0 @@
-"""Pages that are generated from the program: config keys, presets, tables, models, the Python reference and citations."""

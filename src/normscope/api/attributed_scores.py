@@ -1,0 +1,135 @@
+"""Attribution of one number to the tokens of a text, for the Python interface."""
+
+import dataclasses
+import html
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from transformers import BatchEncoding
+
+from normscope.api.choices import chosen, single_text
+from normscope.api.targets import Target, prepared
+from normscope.attribution.methods import BiasRule, check_supported
+from normscope.attribution.scalars import attribute_scalars
+from normscope.models.frozen_pass import frozen_pass
+from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import Text
+
+_MORE, _LESS = (230, 97, 1), (94, 60, 153)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attribution:
+    """The parts of a target: scores of tokens, biases and a remainder add up to it."""
+
+    tokens: tuple[str, ...]
+    scores: Float[np.ndarray, " token"]
+    """How much each token adds to the target."""
+    bias: float
+    """What the model's biases add."""
+    remainder: float
+    """What is left where the target is not linear in the last hidden vectors; else 0, but for rounding."""
+    target: float
+    """The target's value."""
+    what: str
+    """What the target is, in words."""
+    error: float
+    """How far the parts miss the target, relative to the sum of their sizes: rounding alone."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per token; tokens are numbered from 0."""
+        return pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
+
+    @property
+    def _sum(self) -> str:
+        rest = (
+            ""
+            if abs(self.remainder) < 1e-6 * max(abs(self.target), 1e-300)
+            else f" + remainder {_number(self.remainder)}"
+        )
+        scores = float(self.scores.sum())
+        return f"{self.what} {_number(self.target)} = tokens {_number(scores)} + biases {_number(self.bias)}{rest}"
+
+    def _repr_html_(self) -> str:
+        largest = float(np.abs(self.scores).max(initial=0)) or 1.0
+        words = "".join(
+            _word(token, score, score / largest) for token, score in zip(self.tokens, self.scores, strict=True)
+        )
+        legend = f"{_patch(1.0)} raises it&ensp;{_patch(-1.0)} lowers it&ensp;(hover over a token for its score)"
+        return (
+            '<div style="font-family:system-ui,sans-serif;max-width:50em;line-height:1.5">'
+            f"<p>{html.escape(self._sum)}</p>"
+            f'<p style="line-height:2.6">{words}</p><p style="color:#5a5f66;font-size:90%">{legend}</p></div>'
+        )
+
+    def __repr__(self) -> str:
+        return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
+
+
+def attribute(
+    model: LoadedModel, text: Text | BatchEncoding, target: Target | str | int, *, bias: str = "token"
+) -> Attribution:
+    """Attribute a number that a model computes from a text to the text's tokens.
+
+    Attention weights, deviations of norms and slopes of activations are held fixed, which makes the model linear: the score
+    of a token is gradient × input of that linear model, by one forward and one backward pass. These are DecompX's vectors,
+    read out. Scores, biases and remainder add up to the target.
+
+    Args:
+        model: See `load`.
+        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
+        target: What is attributed. `Label`, or a class's name or number, is a class's logit; `NextToken` and `MaskedToken`
+            are a token's; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
+            (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
+        bias: Where the biases of values belong: to no token (`token`), or those of the first layer to the tokens whose values
+            they are (`decompx`), as in the official code of DecompX.
+
+    Raises:
+        InputError: If an argument is none of these, the model has no head for the target, or the text is too long.
+
+    Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
+    """
+    rule = chosen("bias", bias, BiasRule)
+    check_supported(model.layout)
+    batch = single_text(model, text, "attribute")
+    ready = prepared(model, batch, target)
+    _ = model.layers_verification
+    with (
+        frozen_pass(model.model, model.layout, batch.model_inputs(), ready.head) as passed,
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        value, what = ready.evaluate(passed)
+        parts = attribute_scalars(passed, value, rule)
+    return Attribution(
+        tokens=tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())),
+        scores=parts.scores[0].cpu().numpy(),
+        bias=float(parts.bias),
+        remainder=float(parts.remainder),
+        target=float(parts.target),
+        what=what,
+        error=float(parts.error),
+    )
+
+
+def _word(token: str, score: float, strength: float) -> str:
+    """A token on a background that says how much it adds."""
+    style = f"background:{_colour(strength)};padding:.3em .25em;margin:0 1px;border-radius:3px;color:#1a1a1a"
+    return f'<span style="{style}" title="{_number(score)}">{html.escape(token)}</span> '
+
+
+def _patch(strength: float) -> str:
+    return f'<span style="background:{_colour(strength)};padding:0 .7em;border-radius:3px"></span>'
+
+
+def _colour(strength: float) -> str:
+    # At most 60 % of the full colour, so that black text stays readable.
+    red, green, blue = _MORE if strength > 0 else _LESS
+    return f"rgba({red},{green},{blue},{0.6 * abs(strength):.3f})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}".replace("-", "\u2212")

@@ -1,0 +1,129 @@
+"""The cosine similarity of two texts, taken apart by pairs of tokens, for the Python interface."""
+
+import dataclasses
+import html
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from transformers import BatchEncoding
+
+from normscope.analyses.findings import WordMaps
+from normscope.api.choices import chosen, single_text
+from normscope.api.picture import Picture
+from normscope.api.targets import embedding_pooling
+from normscope.attribution.methods import BiasRule
+from normscope.attribution.similarities import similarity_parts
+from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import Text
+from normscope.statistics.tidy import tidy
+
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Similarity:
+    """The cosine similarity of two embeddings, as a sum over pairs of tokens."""
+
+    tokens_a: tuple[str, ...]
+    tokens_b: tuple[str, ...]
+    matrix: Float[np.ndarray, "a b"]
+    """What each pair of tokens adds to the similarity. The last row is the bias in a, the last column that in b."""
+    value: float
+    """The cosine similarity: the sum of the matrix."""
+    pooling: str
+
+    @property
+    def sources_a(self) -> tuple[str, ...]:
+        """The names of the rows."""
+        return (*self.tokens_a, "bias")
+
+    @property
+    def sources_b(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return (*self.tokens_b, "bias")
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per pair, the largest first; tokens are numbered from 0."""
+        return self._pairs.sort_values("value", ascending=False, kind="stable", ignore_index=True)
+
+    def figure(self) -> Picture:
+        """The matrix, as a figure."""
+        title = f"cosine similarity {self.value:.3f}"
+        return Picture(
+            WordMaps(
+                table=self._pairs.assign(frame="none", panel=title),
+                panel="panel",
+                panel_titles={title: title},
+                row="a",
+                row_label="token_a",
+                column="b",
+                column_label="token_b",
+                value="value",
+                frame="frame",
+                caption=(
+                    "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
+                    f"second). The cells add up to {self.value:.3f}; darker is more."
+                ),
+            )
+        )
+
+    @property
+    def _pairs(self) -> pd.DataFrame:
+        return tidy(
+            {
+                "token_a": np.array(self.sources_a, dtype=object)[:, None],
+                "token_b": np.array(self.sources_b, dtype=object),
+                "value": self.matrix,
+            },
+            a=range(len(self.sources_a)),
+            b=range(len(self.sources_b)),
+        )
+
+    @property
+    def _summary(self) -> str:
+        best = self.table.head(_SHOWN)
+        pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
+        return f"Cosine similarity {self.value:.3f}. The pairs that add most: {pairs}."
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self._summary)}</p>{self.figure()._repr_html_()}"
+
+    def __repr__(self) -> str:
+        return self._summary
+
+
+def similarity(
+    model: LoadedModel,
+    text_a: Text | BatchEncoding,
+    text_b: Text | BatchEncoding,
+    *,
+    pooling: str | None = None,
+    bias: str = "token",
+) -> Similarity:
+    """Take the cosine similarity of two texts apart: how much each pair of tokens adds to it.
+
+    With P_k for what token k contributes to the pooled vector e of its text (DecompX's vectors, pooled), the cosine is
+    Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), exactly.
+
+    Args:
+        model: A sentence encoder; see `load`.
+        text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
+        text_b: Another.
+        pooling: `mean`, `cls` or `last`; by default what a sentence-transformers model's own files say.
+        bias: Where the biases of values belong; see `attribute`.
+
+    Raises:
+        InputError: If an argument is none of these, or a text is too long.
+    """
+    rule, how = chosen("bias", bias, BiasRule), embedding_pooling(model, pooling)
+    batches = [single_text(model, text, "similarity") for text in (text_a, text_b)]
+    _ = model.layers_verification
+    parts = similarity_parts(
+        model.model, model.layout, *(batch.model_inputs() for batch in batches), pooling=how, bias=rule
+    )
+    tokens_a, tokens_b = (
+        tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())) for batch in batches
+    )
+    return Similarity(tokens_a, tokens_b, parts.matrix[0].cpu().numpy(), float(parts.value[0]), str(how))

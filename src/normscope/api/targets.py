@@ -1,0 +1,206 @@
+"""What a text is attributed for: a class, a token, a similarity, or any function of the last hidden vectors."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.api.choices import chosen
+from normscope.data.batching import Batch
+from normscope.errors import InputError
+from normscope.models.frozen_pass import FrozenPass
+from normscope.models.loaded import LoadedModel
+from normscope.models.pooling import Pooling, pooling_of
+from normscope.models.text_batches import Text, batch_from_texts, describe_type
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """The logit of a class, from a classifier of texts."""
+
+    label: str | int | None = None
+    """The class's name or number; the most likely one by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken:
+    """The logit of a token after the text, from a causal language model."""
+
+    token: str | int | None = None
+    """A word that is one token, or a token's name or number; the most likely one by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedToken:
+    """The logit of a token at a mask token of the text, from a masked language model."""
+
+    token: str | int | None = None
+    """A word that is one token, or a token's name or number; the most likely one by default."""
+    position: int | None = None
+    """The position of the mask among the tokens, from 0; the first mask by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SimilarityTo:
+    """The cosine similarity of the text's embedding with another's. The norms of both are held fixed."""
+
+    text: Text
+    pooling: str | None = None
+    """`mean`, `cls` or `last`; by default what a sentence-transformers model's own files say."""
+
+
+Target = Label | NextToken | MaskedToken | SimilarityTo | Callable[[Float[Tensor, "token model"]], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedTarget:
+    """A target that can be evaluated on a pass."""
+
+    head: PreTrainedModel | None
+    """The model to run, if it is not the base model."""
+    evaluate: Callable[[FrozenPass], tuple[Float[Tensor, "1"], str]]
+    """The target's value, and what it is in words."""
+
+
+def prepared(model: LoadedModel, batch: Batch, target: object) -> PreparedTarget:
+    """Check a target and find what it takes to evaluate it.
+
+    Args:
+        model: See `load`.
+        batch: The text.
+        target: See `attribute`.
+
+    Raises:
+        InputError: If it is no target, or the model has no head for it.
+    """
+    match target:
+        case Label():
+            return _class(model, target)
+        case NextToken():
+            return _next_token(model, target)
+        case MaskedToken():
+            return _masked_token(model, batch, target)
+        case SimilarityTo():
+            return _similarity(model, target)
+        case str() | int() if not isinstance(target, bool):
+            return _class(model, Label(target))
+        case _ if callable(target):
+            return PreparedTarget(None, lambda passed: (_scalar(target(passed.hidden[0])), "the target"))
+    raise InputError(
+        "target: expected a Label, NextToken, MaskedToken or SimilarityTo, a label, or a function of the last hidden vectors; "
+        f"got {describe_type(target)}"
+    )
+
+
+def embedding_pooling(model: LoadedModel, pooling: str | None) -> Pooling:
+    """The pooling of a model's embeddings.
+
+    Raises:
+        InputError: If it is unknown.
+    """
+    return pooling_of(model.folder, model.name) if pooling is None else chosen("pooling", pooling, Pooling)
+
+
+def _class(model: LoadedModel, target: Label) -> PreparedTarget:
+    head = _required(model.classifier, model, "classifier of texts", "Label")
+    labels = {int(number): str(label) for number, label in (head.config.id2label or {}).items()}
+    number = _class_number(target.label, labels)
+
+    def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
+        logits = passed.output.logits[0]
+        best = int(logits.argmax()) if number is None else number
+        return logits[best][None], f"logit of the class {labels.get(best, best)}"
+
+    return PreparedTarget(head, evaluate)
+
+
+def _class_number(label: str | int | None, labels: dict[int, str]) -> int | None:
+    if label is None or (isinstance(label, int) and label in labels):
+        return label
+    numbers = [number for number, name in labels.items() if name == label]
+    if len(numbers) != 1:
+        names = ", ".join(f"{name} ({number})" for number, name in labels.items())
+        raise InputError(f"label={label!r}: expected one of {names}")
+    return numbers[0]
+
+
+def _next_token(model: LoadedModel, target: NextToken) -> PreparedTarget:
+    head = _required(model.next_token_head, model, "causal language model", "NextToken")
+    number = _token_number(model, target.token)
+    return PreparedTarget(head, lambda passed: _logit(model, passed, -1, number, "as the next token"))
+
+
+def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken) -> PreparedTarget:
+    head = _required(model.masked_language_head, model, "masked language model", "MaskedToken")
+    number = _token_number(model, target.token)
+    masks = (batch.input_ids[0] == model.tokenizer.mask_token_id).nonzero().flatten().tolist()
+    if not masks or (target.position is not None and target.position not in masks):
+        found = ", ".join(map(str, masks)) or "none"
+        raise InputError(
+            f"MaskedToken: expected {model.tokenizer.mask_token} in the text"
+            f"{'' if target.position is None else f' at token {target.position}'}; got masks at: {found}"
+        )
+    position = masks[0] if target.position is None else target.position
+    return PreparedTarget(head, lambda passed: _logit(model, passed, position, number, f"at token {position}"))
+
+
+def _logit(model: LoadedModel, passed: FrozenPass, position: int, number: int | None, where: str) -> tuple[Tensor, str]:
+    logits = passed.output.logits[0, position]
+    best = int(logits.argmax()) if number is None else number
+    return logits[best][None], f"logit of {model.tokenizer.convert_ids_to_tokens(best)!r} {where}"
+
+
+def _token_number(model: LoadedModel, token: str | int | None) -> int | None:
+    tokenizer = model.tokenizer
+    if token is None:
+        return None
+    if isinstance(token, int) and 0 <= token < len(tokenizer):
+        return token
+    if isinstance(token, str):
+        if token in tokenizer.get_vocab():
+            return int(tokenizer.get_vocab()[token])
+        pieces = tokenizer.encode(token, add_special_tokens=False)
+        if len(pieces) == 1:
+            return int(pieces[0])
+        raise InputError(f"token={token!r}: expected a single token, got {len(pieces)}: {tokenizer.tokenize(token)}")
+    raise InputError(f"token={token!r}: expected a token, or its number from 0 to {len(tokenizer) - 1}")
+
+
+def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
+    pooling = embedding_pooling(model, target.pooling)
+    other = batch_from_texts(model, target.text).to(model.device)
+    if other.sequences != 1:
+        raise InputError(f"SimilarityTo takes one text; got {other.sequences}")
+    with torch.inference_mode():
+        embedding = _pooled(pooling, model.model(**other.model_inputs()).last_hidden_state, other.token_mask)
+    direction = torch.nn.functional.normalize(embedding.clone(), dim=-1)
+
+    def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
+        pooled = _pooled(pooling, passed.hidden, passed.token_mask)
+        norm = torch.linalg.vector_norm(pooled.detach(), dim=-1)
+        return (pooled * direction).sum(dim=-1) / norm, "cosine similarity"
+
+    return PreparedTarget(None, evaluate)
+
+
+def _pooled(pooling: Pooling, hidden: Tensor, token_mask: Tensor) -> Tensor:
+    return torch.einsum("bt,btm->bm", pooling.weights(token_mask.to(hidden.dtype)), hidden)
+
+
+def _scalar(value: object) -> Tensor:
+    if not (isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad):
+        returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else describe_type(value)
+        raise InputError(
+            "target: expected a function from the last hidden vectors (token, model) to a scalar tensor that depends on them; "
+            f"it returned {returned}"
+        )
+    return value.reshape(1)
+
+
+def _required(head: PreTrainedModel | None, model: LoadedModel, what: str, target: str) -> PreTrainedModel:
+    if head is None:
+        raise InputError(f"target={target}: {model.name} has no weights of a {what}; load a checkpoint that has")
+    return head

@@ -1,0 +1,208 @@
+"""Maps of one layer: how much each key contributes to each query, by every method that works layer by layer."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.attribution.methods import MapMethod, MapStage
+from normscope.maths.composition import Stage
+from normscope.maths.contributions import cosine_distance, reductions_of_distance, row_normalised, with_identity
+from normscope.maths.normalisation import Normalisation
+from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
+from normscope.models.block import AttentionBlock
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.frozen_layers import frozen_layer
+
+ENTRIES_AT_ONCE = {"cpu": 2**21}
+"""Entries of pair vectors (query × key × model) to build at once, by device."""
+
+ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**26
+"""The same on other devices."""
+
+
+def attention_map(method: MapMethod, stage: MapStage, block: AttentionBlock) -> Float[Tensor, "batch query key"]:
+    """The map of a layer by a method that needs its attention block alone, in float64.
+
+    Args:
+        method: `rollout`, `alti`, or `norm_rollout` with a stage of the block.
+        stage: For `norm_rollout`.
+        block: The attention block.
+    """
+    match method:
+        case MapMethod.ROLLOUT:
+            strips = [_wide(weights.mean(dim=1)) for _, weights in _weight_strips(block)]
+            return with_identity(torch.cat(strips, dim=1))
+        case MapMethod.ALTI:
+            return row_normalised(_reductions(block))
+        case _:
+            return row_normalised(_norms(block, Stage(stage.removesuffix("_n"))))
+
+
+def layer_map(method: MapMethod, block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
+    """The map of a layer by a method that needs its feed-forward network, in float64.
+
+    Args:
+        method: `globenc`, `value_zeroing`, or `norm_rollout` of the whole layer.
+        block: The feed-forward network, with its attention block.
+    """
+    match method:
+        case MapMethod.GLOBENC:
+            return _globenc(block)
+        case MapMethod.VALUE_ZEROING:
+            return row_normalised(changes_without_values(block))
+        case _:
+            return row_normalised(_layer_norms(block))
+
+
+def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
+    """1 − cos(z_i, z_i without the value of j), before rows are normalised.
+
+    Without the value of j, attention gives query i the same vector less F_ij; the rest of the layer is run again on it.
+
+    Args:
+        block: The layer.
+
+    Source: Mohebbi et al. 2023, section 3 (arXiv:2301.12971).
+    """
+    rows = []
+    attention = block.attention
+    for queries, vectors in pair_vectors(attention, Stage.ATTENTION, wide=False):
+        inputs, output = attention.inputs[:, queries], attention.attention_output[:, queries]
+        untouched = _layer_outputs(block, inputs.unsqueeze(2), output.unsqueeze(2))
+        zeroed = _layer_outputs(block, inputs.unsqueeze(2), output.unsqueeze(2) - vectors)
+        # A key that gives nothing changes nothing, whatever rounding says.
+        changed = (vectors != 0).any(dim=-1)
+        rows.append(_wide(cosine_distance(zeroed, untouched.expand_as(zeroed)) * changed))
+    return torch.cat(rows, dim=1)
+
+
+def pair_vectors(
+    block: AttentionBlock, stage: Stage, *, wide: bool = True
+) -> Iterator[tuple[slice, Float[Tensor, "batch _ key model"]]]:
+    """V_ij of all keys, for one strip of queries after another.
+
+    Args:
+        block: A block of self-attention.
+        stage: F, R or T.
+        wide: Whether to compute in float64.
+    """
+    as_wanted = _wide if wide else (lambda tensor: tensor)
+    transformed = as_wanted(block.transformed())
+    inputs = as_wanted(block.inputs)
+    norm = _wide_norm(block.normalisation) if wide and block.normalisation is not None else block.normalisation
+    deviation = None if stage is not Stage.NORMALISED else as_wanted(block.composition.deviation)
+    for queries, weights in _weight_strips(block, block.inputs.shape[-1]):
+        vectors = torch.einsum("bhqk,bhkm->bqkm", as_wanted(weights), transformed)
+        if deviation is None or norm is None:
+            yield queries, vectors if stage is Stage.ATTENTION else _with_residual(vectors, inputs, queries)
+            continue
+        branch = block.norm_position == "branch"
+        vectors = vectors if branch else _with_residual(vectors, inputs, queries)
+        vectors = norm.scaled(vectors) / deviation[:, queries, None, None]
+        yield queries, _with_residual(vectors, inputs, queries) if branch else vectors
+
+
+def _reductions(block: AttentionBlock) -> Tensor:
+    stage = block.composition.stages[-1]
+    output = _wide(block.composition.output(stage))
+    strips = pair_vectors(block, stage)
+    return torch.cat([reductions_of_distance(vectors, output[:, queries]) for queries, vectors in strips], dim=1)
+
+
+def _norms(block: AttentionBlock, stage: Stage) -> Tensor:
+    """‖R_ij‖ or ‖T_ij‖, from Gram matrices."""
+    weight, norm = _wide(block.parameters.output_weight), block.normalisation
+    divisor = torch.ones_like(_wide(block.inputs[..., 0]))
+    if stage is Stage.NORMALISED and norm is not None:
+        weight, divisor = _wide_norm(norm).scaled(weight), _wide(block.composition.deviation)
+    norms = _gram_norms(block, weight) / divisor.unsqueeze(-1)
+    return replaced_diagonal(norms, torch.linalg.vector_norm(_wide(block.composition.own(stage)), dim=-1))
+
+
+def _globenc(block: FeedForwardBlock) -> Tensor:
+    """‖γ2 ⊙ (T_ij − mean) / σ2_i‖: both norms fold into W_O, so no pair is built."""
+    attention, second = block.attention, block.parameters.normalisation
+    assert attention.normalisation is not None
+    assert second is not None
+    assert block.norm_inputs is not None
+    norm = _wide_norm(second)
+    weight = norm.scaled(_wide_norm(attention.normalisation).scaled(_wide(attention.parameters.output_weight)))
+    deviation = _wide(second.deviation(block.norm_inputs))
+    norms = _gram_norms(attention, weight) / (_wide(attention.composition.deviation) * deviation).unsqueeze(-1)
+    own = norm.scaled(_wide(attention.composition.own(Stage.NORMALISED))) / deviation.unsqueeze(-1)
+    return replaced_diagonal(norms, torch.linalg.vector_norm(own, dim=-1))
+
+
+def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
+    grams = head_grams(_wide(block.value), output_weight)
+    return torch.cat([norms_from_grams(_wide(weights), grams) for _, weights in _weight_strips(block)], dim=1)
+
+
+def _layer_norms(block: FeedForwardBlock) -> Tensor:
+    """Norms of the layer's vectors, each carried through the rest of the layer with its slopes held fixed."""
+    attention, layer = block.attention, frozen_layer(block)
+    stage = attention.composition.stages[-1]
+    rows = []
+    for queries, vectors in pair_vectors(attention, stage, wide=False):
+        inputs = _with_residual(torch.zeros_like(vectors), attention.inputs, queries)
+        carried = layer.rows(queries).after_attention(vectors.movedim(2, 0), inputs.movedim(2, 0))
+        rows.append(_wide(torch.linalg.vector_norm(carried, dim=-1).movedim(0, 2)))
+    return torch.cat(rows, dim=1)
+
+
+def _layer_outputs(block: FeedForwardBlock, inputs: Tensor, attention_output: Tensor) -> Tensor:
+    """What the layer gives for other outputs of its attention."""
+    first, parameters = block.attention.normalisation, block.parameters
+    match block.attention.norm_position:
+        case "post":
+            residual = _normalised(first, inputs + attention_output)
+        case "branch":
+            residual = inputs + _normalised(first, attention_output)
+        case _:
+            residual = inputs + attention_output
+    position, second = parameters.norm_position, parameters.normalisation
+    read = inputs if position == "parallel" else residual
+    read = read if position == "post" else _normalised(second, read)
+    neurons = parameters.activation(_projected(read, parameters.input_weight, parameters.input_bias))
+    if parameters.multiplier_weight is not None:
+        neurons = neurons * _projected(read, parameters.multiplier_weight, parameters.multiplier_bias)
+    added = _projected(neurons, parameters.output_weight, parameters.output_bias)
+    output = residual + _normalised(parameters.output_normalisation, added)
+    return _normalised(second, output) if position == "post" else output
+
+
+def _weight_strips(block: AttentionBlock, width: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    """α in strips of queries, so short that vectors of `width` of all pairs of a strip fit the memory to use at once."""
+    batch, _, keys, _ = block.key.shape
+    at_once = ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    step = max(1, at_once // (batch * keys * width) if width else block.queries_at_once // batch)
+    for start in range(0, block.query.shape[2], step):
+        queries = slice(start, min(start + step, block.query.shape[2]))
+        yield queries, block.weights_of(queries)
+
+
+def _with_residual(vectors: Tensor, inputs: Tensor, queries: slice) -> Tensor:
+    """Pair vectors (batch, query, key, model) with x_i added where query and key are the same token."""
+    rows = torch.arange(queries.start, queries.stop, device=vectors.device)
+    vectors[:, rows - queries.start, rows] += inputs[:, queries]
+    return vectors
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64; on the CPU where a device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def _wide_norm(norm: Normalisation | None) -> Normalisation:
+    assert norm is not None
+    return norm._replace(weight=_wide(norm.weight), bias=None if norm.bias is None else _wide(norm.bias))
+
+
+def _normalised(norm: Normalisation | None, vectors: Tensor) -> Tensor:
+    return vectors if norm is None else norm.normalised(vectors)
+
+
+def _projected(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return vectors @ weight if bias is None else vectors @ weight + bias

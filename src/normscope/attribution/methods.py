@@ -1,0 +1,88 @@
+"""The methods of attribution, and the families that each is defined for."""
+
+import enum
+
+from normscope.errors import InputError
+from normscope.models.layout import BlockLayout
+
+
+class MapMethod(enum.StrEnum):
+    """A method that gives a map of query and key for the whole model."""
+
+    ROLLOUT = "rollout"
+    """Attention weights with the residual connection (Abnar & Zuidema 2020)."""
+    NORM_ROLLOUT = "norm_rollout"
+    """Norms of the layer's vectors, row by row (Kobayashi et al. 2021, 2024)."""
+    GLOBENC = "globenc"
+    """Norms after both layer normalisations (Modarressi et al. 2022)."""
+    ALTI = "alti"
+    """Reductions of the L1 distance to the block's output (Ferrando et al. 2022)."""
+    VALUE_ZEROING = "value_zeroing"
+    """Change of the layer's output without a token's value (Mohebbi et al. 2023)."""
+    DECOMPX = "decompx"
+    """The vectors themselves, carried through every layer (Modarressi et al. 2023)."""
+
+
+class MapStage(enum.StrEnum):
+    """The stage whose norms `norm_rollout` multiplies."""
+
+    RESIDUAL = "attnres_n"
+    """Attention with the residual connection."""
+    NORMALISED = "attnresln_n"
+    """After the layer normalisation of the attention block."""
+    LAYER = "layer"
+    """After the whole layer, the family's last stage."""
+
+
+class BiasRule(enum.StrEnum):
+    """Where `decompx` and scores put the biases of the values."""
+
+    TOKEN = "token"
+    """The bias is a token of its own, in every layer."""
+    DECOMPX = "decompx"
+    """Those of the first layer belong to the tokens whose values they are, as in the official code of DecompX."""
+
+
+NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapMethod.DECOMPX})
+"""The methods that need the layers' feed-forward networks."""
+
+
+def check_supported(layout: BlockLayout) -> None:
+    """Check that a stack can be followed from its first layer to its last.
+
+    Raises:
+        InputError: If it cannot; the message says why.
+    """
+    if layout.stack in ("decoder", "cross"):
+        raise InputError(
+            f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
+            "alternates self-attention and cross-attention; set stack=encoder"
+        )
+
+
+def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, convolution: bool) -> None:
+    """Check that a method is defined for a family.
+
+    Args:
+        method: The method.
+        stage: The stage for `norm_rollout`.
+        layout: The family's layout.
+        convolution: Whether the model has a convolution beside its first layer.
+
+    Raises:
+        InputError: If it is not; the message says why.
+    """
+    check_supported(layout)
+    if convolution and method is not MapMethod.DECOMPX:
+        raise InputError(
+            f"{method} is not defined for this {layout.family}: a convolution beside its first layer mixes tokens past "
+            "attention; use decompx"
+        )
+    if method is MapMethod.GLOBENC and layout.norm_position != "post":
+        raise InputError(
+            "globenc is defined where both layer normalisations follow a residual connection (post-LN); "
+            f"{layout.family} normalises elsewhere; use norm_rollout, alti or decompx"
+        )
+    stages = [each for each in MapStage if each is MapStage.LAYER or str(each) in map(str, layout.methods)]
+    if method is MapMethod.NORM_ROLLOUT and stage not in stages:
+        raise InputError(f"stage={stage} is not defined for {layout.family}; expected one of {', '.join(stages)}")

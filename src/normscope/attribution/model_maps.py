@@ -1,0 +1,100 @@
+"""Maps of the whole model: which tokens each output comes from, by several methods in one pass."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.attribution.layer_maps import attention_map, layer_map
+from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage, check_defined
+from normscope.attribution.vectors import vector_norms
+from normscope.models.block import AttentionBlock
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.frozen_layers import FrozenConvolutions
+from normscope.models.layout import BlockLayout
+from normscope.models.observer import Observer
+
+
+@dataclasses.dataclass
+class ModelMaps:
+    """The maps of a model by one method, in float64. Rows are the outputs."""
+
+    total: Float[Tensor, "batch query key"]
+    """Through all layers. `decompx` has one more column, for the bias."""
+    layers: list[Float[Tensor, "batch query key"]] | None = None
+    """Of each layer alone; None where a method has no such maps, or they are not kept."""
+    cumulative: list[Float[Tensor, "batch query key"]] | None = None
+    """From the input up to each layer; None if they are not kept."""
+
+
+def model_maps(
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs: Mapping[str, Tensor],
+    methods: Collection[MapMethod],
+    *,
+    stage: MapStage = MapStage.LAYER,
+    bias: BiasRule = BiasRule.TOKEN,
+    keep: bool = False,
+) -> dict[MapMethod, ModelMaps]:
+    """The maps of a batch by each method.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: The layout of its family.
+        inputs: Keyword arguments of the model.
+        methods: Which methods.
+        stage: The stage of `norm_rollout`.
+        bias: Where `decompx` puts the biases of the first layer's values.
+        keep: Whether to keep the maps of every layer, besides their product.
+
+    Raises:
+        InputError: If a method is not defined for the family.
+    """
+    convolution = bool(FrozenConvolutions(model, layout))
+    for method in methods:
+        check_defined(method, stage, layout, convolution=convolution)
+    chained = [method for method in methods if method is not MapMethod.DECOMPX]
+    maps = _chained_maps(model, layout, inputs, chained, stage, keep=keep) if chained else {}
+    if MapMethod.DECOMPX in methods:
+        norms = vector_norms(model, layout, inputs, bias, keep=keep)
+        maps[MapMethod.DECOMPX] = ModelMaps(norms[-1], cumulative=norms if keep else None)
+    return {method: maps[method] for method in methods}
+
+
+def _chained_maps(
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs: Mapping[str, Tensor],
+    methods: Collection[MapMethod],
+    stage: MapStage,
+    *,
+    keep: bool,
+) -> dict[MapMethod, ModelMaps]:
+    maps: dict[MapMethod, ModelMaps] = {}
+
+    def add(method: MapMethod, layer: Tensor) -> None:
+        if method not in maps:
+            maps[method] = ModelMaps(layer, [layer], [layer]) if keep else ModelMaps(layer)
+            return
+        so_far = maps[method]
+        so_far.total = layer @ so_far.total
+        if so_far.layers is not None and so_far.cumulative is not None:
+            so_far.layers.append(layer)
+            so_far.cumulative.append(so_far.total)
+
+    def visit(block: AttentionBlock) -> None:
+        for method in methods:
+            if method not in whole:
+                add(method, attention_map(method, stage, block))
+
+    def visit_feed_forward(block: FeedForwardBlock) -> None:
+        for method in whole:
+            add(method, layer_map(method, block))
+
+    whole = {m for m in methods if m in NEEDS_FEED_FORWARD or (m is MapMethod.NORM_ROLLOUT and stage is MapStage.LAYER)}
+    with Observer(model, layout, feed_forward=bool(whole)) as observer:
+        observer.run(inputs, visit, None, visit_feed_forward if whole else None)
+    return maps

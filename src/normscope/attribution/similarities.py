@@ -1,0 +1,57 @@
+"""The cosine similarity of two pooled embeddings, as a sum over pairs of tokens."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.attribution.methods import BiasRule
+from normscope.attribution.vectors import pooled_vectors
+from normscope.models.layout import BlockLayout
+from normscope.models.pooling import Pooling
+
+
+class SimilarityParts(NamedTuple):
+    """The parts of cosine similarities, in float64."""
+
+    matrix: Float[Tensor, "batch a b"]
+    """What each pair of tokens adds; the last row and column are those of the biases."""
+    value: Float[Tensor, " batch"]
+    """The cosines, computed from the embeddings themselves."""
+
+
+def similarity_parts(
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs_a: Mapping[str, Tensor],
+    inputs_b: Mapping[str, Tensor],
+    *,
+    pooling: Pooling,
+    bias: BiasRule = BiasRule.TOKEN,
+) -> SimilarityParts:
+    """The parts of the cosine similarity of each text of a batch with the same text of another.
+
+    With P_k for what token k contributes to the pooled vector e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖). It takes
+    as many frozen passes as both texts have tokens.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: The layout of its family.
+        inputs_a: Keyword arguments of the model.
+        inputs_b: Others, for as many texts.
+        pooling: What an embedding is made of.
+        bias: Where the biases of the first layer's values belong.
+
+    Raises:
+        InputError: If no attribution can pass through the model.
+    """
+    (parts_a, whole_a), (parts_b, whole_b) = (
+        pooled_vectors(model, layout, inputs, pooling.weights, bias) for inputs in (inputs_a, inputs_b)
+    )
+    norms = torch.linalg.vector_norm(whole_a, dim=-1) * torch.linalg.vector_norm(whole_b, dim=-1)
+    norms = norms.masked_fill(norms == 0, 1)
+    matrix = parts_a @ parts_b.transpose(-1, -2) / norms[:, None, None]
+    return SimilarityParts(matrix, (whole_a * whole_b).sum(dim=-1) / norms)

@@ -1,0 +1,132 @@
+"""The vectors x_{i⇐k}: what each token, and the bias, contribute to each hidden vector, carried through every layer.
+
+They are the response of the frozen model to the vector of one token at a time. Tokens are carried in groups, so memory grows
+with the length of a text and the size of a group, not with the square of the length.
+
+Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.attribution.methods import BiasRule, check_supported
+from normscope.models.frozen_pass import FrozenPass, frozen_pass
+from normscope.models.layout import BlockLayout
+
+ENTRIES_AT_ONCE = {"cpu": 2**22}
+"""Entries of the vectors to carry at once (source × batch × token × model), by device."""
+
+ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
+"""The same on other devices."""
+
+
+def vector_norms(
+    model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor], bias: BiasRule, *, keep: bool = False
+) -> list[Float[Tensor, "batch query key"]]:
+    """‖x_{i⇐k}‖ after the last layer, or after every layer, in float64. The last column is the bias.
+
+    The last hidden vectors are those that the model returns, after its final norm.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: The layout of its family.
+        inputs: Keyword arguments of the model.
+        bias: Where the biases of the first layer's values belong.
+        keep: Whether to return the norms of every layer, not of the last alone.
+    """
+    groups: list[list[Tensor]] = []
+    check_supported(layout)
+    with frozen_pass(model, layout, inputs) as passed:
+        for group in groups_of_sources(passed):
+            norms: list[Tensor] = []
+
+            def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
+                norms.append(_wide(torch.linalg.vector_norm(vectors, dim=-1)))
+
+            last = carried(passed, group, bias, note if keep else None)
+            norms = [*norms[:-1], _wide(torch.linalg.vector_norm(last, dim=-1))]
+            groups.append(norms)
+    return [torch.cat(parts).movedim(0, -1) for parts in zip(*groups, strict=True)]
+
+
+def pooled_vectors(
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs: Mapping[str, Tensor],
+    weights: Callable[[Float[Tensor, "batch token"]], Float[Tensor, "batch token"]],
+    bias: BiasRule,
+) -> tuple[Float[Tensor, "batch source model"], Float[Tensor, "batch model"]]:
+    """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: The layout of its family.
+        inputs: Keyword arguments of the model.
+        weights: Turns the mask of tokens into w, the weights of pooling.
+        bias: Where the biases of the first layer's values belong.
+
+    Returns:
+        Both in float64.
+    """
+    check_supported(layout)
+    with frozen_pass(model, layout, inputs) as passed:
+        pooling = _wide(weights(passed.token_mask.to(passed.embeddings.dtype)))
+        whole = torch.einsum("bt,btm->bm", pooling, _wide(passed.hidden.detach()))
+        parts = [
+            torch.einsum("bt,kbtm->bkm", pooling, _wide(carried(passed, group, bias)))
+            for group in groups_of_sources(passed)
+        ]
+    return torch.cat(parts, dim=1), whole
+
+
+def groups_of_sources(passed: FrozenPass) -> Iterator[range]:
+    """Tokens, and last the bias, in groups that fit the memory to use at once."""
+    batch, tokens, model = passed.embeddings.shape
+    at_once = ENTRIES_AT_ONCE.get(passed.embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    # The feed-forward network is about four times as wide as the model.
+    step = max(1, at_once // (4 * batch * tokens * model))
+    for start in range(0, tokens + 1, step):
+        yield range(start, min(start + step, tokens + 1))
+
+
+def carried(
+    passed: FrozenPass, sources: range, bias: BiasRule, visit: Callable[[Tensor], None] | None = None
+) -> Float[Tensor, "source batch token model"]:
+    """x_{i⇐k} of some sources k at the model's last hidden vectors.
+
+    Args:
+        passed: The pass.
+        sources: Tokens by position; the number of tokens stands for the bias.
+        bias: Where the biases of the first layer's values belong.
+        visit: Called with the vectors after every layer.
+    """
+    with torch.inference_mode():
+        embeddings = passed.embeddings
+        tokens = embeddings.shape[1]
+        own = torch.tensor(sources, device=embeddings.device)[:, None, None] == torch.arange(
+            tokens, device=embeddings.device
+        )
+        vectors = embeddings * own.unsqueeze(-1).to(embeddings.dtype)
+        credited = bias is BiasRule.DECOMPX
+        for number in range(1, passed.layers + 1):
+            layer = passed.layer(number)
+            first = credited and number == 1
+            vectors = layer.linear(vectors, own.to(embeddings.dtype) if first else None)
+            if sources[-1] == tokens:
+                vectors[-1] += layer.constant(embeddings, value_bias=not first)
+            if visit is not None:
+                visit(vectors)
+        if passed.final_norm is not None:
+            vectors = passed.final_norm.linear(vectors)
+            if sources[-1] == tokens:
+                vectors[-1] += passed.final_norm.constant(embeddings)
+        return vectors
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64; on the CPU where a device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -1,0 +1,64 @@
+"""How much each key contributes to each query in one layer, and through several layers.
+
+A map holds one number per query (row) and key (column). Maps of several layers are chained by the product of matrices, the
+last layer on the left: row i of the product then says which inputs the output of token i comes from.
+
+Sources: rollout, Abnar & Zuidema 2020 (arXiv:2005.00928); ALTI, Ferrando et al. 2022 (arXiv:2203.04212); value zeroing,
+Mohebbi et al. 2023 (arXiv:2301.12971).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def row_normalised(maps: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query key"]:
+    """Maps whose rows add up to one. A row of zeros stays zero."""
+    sums = maps.sum(dim=-1, keepdim=True)
+    return maps / sums.masked_fill(sums == 0, 1)
+
+
+def with_identity(maps: Float[Tensor, "*batch token token"]) -> Float[Tensor, "*batch token token"]:
+    """½A + ½I: attention weights, with the residual connection counted as much as attention.
+
+    Args:
+        maps: α averaged over heads.
+
+    Source: Abnar & Zuidema 2020, section 3.
+    """
+    mixed = maps / 2
+    mixed.diagonal(dim1=-2, dim2=-1).add_(0.5)
+    return mixed
+
+
+def reductions_of_distance(
+    vectors: Float[Tensor, "batch query key model"], output: Float[Tensor, "batch query model"]
+) -> Float[Tensor, "batch query key"]:
+    """max(0, ‖y_i‖₁ − ‖y_i − V_ij‖₁): how much closer each key brings a query to its output, in the L1 norm.
+
+    Args:
+        vectors: V_ij, the parts of the output that come from each key.
+        output: y_i = Σ_j V_ij + a constant part.
+
+    Source: Ferrando et al. 2022, section 3.1; rows are normalised afterwards.
+    """
+    size = output.abs().sum(dim=-1, keepdim=True)
+    distance = (output.unsqueeze(-2) - vectors).abs_().sum(dim=-1)
+    return (size - distance).clamp(min=0)
+
+
+def cosine_distance(
+    one: Float[Tensor, "*batch model"], other: Float[Tensor, "*batch model"]
+) -> Float[Tensor, "*batch"]:
+    """1 − cos of two vectors, in [0, 2].
+
+    It is half the squared distance of the two unit vectors, which is exact to rounding where 1 − cos would cancel. A vector of
+    zeros has no direction: its distance from itself is 0, from any other ½.
+    """
+    difference = _unit(one) - _unit(other)
+    return difference.square().sum(dim=-1) / 2
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / norms.masked_fill(norms == 0, 1)

@@ -1,0 +1,343 @@
+"""A Transformer layer with its attention weights, deviations and slopes held fixed: an affine map of its inputs.
+
+Attention is linear in the values once α is fixed, a layer normalisation once σ is, and an activation g once its slope
+s(u) = g(u)/u is: g(u) = u s(u). A gated network g(u) ⊙ w becomes u ⊙ A + w ⊙ B with A = w (g(u) − I(u))/u and B = I(u), where I
+is the mean of g on the path from 0 to u. At its own inputs such a layer gives exactly what the layer gives.
+
+`linear` carries vectors forward, and `transposed` carries a gradient backward, which is all that a scalar output needs: its
+parts by token are gradient × input. Biases are kept apart from both.
+
+Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.activations import Activation
+from normscope.maths.normalisation import Normalisation
+
+Strips = Callable[[], Iterator[tuple[slice, Tensor]]]
+"""Strips of α: the queries, and their weights (batch, head, query, key)."""
+
+
+class Gradient(NamedTuple):
+    """The gradient of a scalar at the inputs of a frozen part, and what the part's constants add to the scalar."""
+
+    inputs: Float[Tensor, "batch token model"]
+    bias: Float[Tensor, " batch"]
+    """From constants that belong to no token."""
+    value_bias: Float[Tensor, "batch token"] | None = None
+    """From b_V of each token's values; None where there is no attention."""
+
+
+@runtime_checkable
+class FrozenMap(Protocol):
+    """A part of a layer that treats every token alone."""
+
+    def linear(self, vectors: Tensor) -> Tensor:
+        """The map without its constants, of vectors (*stack, batch, token, model)."""
+
+    def constant(self, like: Tensor) -> Tensor:
+        """What the map adds to every token, in the shape and type of `like` (batch, token, model)."""
+
+    def transposed(self, gradient: Tensor) -> Gradient:
+        """The gradient at the map's inputs."""
+
+    def rows(self, tokens: slice) -> "FrozenMap":
+        """The map of some of the tokens."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """γ ⊙ (v − mean(v)) / σ_i + β with σ_i held fixed."""
+
+    norm: Normalisation
+    deviation: Float[Tensor, "batch token"]
+    """σ_i."""
+
+    @classmethod
+    def at(cls, norm: Normalisation | None, vectors: Float[Tensor, "batch token model"]) -> "FrozenNorm | None":
+        """A norm with the deviations that it has at these vectors; None without a norm."""
+        return None if norm is None else cls(norm, norm.deviation(vectors))
+
+    def linear(self, vectors: Float[Tensor, "*stack batch token model"]) -> Float[Tensor, "*stack batch token model"]:
+        """γ ⊙ (v − mean(v)) / σ_i."""
+        return self.norm.scaled(vectors) / self.deviation.unsqueeze(-1)
+
+    def constant(self, like: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
+        """β of every token."""
+        return torch.zeros_like(like) if self.norm.bias is None else self.norm.bias.expand_as(like)
+
+    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
+        """The gradient at the norm's inputs: centring is symmetric."""
+        bias = _product(gradient, self.norm.bias)
+        return Gradient(self.norm.centre(gradient * self.norm.weight) / self.deviation.unsqueeze(-1), bias)
+
+    def rows(self, tokens: slice) -> "FrozenNorm":
+        """The norm of some of the tokens."""
+        return dataclasses.replace(self, deviation=self.deviation[:, tokens])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenFeedForward:
+    """A feed-forward network with its slopes held fixed: (u ⊙ A) W_2 + b_2, or (u ⊙ A + w ⊙ B) W_2 + b_2 if it is gated."""
+
+    input_weight: Float[Tensor, "model neuron"]
+    input_bias: Float[Tensor, " neuron"] | None
+    slope: Float[Tensor, "batch token neuron"]
+    """A, the factor of u = y W_1 + b_1."""
+    multiplier_weight: Float[Tensor, "model neuron"] | None
+    multiplier_bias: Float[Tensor, " neuron"] | None
+    multiplier_slope: Float[Tensor, "batch token neuron"] | None
+    """B, the factor of w = y V + c; None if the network is not gated."""
+    output_weight: Float[Tensor, "neuron model"]
+    output_bias: Float[Tensor, " model"] | None
+
+    def linear(self, vectors: Float[Tensor, "*stack batch token model"]) -> Float[Tensor, "*stack batch token model"]:
+        """The network without b_1, c and b_2."""
+        neurons = vectors @ self.input_weight * self.slope
+        if self.multiplier_weight is not None and self.multiplier_slope is not None:
+            neurons = neurons + vectors @ self.multiplier_weight * self.multiplier_slope
+        return neurons @ self.output_weight
+
+    def constant(self, like: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
+        """(b_1 ⊙ A + c ⊙ B) W_2 + b_2."""
+        neurons = like.new_zeros(self.slope.shape)
+        if self.input_bias is not None:
+            neurons = neurons + self.input_bias * self.slope
+        if self.multiplier_bias is not None and self.multiplier_slope is not None:
+            neurons = neurons + self.multiplier_bias * self.multiplier_slope
+        constant = neurons @ self.output_weight
+        return constant if self.output_bias is None else constant + self.output_bias
+
+    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
+        """The gradient at what the network reads."""
+        bias = _product(gradient, self.output_bias)
+        neurons = gradient @ self.output_weight.T
+        inner = neurons * self.slope
+        bias = bias + _product(inner, self.input_bias)
+        inputs = inner @ self.input_weight.T
+        if self.multiplier_weight is not None and self.multiplier_slope is not None:
+            inner = neurons * self.multiplier_slope
+            bias = bias + _product(inner, self.multiplier_bias)
+            inputs = inputs + inner @ self.multiplier_weight.T
+        return Gradient(inputs, bias)
+
+    def rows(self, tokens: slice) -> "FrozenFeedForward":
+        """The network of some of the tokens."""
+        multiplier = None if self.multiplier_slope is None else self.multiplier_slope[:, tokens]
+        return dataclasses.replace(self, slope=self.slope[:, tokens], multiplier_slope=multiplier)
+
+
+def frozen_slopes(
+    activation: Activation, inputs: Float[Tensor, "*batch neuron"], multipliers: Float[Tensor, "*batch neuron"] | None
+) -> tuple[Float[Tensor, "*batch neuron"], Float[Tensor, "*batch neuron"] | None]:
+    """A and B of a frozen network: s(u) alone, or w (g(u) − I(u))/u and I(u) if it is gated.
+
+    Args:
+        activation: g.
+        inputs: u.
+        multipliers: w; None if the network is not gated.
+    """
+    slope = activation.slope(inputs)
+    if multipliers is None:
+        return slope, None
+    path_slope = activation.path_slope(inputs)
+    return multipliers * (slope - path_slope), inputs * path_slope
+
+
+def slope_of_tanh(inputs: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """tanh(u)/u, which is 1 at u = 0. Near 0, tanh(u) is as exact as u, so the quotient loses no digits."""
+    return torch.where(inputs == 0, 1.0, torch.tanh(inputs) / inputs.masked_fill(inputs == 0, 1))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenAttention:
+    """Attention with α held fixed: Σ_h α^h (x W_V^h + b_V^h) W_O^h + b_O."""
+
+    strips: Strips
+    """α. It is asked for again in each direction, so it is never kept as a whole."""
+    value_weight: Float[Tensor, "head model head_dim"]
+    value_bias: Float[Tensor, "head head_dim"]
+    output_weight: Float[Tensor, "head head_dim model"]
+    output_bias: Float[Tensor, " model"] | None
+
+    def linear(
+        self,
+        vectors: Float[Tensor, "*stack batch token model"],
+        value_bias: Float[Tensor, "*stack #batch token"] | None = None,
+    ) -> Float[Tensor, "*stack batch token model"]:
+        """Attention without b_O.
+
+        Args:
+            vectors: What W_V reads.
+            value_bias: How often each value holds b_V; never by default.
+        """
+        heads, model, head_dim = self.value_weight.shape
+        value = vectors @ self.value_weight.transpose(0, 1).reshape(model, -1)
+        if value_bias is not None:
+            value = value + value_bias.unsqueeze(-1) * self.value_bias.flatten()
+        value = value.unflatten(-1, (heads, head_dim)).transpose(-3, -2)
+        # Strips of queries cover all of them, in order.
+        contexts = torch.cat([weights @ value for _, weights in self.strips()], dim=-2)
+        return contexts.transpose(-3, -2).flatten(-2) @ self.output_weight.flatten(0, 1)
+
+    def constant(self, like: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
+        """b_O of every token."""
+        return torch.zeros_like(like) if self.output_bias is None else self.output_bias.expand_as(like)
+
+    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
+        """The gradient at what W_V reads. Values that receive no weight from a token get none."""
+        heads, model, head_dim = self.value_weight.shape
+        context = (gradient @ self.output_weight.flatten(0, 1).T).unflatten(-1, (heads, head_dim)).transpose(1, 2)
+        value = torch.zeros_like(context)
+        for queries, weights in self.strips():
+            value += weights.transpose(-1, -2) @ context[:, :, queries]
+        side_by_side = value.transpose(1, 2).flatten(2)
+        return Gradient(
+            inputs=side_by_side @ self.value_weight.transpose(0, 1).reshape(model, -1).T,
+            bias=_product(gradient, self.output_bias),
+            value_bias=side_by_side @ self.value_bias.flatten(),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenLayer:
+    """A layer with everything held fixed that makes it non-linear. None stands for a norm that the layer does not have.
+
+    With N for the norms, in the order of the fields, the layer is
+
+        s = N_3(x + N_2(attention(N_1(x))))
+        z = N_6(s + N_5(network(N_4(s))))
+
+    or, if the network is parallel to attention, with network(N_4(x)).
+    """
+
+    attention_norm: FrozenMap | None
+    attention: FrozenAttention
+    attention_output_norm: FrozenMap | None
+    block_norm: FrozenMap | None
+    feed_forward_norm: FrozenMap | None
+    feed_forward: FrozenMap
+    feed_forward_output_norm: FrozenMap | None
+    output_norm: FrozenMap | None
+    parallel: bool
+    """Whether the network reads the layer's input."""
+    beside: FrozenMap | None = None
+    """A map of the layer's input whose result is added after the layer, and `beside_norm` what norms the sum."""
+    beside_norm: FrozenMap | None = None
+
+    def linear(
+        self,
+        inputs: Float[Tensor, "*stack batch token model"],
+        value_bias: Float[Tensor, "*stack #batch token"] | None = None,
+    ) -> Float[Tensor, "*stack batch token model"]:
+        """The layer without its constants.
+
+        Args:
+            inputs: Vectors at the layer's input.
+            value_bias: How often each token's value holds b_V; never by default.
+        """
+        attended = self.attention.linear(_linear(self.attention_norm, inputs), value_bias)
+        block = _linear(self.block_norm, inputs + _linear(self.attention_output_norm, attended))
+        return self._beside(self.after_attention(block, inputs), inputs)
+
+    def after_attention(
+        self, block: Float[Tensor, "*stack batch token model"], inputs: Float[Tensor, "*stack batch token model"]
+    ) -> Float[Tensor, "*stack batch token model"]:
+        """The rest of the layer, which treats every token alone, without its constants.
+
+        Args:
+            block: Vectors at the output of the attention block.
+            inputs: Vectors at the layer's input.
+        """
+        read = _linear(self.feed_forward_norm, inputs if self.parallel else block)
+        added = _linear(self.feed_forward_output_norm, self.feed_forward.linear(read))
+        return _linear(self.output_norm, block + added)
+
+    def constant(
+        self, like: Float[Tensor, "batch token model"], *, value_bias: bool = True
+    ) -> Float[Tensor, "batch token model"]:
+        """What the layer adds to every token that comes from none of its inputs.
+
+        Args:
+            like: A tensor of the shape and type of the layer's input.
+            value_bias: Whether to include b_V.
+        """
+        zero = torch.zeros_like(like)
+        read = _affine(self.attention_norm, zero)
+        attended = self.attention.linear(read, torch.ones_like(like[..., 0]) if value_bias else None)
+        attended = _affine(self.attention_output_norm, attended + self.attention.constant(like))
+        block = _affine(self.block_norm, attended)
+        read = _affine(self.feed_forward_norm, zero if self.parallel else block)
+        added = self.feed_forward.linear(read) + self.feed_forward.constant(like)
+        output = _affine(self.output_norm, block + _affine(self.feed_forward_output_norm, added))
+        if self.beside is None:
+            return output
+        return _affine(self.beside_norm, output + self.beside.constant(like))
+
+    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
+        """The gradient at the layer's input of a scalar with this gradient at its output."""
+        beside = torch.zeros_like(gradient)
+        bias = gradient.new_zeros(len(gradient))
+        if self.beside is not None:
+            gradient, bias = _back(self.beside_norm, gradient, bias)
+            beside, bias = _back(self.beside, gradient, bias)
+        block, bias = _back(self.output_norm, gradient, bias)
+        added, bias = _back(self.feed_forward_output_norm, block, bias)
+        added, bias = _back(self.feed_forward, added, bias)
+        read, bias = _back(self.feed_forward_norm, added, bias)
+        inputs = beside
+        if self.parallel:
+            inputs = inputs + read
+        else:
+            block = block + read
+        block, bias = _back(self.block_norm, block, bias)
+        attended, bias = _back(self.attention_output_norm, block, bias)
+        at_values = self.attention.transposed(attended)
+        read, bias = _back(self.attention_norm, at_values.inputs, bias + at_values.bias)
+        return Gradient(inputs + block + read, bias, at_values.value_bias)
+
+    def rows(self, tokens: slice) -> "FrozenLayer":
+        """The layer for `after_attention` of some of the tokens."""
+
+        def some(part: FrozenMap | None) -> FrozenMap | None:
+            return None if part is None else part.rows(tokens)
+
+        return dataclasses.replace(
+            self,
+            feed_forward_norm=some(self.feed_forward_norm),
+            feed_forward=self.feed_forward.rows(tokens),
+            feed_forward_output_norm=some(self.feed_forward_output_norm),
+            output_norm=some(self.output_norm),
+        )
+
+    def _beside(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        if self.beside is None:
+            return outputs
+        return _linear(self.beside_norm, outputs + self.beside.linear(inputs))
+
+
+def _linear(part: FrozenMap | None, vectors: Tensor) -> Tensor:
+    return vectors if part is None else part.linear(vectors)
+
+
+def _affine(part: FrozenMap | None, vectors: Tensor) -> Tensor:
+    return vectors if part is None else part.linear(vectors) + part.constant(vectors)
+
+
+def _back(part: FrozenMap | None, gradient: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    if part is None:
+        return gradient, bias
+    back = part.transposed(gradient)
+    return back.inputs, bias + back.bias
+
+
+def _product(gradient: Tensor, constant: Tensor | None) -> Tensor:
+    """⟨gradient, constant⟩ over tokens and the last axis, by sequence."""
+    return gradient.new_zeros(len(gradient)) if constant is None else (gradient @ constant).sum(dim=-1)

@@ -1,0 +1,151 @@
+"""Layers of a model with their attention weights, deviations and slopes held fixed; see `maths/frozen.py`."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.maths.activations import Activation, activation_of
+from normscope.maths.frozen import (
+    FrozenAttention,
+    FrozenFeedForward,
+    FrozenLayer,
+    FrozenNorm,
+    frozen_slopes,
+    slope_of_tanh,
+)
+from normscope.maths.frozen_convolution import FrozenConvolution
+from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.layout import BlockLayout, normalisation
+
+
+def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
+    """One layer, held fixed at its inputs.
+
+    Args:
+        block: The layer's feed-forward network, with its attention block.
+
+    Raises:
+        InputError: If the activation of the network is none that we know.
+    """
+    attention, parameters = block.attention, block.parameters
+    position = attention.norm_position
+    block_norm = attention.normalisation
+    norm = None if block.norm_inputs is None else FrozenNorm.at(parameters.normalisation, block.norm_inputs)
+    after = parameters.norm_position == "post"
+    return FrozenLayer(
+        attention_norm=FrozenNorm.at(attention.parameters.input_normalisation, attention.inputs),
+        attention=frozen_attention(attention),
+        attention_output_norm=FrozenNorm.at(block_norm, attention.attention_output) if position == "branch" else None,
+        block_norm=(
+            FrozenNorm.at(block_norm, attention.inputs + attention.attention_output) if position == "post" else None
+        ),
+        feed_forward_norm=None if after else norm,
+        feed_forward=_frozen_feed_forward(block),
+        feed_forward_output_norm=FrozenNorm.at(parameters.output_normalisation, block.output),
+        output_norm=norm if after else None,
+        parallel=parameters.norm_position == "parallel",
+    )
+
+
+def frozen_attention(block: AttentionBlock) -> FrozenAttention:
+    """The attention of one block, with its weights held fixed."""
+
+    def strips() -> Iterator[tuple[slice, Tensor]]:
+        batch, _, length, _ = block.query.shape
+        step = max(1, block.queries_at_once // batch)
+        for start in range(0, length, step):
+            queries = slice(start, min(length, start + step))
+            yield queries, block.weights_of(queries)
+
+    parameters = block.parameters
+    return FrozenAttention(
+        strips=strips,
+        value_weight=parameters.value_weight,
+        value_bias=parameters.value_bias,
+        output_weight=parameters.output_weight,
+        output_bias=parameters.output_bias,
+    )
+
+
+def _frozen_feed_forward(block: FeedForwardBlock) -> FrozenFeedForward:
+    parameters = block.parameters
+    activation = known_activation(parameters.activation, block.inputs.dtype, block.inputs.device)
+    slope, multiplier_slope = frozen_slopes(activation, block.pre_activations, block.multipliers)
+    return FrozenFeedForward(
+        input_weight=parameters.input_weight,
+        input_bias=parameters.input_bias,
+        slope=slope,
+        multiplier_weight=parameters.multiplier_weight,
+        multiplier_bias=parameters.multiplier_bias,
+        multiplier_slope=multiplier_slope,
+        output_weight=parameters.output_weight,
+        output_bias=parameters.output_bias,
+    )
+
+
+def known_activation(function: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device) -> Activation:
+    """The activation that a function computes.
+
+    Args:
+        function: A module or a function, applied neuron by neuron.
+        dtype: The type that it takes, float32 or better.
+        device: The device that it works on.
+
+    Raises:
+        InputError: If it is none that we know.
+    """
+    activation = activation_of(function, torch.empty(0, dtype=dtype, device=device))
+    if activation is None:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InputError(
+            f"the activation {name} has no known slope, so no attribution can pass through the feed-forward networks; set "
+            "another model.name, or use rollout, norm_rollout or alti"
+        )
+    return activation
+
+
+class FrozenConvolutions:
+    """The convolution beside a model's first layer, if it has one, held fixed at its inputs."""
+
+    def __init__(self, model: PreTrainedModel, layout: BlockLayout) -> None:
+        self._module: Any = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+
+    def __bool__(self) -> bool:
+        return self._module is not None
+
+    def beside(self, block: FeedForwardBlock, layer: FrozenLayer) -> FrozenLayer:
+        """The first layer with the convolution beside it.
+
+        Args:
+            block: The first layer.
+            layer: The same, held fixed.
+        """
+        module: Any = self._module
+        convolution, norm = module.conv, module.LayerNorm
+        kernel, bias = full_precision(convolution.weight), convolution.bias
+        frozen = FrozenConvolution(
+            kernel,
+            None if bias is None else full_precision(bias),
+            torch.ones_like(block.layer_output),
+            convolution.groups,
+        )
+        inputs = block.attention.inputs
+        convolved = frozen.linear(inputs) + frozen.constant(inputs)
+        slope = _slope(ACT2FN[module.conv_act], convolved) * block.token_mask.unsqueeze(-1)
+        frozen = dataclasses.replace(frozen, slope=slope)
+        summed = block.layer_output + frozen.linear(inputs) + frozen.constant(inputs)
+        return dataclasses.replace(layer, beside=frozen, beside_norm=FrozenNorm.at(normalisation(norm), summed))
+
+
+def _slope(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    if isinstance(function, nn.Tanh):
+        return slope_of_tanh(inputs)
+    return known_activation(function, inputs.dtype, inputs.device).slope(inputs)

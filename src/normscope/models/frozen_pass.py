@@ -1,0 +1,203 @@
+"""A forward pass that keeps only the layers' inputs, and rebuilds one layer at a time with everything but its inputs fixed."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient
+from normscope.models.block import full_precision
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.frozen_functions import frozen_functions
+from normscope.models.frozen_layers import FrozenConvolutions, frozen_layer
+from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.observer import LayerCall, Observer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenPass:
+    """A forward pass whose layers can be rebuilt, held fixed at their inputs."""
+
+    hidden: Float[Tensor, "batch token model"]
+    """The last hidden vectors. Autograd records what the model or its head does with them."""
+    output: Any
+    """What the model, or the head, has returned."""
+    biases: Sequence[nn.Parameter]
+    """Biases of the model and the head. Autograd records those that come after the last hidden vectors."""
+    final_norm: FrozenNorm | None
+    """The norm after the last layer; None if there is none."""
+    _observer: Observer
+    _inputs: Mapping[str, Tensor]
+    _calls: Sequence[LayerCall]
+    _convolutions: FrozenConvolutions
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self._calls)
+
+    @property
+    def embeddings(self) -> Float[Tensor, "batch token model"]:
+        """The inputs of the first layer: each token's vector, with position, segment and the embedding norm's β."""
+        return full_precision(self._calls[0].inputs)
+
+    @property
+    def token_mask(self) -> Bool[Tensor, "batch token"]:
+        """True at tokens, False at padding."""
+        return self._inputs["attention_mask"].bool()
+
+    def block(self, layer: int) -> FeedForwardBlock:
+        """One layer, rebuilt from its inputs.
+
+        Args:
+            layer: Counted from 1.
+        """
+        blocks: list[FeedForwardBlock] = []
+        self._observer.run_layer(self._calls[layer - 1], self._inputs, lambda _block: None, blocks.append)
+        return blocks[0]
+
+    def layer(self, layer: int) -> FrozenLayer:
+        """One layer, rebuilt and held fixed.
+
+        Args:
+            layer: Counted from 1.
+
+        Raises:
+            InputError: If the activation of its network is none that we know.
+        """
+        block = self.block(layer)
+        with torch.inference_mode():
+            frozen = frozen_layer(block)
+            return self._convolutions.beside(block, frozen) if layer == 1 and self._convolutions else frozen
+
+    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
+        """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
+
+        Args:
+            gradient: At `hidden`; zero at padding.
+
+        Returns:
+            The gradient at `embeddings`, the part of the scalar that comes from biases other than those of the first layer's
+            values, and by token what comes from these.
+
+        Raises:
+            InputError: If the activation of a network is none that we know.
+        """
+        with torch.inference_mode():
+            gradient = full_precision(gradient)
+            bias = gradient.new_zeros(len(gradient))
+            if self.final_norm is not None:
+                gradient, bias, _ = self.final_norm.transposed(gradient)
+            for number in range(self.layers, 0, -1):
+                gradient, added, value_bias = self.layer(number).transposed(gradient)
+                assert value_bias is not None
+                bias = bias + added
+                if number > 1:
+                    bias = bias + value_bias.sum(dim=-1)
+            return Gradient(gradient, bias, value_bias)
+
+
+@contextlib.contextmanager
+def frozen_pass(
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs: Mapping[str, Tensor],
+    head: PreTrainedModel | None = None,
+) -> Iterator[FrozenPass]:
+    """Run a model once, and keep what it takes to rebuild its layers while the context is open.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: The layout of its family.
+        inputs: Keyword arguments of the model.
+        head: A model that contains `model`; it is run instead. The slopes of its own activations and the deviations of its own
+            norms are held fixed.
+
+    Raises:
+        InputError: If a layer has no feed-forward network that can be observed, or the model is a single layer with a
+            convolution beside it.
+    """
+    whole = model if head is None else head
+    convolutions = FrozenConvolutions(model, layout)
+    if convolutions and len(layout.passes(model)) == 1:
+        raise InputError(f"attribution needs at least two layers of a {layout.model_type} with a convolution; got one")
+    calls: list[LayerCall] = []
+    with contextlib.ExitStack() as exit_:
+        for handle in _exact_norms(model, layout):
+            exit_.callback(handle.remove)
+        observer = exit_.enter_context(Observer(model, layout, feed_forward=True))
+        biases = exit_.enter_context(_recorded_biases(whole))
+        last = _LastVectors(model, layout, calls)
+        with contextlib.ExitStack() as running:
+            running.callback(last.handle.remove)
+            running.enter_context(torch.inference_mode(False))
+            running.enter_context(frozen_functions(whole))
+            output = observer.run(inputs, lambda _block: None, whole=whole, calls=calls)
+        yield FrozenPass(last.vectors, output, biases, last.final_norm, observer, inputs, calls, convolutions)
+
+
+class _LastVectors:
+    """Makes the last hidden vectors of a pass the leaves from which autograd records."""
+
+    def __init__(self, model: PreTrainedModel, layout: BlockLayout, calls: Sequence[LayerCall]) -> None:
+        layers = layout.passes(model)
+        self._layers, self._calls, self._layout = len(layers), calls, layout
+        self._norm: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+        self.handle = (layers[-1] if self._norm is None else self._norm).register_forward_hook(self._leave)
+        self.vectors = torch.empty(0)
+        self.final_norm: FrozenNorm | None = None
+
+    def _leave(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if len(self._calls) < self._layers:  # layers that share their modules share the hook
+            return None
+        if self._norm is not None:
+            norm = normalisation(self._norm, unit_offset=self._layout.unit_offset)
+            self.final_norm = FrozenNorm.at(norm, full_precision(args[0]))
+        vectors = output[0] if isinstance(output, tuple) else output
+        self.vectors = vectors.detach().clone().requires_grad_()
+        torch.set_grad_enabled(True)  # until the pass ends, which restores the mode
+        return (self.vectors, *output[1:]) if isinstance(output, tuple) else self.vectors
+
+
+@contextlib.contextmanager
+def _recorded_biases(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Let autograd record the biases of a model."""
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
+    before = [parameter.requires_grad for parameter in biases]
+    try:
+        for parameter in biases:
+            parameter.requires_grad_()
+        yield biases
+    finally:
+        for parameter, required in zip(biases, before, strict=True):
+            parameter.requires_grad_(required)
+
+
+def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:
+    """Make the norms of a float64 model compute in float64, where their family rounds to float32.
+
+    A rounded norm is not linear, so its parts could add up to 1e-7 at best.
+    """
+    if model.dtype is not torch.float64:
+        return
+    norms: dict[int, Any] = {}
+    if layout.float32_inside or any(form.float32_inside for form in layout.feed_forward):
+        blocks = [norm for layer in layout.bind(model) for norm in (layer.attention_norm, layer.norm)]
+        networks = [norm for layer in bind_feed_forward(model, layout) for norm in (layer.norm, layer.output_norm)]
+        final = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+        convolution = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+        beside = None if convolution is None else convolution.LayerNorm
+        norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
+    for norm in norms.values():
+        if not isinstance(norm, nn.Identity):
+            exact = normalisation(norm, unit_offset=layout.unit_offset)
+            yield norm.register_forward_hook(lambda _module, args, _output, exact=exact: exact.normalised(args[0]))

@@ -1,0 +1,92 @@
+"""Loads the head of a checkpoint for one task, if it has one."""
+
+import enum
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+)
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError, one_line
+from normscope.models.architecture import silent_warnings
+from normscope.models.weight_checks import check_dtypes, check_finite, check_shapes
+
+
+class Head(enum.StrEnum):
+    """What a head predicts."""
+
+    MASKED_TOKEN = "masked-language-modelling"
+    NEXT_TOKEN = "language-modelling"
+    CLASS = "sequence-classification"
+
+
+_AUTO: dict[Head, Any] = {
+    Head.MASKED_TOKEN: AutoModelForMaskedLM,
+    Head.NEXT_TOKEN: AutoModelForCausalLM,
+    Head.CLASS: AutoModelForSequenceClassification,
+}
+
+
+def has_head(model: PreTrainedModel, head: Head) -> bool:
+    """Whether a model is a base model with this head."""
+    kind: Any = _AUTO[head]._model_mapping.get(type(model.config), None)
+    return kind is not None and isinstance(model, kind)
+
+
+def task_head(
+    head: Head,
+    folder: Path,
+    config: PretrainedConfig,
+    base: PreTrainedModel,
+    *,
+    name: str,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+) -> PreTrainedModel | None:
+    """Load a checkpoint's head around its base model, which is already loaded.
+
+    Args:
+        head: Which head.
+        folder: The checkpoint's folder.
+        config: Its config.
+        base: Its base model, which becomes part of the result, so weights are in memory once.
+        name: The model's name, for messages.
+        allow_pickle: Whether weights may be pickled.
+        trust_remote_code: Whether to run code that comes with the checkpoint.
+
+    Returns:
+        The model; None if its family has no such head, or the checkpoint no weights for it.
+
+    Raises:
+        InputError: If the head's weights cannot be used.
+    """
+    # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
+    if config.is_encoder_decoder or type(config) not in _AUTO[head]._model_mapping:
+        return None
+    try:
+        with silent_warnings():
+            model, loading = _AUTO[head].from_pretrained(
+                folder,
+                config=config,
+                dtype=base.dtype,
+                use_safetensors=None if allow_pickle else True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+            )
+    except Exception as error:  # an architecture's head fails on foreign weights in its own way
+        raise InputError(f"model.name={name}: its {head} head: {one_line(error)}") from error
+    check_shapes(loading["mismatched_keys"], name)
+    if loading["missing_keys"]:
+        return None
+    check_dtypes(model, folder, name)
+    check_finite(model, name)
+    setattr(model, model.base_model_prefix, base)
+    model.tie_weights()
+    loaded: PreTrainedModel = model.to(base.device).eval().requires_grad_(False)
+    return loaded

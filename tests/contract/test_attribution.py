@@ -1,0 +1,99 @@
+"""Attribution through all layers of every family, in float64, on a tiny random model with random biases and a padded batch."""
+
+from operator import attrgetter
+
+import pytest
+import torch
+
+from normscope.attribution.methods import BiasRule
+from normscope.attribution.scalars import attribute_scalars
+from normscope.attribution.vectors import carried
+from normscope.models.families import layout_of
+from normscope.models.frozen_pass import frozen_pass
+from normscope.models.layout import normalisation
+from tests.oracles.frozen_vectors import explicit_vectors, scaled
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+
+LENGTHS = (9, 6, 3)
+EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some thousand terms
+
+
+@pytest.fixture
+def inputs(family_model):
+    return token_batch(family_model, LENGTHS)
+
+
+@pytest.mark.parametrize("rule", BiasRule)
+def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
+    """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
+    tokens = inputs["attention_mask"].bool()
+    with frozen_pass(family_model, layout_of(family), inputs) as passed:
+        vectors = carried(passed, range(tokens.shape[1] + 1), rule)
+        hidden = passed.hidden.detach()
+        size = hidden[tokens].norm(dim=-1).max()
+        torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **EXACT)
+        generator = torch.Generator().manual_seed(3)
+        direction = torch.randn(hidden.shape, generator=generator, dtype=torch.float64) * tokens.unsqueeze(-1)
+        found = attribute_scalars(passed, (passed.hidden * direction).sum(dim=(1, 2)), rule)
+        expected = torch.einsum("kbtm,btm->bk", vectors, direction)
+        scale = expected.abs().max()
+        torch.testing.assert_close(found.scores / scale, expected[:, :-1] / scale, **EXACT)
+        torch.testing.assert_close(found.bias / scale, expected[:, -1] / scale, **EXACT)
+        assert float(found.error.max()) < 1e-10
+        assert float(found.remainder.abs().max() / scale) < 1e-12
+        assert (found.scores[~tokens] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "model_type", ["bert", "albert", "gpt2", "llama", "gpt_neox", "olmo2", "modernbert", "deberta"]
+)
+def test_vectors_are_those_built_explicitly(model_type):
+    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    inputs = token_batch(model, LENGTHS)
+    tokens = inputs["attention_mask"].bool()
+    expected = explicit_vectors(model, layout, inputs)
+    if layout.final_norm is not None:
+        norm = attrgetter(layout.final_norm)(model)
+        last: list[torch.Tensor] = []
+        handle = norm.register_forward_pre_hook(lambda _module, args: last.append(args[0]))
+        with torch.inference_mode():
+            model(**inputs)
+        handle.remove()
+        expected = scaled(normalisation(norm, unit_offset=layout.unit_offset), expected, last[0])
+    with frozen_pass(model, layout, inputs) as passed:
+        vectors = carried(passed, range(tokens.shape[1]), BiasRule.TOKEN).permute(1, 2, 0, 3)
+    exact = {"rtol": 1e-5, "atol": 1e-5} if _rounds(layout) else {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(vectors[tokens], expected[tokens], **exact)
+
+
+def _rounds(layout) -> bool:
+    """Whether the untouched model rounds to float32 inside, as the passes of attribution do not."""
+    return layout.float32_inside or any(form.float32_inside for form in layout.feed_forward)
+
+
+@pytest.mark.parametrize("rule", BiasRule)
+def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(rule):
+    """With zero vectors in place of the tokens', only biases are left: b_V of the first layer is the one that may move."""
+    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
+    norm = model.embeddings.LayerNorm
+    torch.nn.init.zeros_(norm.weight)
+    torch.nn.init.zeros_(norm.bias)
+    inputs = token_batch(model, (5,))
+    with frozen_pass(model, layout, inputs) as passed:
+        found = attribute_scalars(passed, passed.hidden[:, 0, 3], rule)
+    credited = rule is BiasRule.DECOMPX
+    assert bool((found.scores != 0).all()) is credited
+    with_value_bias = float(found.scores.sum() + found.bias)
+    torch.testing.assert_close(with_value_bias, float(found.target), rtol=1e-12, atol=0)
+
+
+def test_the_model_is_left_as_it_was(family, family_model, inputs):
+    before = [parameter.requires_grad for parameter in family_model.parameters()]
+    with torch.inference_mode():
+        expected = family_model(**inputs).last_hidden_state
+    with frozen_pass(family_model, layout_of(family), inputs):
+        pass
+    assert [parameter.requires_grad for parameter in family_model.parameters()] == before
+    assert torch.is_grad_enabled()
+    with torch.inference_mode():
+        torch.testing.assert_close(family_model(**inputs).last_hidden_state, expected, rtol=0, atol=0)

@@ -1,0 +1,278 @@
+"""Targets of attribution: heads with slopes held fixed, similarities, and functions, in float64 on tiny random models."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
+
+import normscope
+from normscope.api.choices import single_text
+from normscope.api.targets import prepared
+from normscope.attribution.scalars import attribute_scalars
+from normscope.errors import InputError
+from normscope.models.families import layout_of
+from normscope.models.frozen_pass import frozen_pass
+from normscope.models.loaded import LoadedModel
+from normscope.models.pooling import pooling_of
+from normscope.models.task_heads import Head, has_head
+from tests.tiny import FAMILY_CONFIGS, token_batch
+
+TEXT = "a lovely film about onions"
+OTHER = "the lady cracked three eggs"
+
+
+def with_head(auto, model_type, **changes):
+    settings = dict(FAMILY_CONFIGS[model_type]) | changes
+    torch.manual_seed(0)
+    model = auto.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    model.config.use_cache = False
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("auto", "model_type"),
+    [
+        (AutoModelForSequenceClassification, "bert"),  # tanh, a module
+        (AutoModelForSequenceClassification, "roberta"),  # tanh, a function
+        (AutoModelForSequenceClassification, "distilbert"),  # ReLU
+        (AutoModelForSequenceClassification, "electra"),  # GELU
+        (AutoModelForSequenceClassification, "deberta"),
+        (AutoModelForMaskedLM, "bert"),  # GELU and a norm
+        (AutoModelForMaskedLM, "roberta"),
+        (AutoModelForMaskedLM, "modernbert"),
+        (AutoModelForCausalLM, "gpt2"),
+        (AutoModelForCausalLM, "llama"),
+    ],
+)
+def test_heads_are_linear_once_their_slopes_are_fixed(auto, model_type):
+    """The parts of a logit add up to it, without a remainder, for every sequence of a padded batch."""
+    head, layout = with_head(auto, model_type, pad_token_id=1), layout_of(model_type)
+    inputs = token_batch(head, (6, 4))
+    with torch.inference_mode():
+        expected = head(**inputs).logits
+    with frozen_pass(head.base_model, layout, inputs, head) as passed:
+        logits = passed.output.logits
+        targets = logits[:, 1] if logits.ndim == 2 else logits[:, 2, 5]
+        found = attribute_scalars(passed, targets)
+    rounded = 1e-5 if layout.float32_inside or any(form.float32_inside for form in layout.feed_forward) else 1e-10
+    if logits.ndim == 3:
+        logits, expected = (each[inputs["attention_mask"].bool()] for each in (logits, expected))
+    torch.testing.assert_close(logits, expected, rtol=rounded, atol=rounded)
+    size = found.scores.abs().sum(dim=-1)
+    assert float((found.remainder.abs() / size).max()) < 1e-12
+    assert float(found.error.max()) < 1e-10
+    assert float(found.bias.abs().min()) > 0 or model_type == "llama"
+
+
+def test_the_head_of_bert_by_hand():
+    """w_c · (tanh(u)/u ⊙ (W h + b)) + b_c, with u = W h + b."""
+    head = with_head(AutoModelForSequenceClassification, "bert")
+    inputs = token_batch(head, (5,))
+    with frozen_pass(head.base_model, layout_of("bert"), inputs, head) as passed:
+        found = attribute_scalars(passed, passed.output.logits[:, 0])
+        pooler, classifier = head.bert.pooler.dense, head.classifier
+        u = pooler(passed.hidden[:, 0]).detach()
+        direction = (classifier.weight[0] * torch.tanh(u) / u) @ pooler.weight
+        bias = classifier.bias[0] + (classifier.weight[0] * torch.tanh(u) / u * pooler.bias).sum()
+        by_hand = attribute_scalars(passed, (passed.hidden[:, 0] * direction.detach()).sum(dim=-1))
+    torch.testing.assert_close(found.scores, by_hand.scores, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.bias, by_hand.bias + bias.detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer) -> LoadedModel:
+    head = with_head(
+        AutoModelForMaskedLM, "bert", vocab_size=len(tokenizer), num_hidden_layers=2, max_position_embeddings=40
+    )
+    return LoadedModel(
+        head.base_model,
+        tokenizer,
+        layout_of("bert"),
+        "tiny",
+        None,
+        None,
+        40,
+        load_head=lambda kind: head if has_head(head, kind) else None,
+    )
+
+
+@pytest.fixture(scope="module")
+def classifier(tokenizer, encoder) -> LoadedModel:
+    head = with_head(
+        AutoModelForSequenceClassification, "bert", vocab_size=len(tokenizer), id2label={0: "good", 1: "bad"}
+    )
+    return dataclasses.replace(
+        encoder, model=head.base_model, load_head=lambda kind: head if has_head(head, kind) else None
+    )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("bias", ["token", "decompx"])
+def test_a_similarity_adds_up_over_pairs_and_over_tokens(encoder, pooling, bias):
+    whole = normscope.similarity(encoder, TEXT, OTHER, pooling=pooling, bias=bias)
+    with torch.inference_mode():
+        hidden = [
+            encoder.model(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXT, OTHER)
+        ]
+    pooled = [{"mean": h.mean(0), "cls": h[0], "last": h[-1]}[pooling] for h in hidden]
+    expected = float(torch.cosine_similarity(*pooled, dim=0))
+    assert whole.value == pytest.approx(expected, abs=1e-12)
+    assert whole.matrix.sum() == pytest.approx(expected, abs=1e-12)
+    assert whole.matrix.shape == (len(whole.tokens_a) + 1, len(whole.tokens_b) + 1)
+    reversed_ = normscope.similarity(encoder, OTHER, TEXT, pooling=pooling, bias=bias)
+    assert pytest.approx(whole.matrix, abs=1e-12) == reversed_.matrix.T
+    one = normscope.attribute(encoder, TEXT, normscope.SimilarityTo(OTHER, pooling), bias=bias)
+    assert one.scores == pytest.approx(whole.matrix.sum(axis=1)[:-1], abs=1e-12)
+    assert one.bias == pytest.approx(whole.matrix.sum(axis=1)[-1], abs=1e-12)
+    assert one.target == pytest.approx(expected, abs=1e-12)
+    assert abs(one.remainder) < 1e-12
+
+
+def test_a_function_that_is_not_linear_leaves_a_remainder(encoder):
+    """‖h‖² has the gradient 2h, so its linear part is twice itself, and the remainder minus itself."""
+    found = normscope.attribute(encoder, TEXT, target=lambda hidden: hidden.square().sum())
+    assert found.remainder == pytest.approx(-found.target, rel=1e-12)
+    assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, rel=1e-12)
+    assert "remainder" in repr(found)
+    affine = normscope.attribute(encoder, TEXT, target=lambda hidden: hidden[0, 3] + 5)
+    assert affine.remainder == pytest.approx(5, rel=1e-12)
+
+
+def test_labels_by_name_number_and_by_default(classifier):
+    logits = {name: normscope.attribute(classifier, TEXT, name) for name in ("good", "bad")}
+    number = normscope.attribute(classifier, TEXT, 1)
+    assert number.scores == pytest.approx(logits["bad"].scores)
+    best = normscope.attribute(classifier, TEXT, normscope.Label())
+    assert best.target == max(found.target for found in logits.values())
+    assert logits["good"].what == "logit of the class good"
+    with pytest.raises(InputError, match=r"label='ugly': expected one of good \(0\), bad \(1\)"):
+        normscope.attribute(classifier, TEXT, "ugly")
+
+
+def test_masked_tokens(encoder):
+    text = "a lovely [MASK] about [MASK]"
+    with torch.inference_mode():
+        logits = encoder.masked_language_head(**encoder.tokenizer(text, return_tensors="pt")).logits[0]
+    first = normscope.attribute(encoder, text, normscope.MaskedToken("film"))
+    film = encoder.tokenizer.convert_tokens_to_ids("film")
+    assert first.target == pytest.approx(float(logits[3, film]))
+    assert first.what == "logit of 'film' at token 3"
+    second = normscope.attribute(encoder, text, normscope.MaskedToken(position=5))
+    assert second.target == pytest.approx(float(logits[5].max()))
+    for target, message in [
+        (normscope.MaskedToken("unbelievable onions"), "expected a single token"),
+        (normscope.MaskedToken(position=1), r"got masks at: 3, 5"),
+        (normscope.MaskedToken(10**9), "or its number from 0 to"),
+        (normscope.NextToken(), "has no weights of a causal language model"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            normscope.attribute(encoder, text, target)
+    with pytest.raises(InputError, match=r"expected \[MASK\] in the text; got masks at: none"):
+        normscope.attribute(encoder, TEXT, normscope.MaskedToken())
+
+
+def test_next_tokens(tokenizer):
+    head = with_head(AutoModelForCausalLM, "gpt2", vocab_size=len(tokenizer))
+    model = LoadedModel(
+        head.base_model,
+        tokenizer,
+        layout_of("gpt2"),
+        "tiny",
+        None,
+        None,
+        40,
+        load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
+    )
+    found = normscope.attribute(model, TEXT, normscope.NextToken("film"))
+    with torch.inference_mode():
+        logits = head(**tokenizer(TEXT, return_tensors="pt")).logits[0, -1]
+    assert found.target == pytest.approx(float(logits[tokenizer.convert_tokens_to_ids("film")]))
+    assert abs(found.remainder) < 1e-10
+    assert normscope.attribute(model, TEXT, normscope.NextToken()).target == pytest.approx(float(logits.max()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("attribute", TEXT, lambda hidden: hidden), r"to a scalar tensor .* shape \(7, 24\)"),
+        (("attribute", TEXT, lambda _hidden: 3.0), "it returned float"),
+        (("similarity", TEXT, OTHER), r"pooling: tiny has no modules.json .* expected one of mean, cls, last"),
+        (
+            ("attribution_maps", TEXT, ["alti", "attention"]),
+            "methods='attention': expected one of rollout, norm_rollout",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense(encoder, arguments, message):
+    name, *rest = arguments
+    with pytest.raises(InputError, match=message):
+        getattr(normscope, name)(encoder, *rest)
+
+
+def test_types_that_are_refused(encoder):
+    for target in (None, True, 1.5):
+        with pytest.raises(InputError, match="target: expected a Label"):
+            prepared(encoder, single_text(encoder, TEXT, "attribute"), target)
+    with pytest.raises(InputError, match="attribute takes one text or one pair"):
+        single_text(encoder, [TEXT], "attribute")
+
+
+def test_maps_of_one_text(encoder):
+    maps = normscope.attribution_maps(encoder, TEXT, ["rollout", "decompx"])
+    assert list(maps) == ["rollout", "decompx"]
+    rollout, decompx = maps.values()
+    tokens = len(rollout.tokens)
+    assert rollout.layers.shape == (2, tokens, tokens)
+    assert rollout.total == pytest.approx(rollout.layers[1] @ rollout.layers[0])
+    assert decompx.layers is None
+    assert decompx.total.shape == (tokens, tokens + 1)
+    assert decompx.sources[-1] == "bias"
+    assert decompx.table["value"].to_numpy() == pytest.approx(decompx.total.ravel())
+    assert "data:image/png" in rollout._repr_html_()
+
+
+def test_what_a_notebook_shows(encoder):
+    found = normscope.attribute(encoder, "<b> & film", normscope.SimilarityTo(OTHER, "mean"))
+    page = found._repr_html_()
+    assert "&lt;" in page
+    assert "<b>" not in page
+    assert page.count("<span") == len(found.tokens) + 2
+    whole = normscope.similarity(encoder, TEXT, OTHER, pooling="mean")
+    top = whole.table.iloc[0]
+    assert top["value"] == whole.matrix.max()
+    assert f"{top['token_a']}–{top['token_b']}" in repr(whole)
+    assert "data:image/png" in whole._repr_html_()
+
+
+def test_pooling_is_read_from_the_files_of_the_model(minilm_folder, tmp_path):
+    assert pooling_of(minilm_folder, "minilm") == "mean"
+    modules, pooling = tmp_path / "modules.json", tmp_path / "1_Pooling" / "config.json"
+    pooling.parent.mkdir()
+    kinds = '[{"type": "st.models.Transformer", "path": ""}, {"type": "st.models.Pooling", "path": "1_Pooling"}'
+    for text, expected in [
+        ('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}', "cls"),
+        ('{"pooling_mode": "lasttoken", "include_prompt": true}', "last"),
+        ('{"pooling_mode_mean_sqrt_len_tokens": true}', "mean"),
+    ]:
+        modules.write_text(kinds + "]")
+        pooling.write_text(text)
+        assert pooling_of(tmp_path, "x") == expected
+    for text, rest, message in [
+        ('{"pooling_mode_max_tokens": true}', "]", "x pools by max_tokens"),
+        ("{}", "]", "x pools by nothing"),
+        ("[", "]", "config.json of x cannot be read"),
+        ("{}", ', {"type": "st.models.Dense", "path": "2_Dense"}]', "x has a Dense module"),
+        ("{}", ", 3]", "not a list of modules"),
+    ]:
+        modules.write_text(kinds + rest)
+        pooling.write_text(text)
+        with pytest.raises(InputError, match=message):
+            pooling_of(tmp_path, "x")

@@ -1,0 +1,72 @@
+"""DecompX's vectors by brute force: every x_{i⇐k} of every layer is built explicitly, and every slope is a quotient."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.observer import Observer
+
+
+def explicit_vectors(model, layout, inputs) -> Tensor:
+    """x_{i⇐k} (batch, query, source, model) before the model's final norm, without the bias."""
+    blocks: list[FeedForwardBlock] = []
+    with Observer(model, layout, feed_forward=True) as observer:
+        observer.run(inputs, lambda _block: None, None, blocks.append)
+    embeddings = blocks[0].attention.inputs
+    vectors = torch.eye(embeddings.shape[1], dtype=embeddings.dtype)[None, :, :, None] * embeddings[:, :, None]
+    for block in blocks:
+        vectors = _through_layer(block, vectors)
+    return vectors
+
+
+def scaled(norm, vectors: Tensor, at: Tensor) -> Tensor:
+    """γ ⊙ (v − mean(v)) / σ_i with the deviation of `at` (batch, token, model)."""
+    if norm.centred:
+        vectors = vectors - vectors.mean(dim=-1, keepdim=True)
+        at = at - at.mean(dim=-1, keepdim=True)
+    return vectors * norm.weight / at.square().mean(dim=-1).add(norm.epsilon).sqrt()[:, :, None, None]
+
+
+def network(block: FeedForwardBlock, read: Tensor) -> Tensor:
+    """The feed-forward network of pairs, with quotients for slopes and quadrature for the means of a gated one."""
+    parameters = block.parameters
+    u = block.pre_activations[:, :, None]
+    if not parameters.gated:
+        return read @ parameters.input_weight * (parameters.activation(u) / u) @ parameters.output_weight
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    mean = sum(
+        float(w) / 2 * parameters.activation((float(n) + 1) / 2 * u) for n, w in zip(nodes, weights, strict=True)
+    )
+    factor = block.multipliers[:, :, None] * (parameters.activation(u) - mean) / u
+    neurons = read @ parameters.input_weight * factor + read @ parameters.multiplier_weight * mean
+    return neurons @ parameters.output_weight
+
+
+def _through_layer(block: FeedForwardBlock, vectors: Tensor) -> Tensor:
+    attention, parameters = block.attention, block.parameters
+    weights = attention.parameters
+    read = vectors
+    if weights.input_normalisation is not None:
+        read = scaled(weights.input_normalisation, vectors, attention.inputs)
+    values = torch.einsum("bjkm,hmd->bhjkd", read, weights.value_weight)
+    attended = torch.einsum("bhij,bhjkd,hdm->bikm", attention.weights, values, weights.output_weight)
+    match attention.norm_position:
+        case "post":
+            residual = scaled(
+                attention.normalisation, vectors + attended, attention.inputs + attention.attention_output
+            )
+        case "branch":
+            residual = vectors + scaled(attention.normalisation, attended, attention.attention_output)
+        case _:
+            residual = vectors + attended
+    read = vectors if parameters.norm_position == "parallel" else residual
+    if parameters.norm_position in ("pre", "parallel"):
+        read = scaled(parameters.normalisation, read, block.norm_inputs)
+    added = network(block, read)
+    if parameters.output_normalisation is not None:
+        added = scaled(parameters.output_normalisation, added, block.output)
+    output = residual + added
+    return (
+        scaled(parameters.normalisation, output, block.residual_sum) if parameters.norm_position == "post" else output
+    )

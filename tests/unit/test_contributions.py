@@ -1,0 +1,40 @@
+"""Maps of one layer, against cases computed by hand."""
+
+import torch
+
+from normscope.maths.contributions import cosine_distance, reductions_of_distance, row_normalised, with_identity
+from normscope.maths.frozen import slope_of_tanh
+
+
+def test_rows_add_up_to_one_and_a_row_of_zeros_stays_zero():
+    maps = torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])
+    assert row_normalised(maps).tolist() == [[[0.25, 0.75], [0.0, 0.0]]]
+
+
+def test_rollout_counts_the_residual_connection_as_much_as_attention():
+    weights = torch.tensor([[[0.2, 0.8], [1.0, 0.0]]])
+    assert with_identity(weights).tolist() == [[[0.6000000238418579, 0.4000000059604645], [0.5, 0.5]]]
+    assert weights[0, 0, 0] == torch.tensor(0.2), "its argument is left alone"
+
+
+def test_alti_keeps_what_brings_a_query_closer_to_its_output():
+    """y = (3, 1): without (2, 0) its L1 norm falls from 4 to 2; (1, 1) leaves 2; (0, −3) makes it 7, which counts as 0."""
+    vectors = torch.tensor([[[[2.0, 0.0], [1.0, 1.0], [0.0, -3.0]]]])
+    assert reductions_of_distance(vectors, torch.tensor([[[3.0, 1.0]]])).tolist() == [[[2.0, 2.0, 0.0]]]
+
+
+def test_a_cosine_distance_is_exact_where_one_minus_cos_cancels():
+    one = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    other = torch.tensor([1.0, 1e-9], dtype=torch.float64)
+    torch.testing.assert_close(
+        cosine_distance(one, other), torch.tensor(0.5e-18, dtype=torch.float64), rtol=1e-9, atol=0
+    )
+    assert cosine_distance(one, one) == 0
+    assert cosine_distance(one, -one) == 2
+    assert cosine_distance(torch.zeros(2), torch.zeros(2)) == 0
+
+
+def test_the_slope_of_tanh_near_and_at_zero():
+    inputs = torch.tensor([0.0, 1e-300, -1e-8, 1.0, -40.0], dtype=torch.float64)
+    expected = torch.tensor([1.0, 1.0, 1.0, 0.7615941559557649, 0.025], dtype=torch.float64)
+    torch.testing.assert_close(slope_of_tanh(inputs), expected, rtol=1e-15, atol=0)

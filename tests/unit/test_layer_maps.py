@@ -1,0 +1,222 @@
+"""Maps of one layer and through all layers, against vectors that are built explicitly, in float64 on tiny random models."""
+
+import pytest
+import torch
+
+from normscope.attribution import layer_maps
+from normscope.attribution.layer_maps import attention_map, changes_without_values, layer_map
+from normscope.attribution.methods import MapMethod, MapStage
+from normscope.attribution.model_maps import model_maps
+from normscope.errors import InputError
+from normscope.maths.contributions import row_normalised
+from normscope.models.families import layout_of
+from normscope.models.observer import Observer
+from tests.oracles.frozen_vectors import network, scaled
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+POSITIONS = ("bert", "gpt2", "gpt_neox", "olmo2", "llama")
+LENGTHS = (7, 4)
+
+
+def model_of(family):
+    return tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
+
+
+def blocks_of(family):
+    model, layout = model_of(family)
+    blocks = []
+    with Observer(model, layout, feed_forward=True) as observer:
+        observer.run(token_batch(model, LENGTHS), lambda _block: None, None, blocks.append)
+    return blocks
+
+
+def explicit_pairs(block):
+    """F_ij, R_ij and T_ij, one pair at a time, by stage."""
+    vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())
+    stages = {"attn": vectors}
+    identity = torch.eye(vectors.shape[1], dtype=vectors.dtype)[None, :, :, None]
+    residual = vectors + identity * block.inputs[:, :, None]
+    norm = block.normalisation
+    if block.norm_position == "post":
+        stages["attnres"] = residual
+        scale = (block.inputs + block.attention_output).var(dim=-1, unbiased=False).add(norm.epsilon).sqrt()
+        stages["attnresln"] = (residual - residual.mean(-1, keepdim=True)) * norm.weight / scale[:, :, None, None]
+    elif block.norm_position == "branch":
+        scale = block.attention_output.square().mean(dim=-1).add(norm.epsilon).sqrt()
+        normed = vectors * norm.weight / scale[:, :, None, None]
+        stages["attnresln"] = normed + identity * block.inputs[:, :, None]
+    else:
+        stages["attnres"] = residual
+    return stages
+
+
+@pytest.fixture(params=[2**21, 60], ids=["whole", "strips"])
+def _strips(request, monkeypatch):
+    monkeypatch.setitem(layer_maps.ENTRIES_AT_ONCE, "cpu", request.param)
+
+
+def assert_same(got, expected, block):
+    tokens = block.token_mask
+    torch.testing.assert_close(got[tokens], expected[tokens], **EXACT)
+
+
+@pytest.mark.usefixtures("_strips")
+@pytest.mark.parametrize("family", POSITIONS)
+def test_alti_and_norms_are_those_of_explicit_vectors(family):
+    for block in (each.attention for each in blocks_of(family)):
+        stages = explicit_pairs(block)
+        last = list(stages)[-1]
+        output = block.composition.output(block.composition.stages[-1])
+        distances = (output[:, :, None] - stages[last]).abs().sum(dim=-1)
+        closer = (output.abs().sum(dim=-1, keepdim=True) - distances).clamp(min=0)
+        assert_same(attention_map(MapMethod.ALTI, MapStage.LAYER, block), row_normalised(closer), block)
+        for stage in set(stages) - {"attn"}:
+            expected = row_normalised(stages[stage].norm(dim=-1))
+            assert_same(attention_map(MapMethod.NORM_ROLLOUT, MapStage(f"{stage}_n"), block), expected, block)
+        rollout = (block.weights.mean(dim=1) + torch.eye(block.weights.shape[-1])) / 2
+        assert_same(attention_map(MapMethod.ROLLOUT, MapStage.LAYER, block), rollout, block)
+
+
+def test_globenc_norms_both_normalisations():
+    for block in blocks_of("bert"):
+        pairs = explicit_pairs(block.attention)["attnresln"]
+        norm = block.parameters.normalisation
+        scale = block.residual_sum.var(dim=-1, unbiased=False).add(norm.epsilon).sqrt()[:, :, None, None]
+        expected = ((pairs - pairs.mean(-1, keepdim=True)) * norm.weight / scale).norm(dim=-1)
+        assert_same(layer_map(MapMethod.GLOBENC, block), expected, block.attention)
+
+
+@pytest.mark.usefixtures("_strips")
+@pytest.mark.parametrize("family", POSITIONS)
+def test_value_zeroing_is_the_model_run_again_without_one_value(family):
+    """The layer of the model itself, with the value of one token set to zero at its projection to the output."""
+    model, layout = model_of(family)
+    inputs = token_batch(model, LENGTHS)
+    blocks = blocks_of(family)
+    tokens = inputs["attention_mask"].bool()
+    for modules, block in zip(layout.bind(model), blocks, strict=True):
+        expected = []
+        weights, value = block.attention.weights, block.attention.value
+        for token in range(tokens.shape[1]):
+            kept = value.clone()
+            kept[:, :, token] = 0
+            contexts = (weights @ kept).transpose(1, 2).flatten(2)
+            expected.append(
+                1
+                - torch.cosine_similarity(
+                    _layer_with(model, inputs, modules, contexts), _layer_with(model, inputs, modules, None), dim=-1
+                )
+            )
+        got = changes_without_values(block)
+        torch.testing.assert_close(got[tokens], torch.stack(expected, dim=-1)[tokens], rtol=1e-4, atol=1e-7)
+
+
+def _layer_with(model, inputs, modules, contexts):
+    """The output of one layer of the untouched model whose output projection is given other contexts."""
+    outputs = []
+
+    def replace(_module, _args):
+        return None if contexts is None else (contexts,)
+
+    handles = [
+        modules.output.register_forward_pre_hook(replace),
+        modules.whole.register_forward_hook(
+            lambda _m, _a, out: outputs.append(out[0] if isinstance(out, tuple) else out)
+        ),
+    ]
+    with torch.inference_mode():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return outputs[0]
+
+
+@pytest.mark.usefixtures("_strips")
+@pytest.mark.parametrize("family", POSITIONS)
+def test_norms_of_the_layer_are_those_of_its_network_per_pair(family):
+    for block in blocks_of(family):
+        attention, parameters = block.attention, block.parameters
+        pairs = list(explicit_pairs(attention).values())[-1]
+        identity = torch.eye(pairs.shape[1], dtype=pairs.dtype)[None, :, :, None]
+        read = identity * attention.inputs[:, :, None] if parameters.norm_position == "parallel" else pairs
+        if parameters.norm_position in ("pre", "parallel"):
+            read = scaled(parameters.normalisation, read, block.norm_inputs)
+        added = network(block, read)
+        if parameters.output_normalisation is not None:
+            added = scaled(parameters.output_normalisation, added, block.output)
+        vectors = pairs + added
+        if parameters.norm_position == "post":
+            vectors = scaled(parameters.normalisation, vectors, block.residual_sum)
+        expected = row_normalised(vectors.norm(dim=-1))
+        got = layer_map(MapMethod.NORM_ROLLOUT, block)
+        torch.testing.assert_close(got[attention.token_mask], expected[attention.token_mask], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_maps_of_the_model_are_products_with_the_last_layer_on_the_left(family):
+    model, layout = model_of(family)
+    inputs = token_batch(model, LENGTHS)
+    methods = [MapMethod.ROLLOUT, MapMethod.ALTI, MapMethod.VALUE_ZEROING, MapMethod.NORM_ROLLOUT]
+    kept = model_maps(model, layout, inputs, methods, keep=True)
+    for method, maps in kept.items():
+        first, second, third = maps.layers
+        torch.testing.assert_close(maps.total, third @ (second @ first))
+        torch.testing.assert_close(maps.cumulative[1], second @ first)
+        alone = model_maps(model, layout, inputs, [method])[method]
+        assert alone.layers is None
+        assert alone.cumulative is None
+        torch.testing.assert_close(alone.total, maps.total)
+        rows = maps.total.sum(dim=-1)[inputs["attention_mask"].bool()]
+        torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_padding_changes_no_map(family):
+    model, layout = model_of(family)
+    inputs = token_batch(model, LENGTHS)
+    methods = [method for method in MapMethod if method is not MapMethod.GLOBENC or family == "bert"]
+    together = model_maps(model, layout, inputs, methods)
+    for row, length in enumerate(LENGTHS):
+        alone = model_maps(
+            model, layout, {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}, methods
+        )
+        for method in methods:
+            padded, single = together[method].total[row, :length], alone[method].total[0]
+            torch.testing.assert_close(padded[:, :length], single[:, :length], **EXACT)
+            torch.testing.assert_close(padded[:, -1], single[:, -1] if method == "decompx" else padded[:, -1], **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "stage", "message"),
+    [
+        ("gpt2", "globenc", "layer", "globenc is defined where both layer normalisations follow"),
+        (
+            "gpt2",
+            "norm_rollout",
+            "attnresln_n",
+            r"stage=attnresln_n is not defined for gpt2; expected one of attnres_n, layer",
+        ),
+        ("deberta-v2", "alti", "layer", "a convolution beside its first layer mixes tokens past attention"),
+    ],
+)
+def test_what_is_not_defined_says_so(family, method, stage, message):
+    model, layout = model_of(family)
+    with pytest.raises(InputError, match=message):
+        model_maps(model, layout, token_batch(model, LENGTHS), [MapMethod(method)], stage=MapStage(stage))
+
+
+def test_a_decoder_that_reads_a_source_says_so():
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    with pytest.raises(InputError, match=r"stack=cross of marian .* set stack=encoder"):
+        model_maps(model, layout_of("marian", "cross"), {}, [MapMethod.ROLLOUT])
+
+
+def test_a_text_without_values_has_rows_of_zeros():
+    """Without values no token changes anything: rows of zeros, not of noise."""
+    model, layout = model_of("bert")
+    for modules in layout.bind(model):
+        torch.nn.init.zeros_(modules.value.weight)
+        torch.nn.init.zeros_(modules.value.bias)
+    maps = model_maps(model, layout, token_batch(model, (5,)), [MapMethod.VALUE_ZEROING])
+    assert (maps[MapMethod.VALUE_ZEROING].total == 0).all()
