@@ -126,6 +126,29 @@ class Composition:
         constant = self._normalised(constant)
         return constant if self._norm.bias is None else constant + self._norm.bias
 
+    def constant_terms(self, stage: Stage) -> list[tuple[Float[Tensor, "batch token"] | None, Float[Tensor, " model"]]]:
+        """`constant` as a sum of few vectors, each with a factor for every token; None stands for the factor 1.
+
+        Raises:
+            ValueError: If the block does not have the stage.
+        """
+        self._check(stage)
+        bias = self.output_bias
+        if stage is not Stage.NORMALISED:
+            return [] if bias is None else [(None, bias)]
+        terms: list[tuple[Tensor | None, Tensor]] = []
+        if bias is not None:
+            terms.append((1 / self.deviation, self._norm.scaled(bias)))
+        return terms if self._norm.bias is None else [*terms, (None, self._norm.bias)]
+
+    def of_pairs(
+        self, pairs: Float[Tensor, "batch query key model"], queries: slice
+    ) -> Float[Tensor, "batch query key model"]:
+        """V_ij at the last stage for j ≠ i, from F_ij, of some queries. It may share memory with `pairs`."""
+        if self.stages[-1] is not Stage.NORMALISED:
+            return pairs
+        return self._norm.scaled(pairs) / self.deviation[:, queries, None, None]
+
     def output(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """The block's output at a stage: the sum of the parts.
 

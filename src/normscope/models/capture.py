@@ -101,6 +101,9 @@ class FeedForwardCapture:
     attention: AttentionBlock | None = None
     """The attention block of the same layer, kept until the model leaves the layer."""
     inputs: Tensor | None = None
+    pre_activations: Tensor | None = None
+    """What W_1 gives; of a fused network what V gives as well."""
+    multipliers: Tensor | None = None
     output: Tensor | None = None
 
     def block(self) -> FeedForwardBlock:
@@ -109,15 +112,20 @@ class FeedForwardCapture:
         Raises:
             RuntimeError: If a part is missing.
         """
-        if self.attention is None or self.inputs is None or self.output is None:
+        u, w = self.pre_activations, self.multipliers
+        if self.attention is None or self.inputs is None or u is None or self.output is None:
             raise RuntimeError(
                 f"layer {self.modules.layer}: its attention block or its feed-forward network was not captured; check the "
                 "layout's paths"
             )
+        if self.modules.layout.fused:
+            u, w = u.chunk(2, dim=-1)
         return FeedForwardBlock(
             layer=self.modules.layer,
             inputs=full_precision(self.inputs),
             output=full_precision(self.output),
+            pre_activations=full_precision(u),
+            multipliers=None if w is None else full_precision(w),
             parameters=self.modules.parameters(),
             attention=self.attention,
         )

@@ -1,7 +1,8 @@
 """One BlockLayout literal per architecture family. To add one, see CONTRIBUTING.md."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from normscope.errors import InputError
 from normscope.models.layout import BlockLayout, FeedForwardLayout, Stack
@@ -335,7 +336,6 @@ FAMILIES: dict[str, BlockLayout] = {
                     activation="mlp.act",
                     output="mlp.dense_4h_to_h",
                     norm="post_attention_layernorm",
-                    parallel="use_parallel_residual",
                 ),
             ),
             source=_source("gpt_neox"),
@@ -378,12 +378,25 @@ STACKS: dict[str, dict[Stack, BlockLayout]] = {
 """The encoder–decoders, by stack."""
 
 
-def layout_of(model_type: str, stack: Stack | None = None) -> BlockLayout:
+def _gpt_neox(config: Any) -> BlockLayout:
+    """GPT-NeoX, whose network may read the sum of attention and residual instead of the layer's input."""
+    layout = FAMILIES["gpt_neox"]
+    if config.use_parallel_residual:
+        return layout
+    return dataclasses.replace(layout, norm_position="pre", sum_consumer="post_attention_layernorm")
+
+
+_BY_CONFIG: dict[str, Callable[[Any], BlockLayout]] = {"gpt_neox": _gpt_neox}
+"""The families whose layout depends on the config."""
+
+
+def layout_of(model_type: str, stack: Stack | None = None, config: Any = None) -> BlockLayout:
     """The layout of a family.
 
     Args:
         model_type: The family's name in transformers configs.
         stack: The stack of an encoder–decoder, by default the encoder.
+        config: The model's config, on which the layout of some families depends; by default the family's usual one.
 
     Raises:
         InputError: If the family is unknown (layouts are never guessed) or has no such stack.
@@ -400,4 +413,6 @@ def layout_of(model_type: str, stack: Stack | None = None) -> BlockLayout:
             f"model.stack={stack}: {model_type} has only one stack and no cross-attention; leave it out or, for "
             f"analysis=alignment, set model.name to a model of one of these families: {', '.join(sorted(STACKS))}"
         )
+    if config is not None and model_type in _BY_CONFIG:
+        return _BY_CONFIG[model_type](config)
     return FAMILIES[model_type]

@@ -16,15 +16,21 @@ Source: gated networks are those of Shazeer 2020 (arXiv:2002.05202).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normscope.maths.activations import Activation
 from normscope.maths.composition import NormPosition
+from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
+from normscope.maths.layer_composition import LayerComposition, LayerStage
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock
+
+PAIR_NEURONS = 2**22
+"""Neurons of pairs of tokens that may be materialised at once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,6 +51,8 @@ class FeedForwardParameters:
     """b_2; None where there is none."""
     activation: Callable[[Tensor], Tensor]
     """g, applied neuron by neuron."""
+    known_activation: Activation
+    """g with its slopes."""
     norm_position: NormPosition
     """Where the norm of this half of the layer stands."""
     normalisation: Normalisation | None
@@ -73,6 +81,10 @@ class FeedForwardBlock:
     """y_i: what W_1 reads, after the norm where one comes before the network."""
     output: Float[Tensor, "batch token model"]
     """The network's output as the model computed it, with b_2, before a norm and the residual connection."""
+    pre_activations: Float[Tensor, "batch token neuron"]
+    """u_i = y_i W_1 + b_1, as the model computed it."""
+    multipliers: Float[Tensor, "batch token neuron"] | None
+    """w_i = y_i V + c of a gated network, as the model computed it; None if it is not gated."""
     parameters: FeedForwardParameters
     attention: AttentionBlock
     """The attention block of the same layer."""
@@ -81,17 +93,6 @@ class FeedForwardBlock:
     def token_mask(self) -> Bool[Tensor, "batch token"]:
         """True at tokens, False at padding."""
         return self.attention.token_mask
-
-    @cached_property
-    def pre_activations(self) -> Float[Tensor, "batch token neuron"]:
-        """u_i = y_i W_1 + b_1."""
-        return _projected(self.inputs, self.parameters.input_weight, self.parameters.input_bias)
-
-    @cached_property
-    def multipliers(self) -> Float[Tensor, "batch token neuron"] | None:
-        """w_i = y_i V + c of a gated network; None if it is not gated."""
-        weight = self.parameters.multiplier_weight
-        return None if weight is None else _projected(self.inputs, weight, self.parameters.multiplier_bias)
 
     @cached_property
     def activations(self) -> Float[Tensor, "batch token neuron"]:
@@ -138,9 +139,58 @@ class FeedForwardBlock:
         norm = self.parameters.normalisation
         return _normalised(self.residual_sum, norm if self.parameters.norm_position == "post" else None)
 
+    def composition(self, rule: BiasRule = BiasRule.SUMMAND) -> LayerComposition:
+        """The parts of the layer's output.
 
-def _projected(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return vectors @ weight if bias is None else vectors @ weight + bias
+        Args:
+            rule: Where integrated gradients leave the network's biases.
+        """
+        weights = self.parameters
+        return LayerComposition(
+            attention=self.attention.composition,
+            network=FeedForwardNetwork(
+                input_weight=weights.input_weight,
+                input_bias=weights.input_bias,
+                multiplier_weight=weights.multiplier_weight,
+                multiplier_bias=weights.multiplier_bias,
+                output_weight=weights.output_weight,
+                output_bias=weights.output_bias,
+                activation=weights.known_activation,
+                rule=rule,
+            ),
+            pre_activations=self.pre_activations,
+            multipliers=self.multipliers,
+            inputs=self.inputs,
+            output=self.output,
+            norm_position=weights.norm_position,
+            normalisation=weights.normalisation,
+            output_normalisation=weights.output_normalisation,
+        )
+
+    def pair_maps(
+        self, rule: BiasRule = BiasRule.SUMMAND, *, in_double: bool = True
+    ) -> dict[LayerStage, Float[Tensor, "batch query key"]]:
+        """How much every query takes from every key at every stage from the end of the attention block on.
+
+        The network runs once per pair, in strips of queries.
+
+        Args:
+            rule: Where integrated gradients leave the network's biases.
+            in_double: Whether to compute in float64 on the CPU, or as the model does.
+        """
+        block, composition = self.attention, self.composition(rule)
+        transformed = block.transformed()
+        if in_double:
+            composition, transformed = composition.double(), transformed.cpu().double()
+        sequences, queries, neurons = self.pre_activations.shape
+        at_once = max(1, PAIR_NEURONS // (sequences * transformed.shape[2] * neurons))
+
+        def strips() -> Iterator[tuple[slice, Tensor]]:
+            for start in range(0, queries, at_once):
+                strip = slice(start, min(queries, start + at_once))
+                yield strip, block.weights_of(strip).to(transformed)
+
+        return composition.pair_norms(strips(), transformed, is_cross_attention=block.is_cross_attention)
 
 
 def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:

@@ -12,7 +12,9 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from normscope.errors import InputError
+from normscope.maths.activations import ACTIVATIONS, Activation, activation_of
 from normscope.maths.composition import NormPosition
+from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardParameters
 from normscope.models.layout import BlockLayout, FeedForwardLayout, normalisation, weight_and_bias
 
@@ -28,6 +30,8 @@ class FeedForwardModules:
     multiplier: nn.Module | None
     """V, where it is a module of its own."""
     activation: Callable[[Tensor], Tensor]
+    known_activation: Activation
+    """What `activation` computes."""
     output: nn.Module
     """W_2."""
     norm: nn.Module | None
@@ -54,6 +58,7 @@ class FeedForwardModules:
             output_weight=output_weight,
             output_bias=output_bias,
             activation=_in_type(self.activation, input_weight.dtype),
+            known_activation=self.known_activation,
             norm_position=self.norm_position,
             normalisation=self._normalisation(self.norm),
             output_normalisation=self._normalisation(self.output_norm),
@@ -72,11 +77,12 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
         name: For messages; the family's by default.
 
     Raises:
-        InputError: If a layer has no network of a form that its family's layout describes (a mixture of experts, say).
+        InputError: If a layer has no network of a form that its family's layout describes (a mixture of experts, say), or
+            an activation whose slope is not known.
     """
     networks = []
     for number, layer in enumerate(layout.passes(model), start=1):
-        network = _bound(model, layout, number, layer)
+        network = _bound(layout, number, layer, name or layout.model_type)
         if network is None:
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
             raise InputError(
@@ -88,28 +94,36 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     return networks
 
 
-def _bound(model: PreTrainedModel, layout: BlockLayout, number: int, layer: nn.Module) -> FeedForwardModules | None:
+def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
         if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
+            input_module, activation = attrgetter(form.input)(layer), attrgetter(form.activation)(layer)
             return FeedForwardModules(
                 layer=number,
-                input=attrgetter(form.input)(layer),
+                input=input_module,
                 multiplier=None if form.multiplier is None else attrgetter(form.multiplier)(layer),
-                activation=attrgetter(form.activation)(layer),
+                activation=activation,
+                known_activation=_known(activation, full_precision(input_module.weight[:1, :1]), number, name),
                 output=attrgetter(form.output)(layer),
                 norm=None if form.norm is None else attrgetter(form.norm)(layer),
                 output_norm=None if form.output_norm is None else attrgetter(form.output_norm)(layer),
-                norm_position=_norm_position(layout, form, model),
+                norm_position=layout.norm_position,
                 layout=form,
             )
     return None
 
 
-def _norm_position(layout: BlockLayout, form: FeedForwardLayout, model: PreTrainedModel) -> NormPosition:
-    """Where the norm stands: that of the block, unless a config turns its parallel residual connection off."""
-    sequential = form.parallel is not None and not getattr(model.config, form.parallel)
-    return "pre" if sequential else layout.norm_position
+def _known(activation: Callable[[Tensor], Tensor], like: Tensor, layer: int, name: str) -> Activation:
+    known = activation_of(_in_type(activation, like.dtype), like)
+    if known is None:
+        kind = getattr(activation, "__name__", type(activation).__name__)
+        raise InputError(
+            f"model.name={name}: the activation of layer {layer}, {kind}, has no known slope: expected "
+            f"{', '.join(ACTIVATIONS)} or leaky ReLU; set another model.name, or leave out the analyses that need the "
+            "feed-forward network"
+        )
+    return known
 
 
 def _part(layer: nn.Module, path: str) -> Any:

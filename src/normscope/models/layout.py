@@ -1,6 +1,7 @@
 """Where an architecture keeps the parts of its attention block, as data."""
 
 import dataclasses
+import math
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -39,8 +40,6 @@ class FeedForwardLayout:
     """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
     output_norm: str | None = None
     """The norm of the network's output, inside the residual connection."""
-    parallel: str | None = None
-    """Config key of whether the network reads the layer's input, beside attention, and not the sum of both."""
     unit_offset: bool = False
     """Whether the norms store γ − 1."""
     float32_inside: bool = False
@@ -299,19 +298,30 @@ class BlockModules:
 
 
 def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
-    """The weights of a norm, in float32 or better. LayerNorm centres and has a bias; RMSNorm does neither.
+    """The weights of a norm, in float32 or better. Whether it centres is what it does to a probe.
 
     Args:
-        norm: The module.
+        norm: The module. γ is 1 if it has no weight.
         unit_offset: Whether it stores γ − 1.
     """
     epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-    centred = isinstance(norm, nn.LayerNorm) or getattr(norm, "bias", None) is not None
-    bias = getattr(norm, "bias", None)
-    weight = full_precision(norm.weight)
-    return Normalisation(
-        weight + 1 if unit_offset else weight, None if bias is None else full_precision(bias), epsilon, centred
-    )
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    if weight is None:
+        size = math.prod(norm.normalized_shape)
+        device = next((tensor.device for tensor in (bias, *norm.buffers()) if tensor is not None), None)
+        weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
+    weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
+    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight))
+
+
+def _centres(norm: nn.Module, weight: Tensor) -> bool:
+    """Whether a norm subtracts the mean: then a vector and the same with a number added to every dimension have one norm."""
+    stored = next((tensor for tensor in norm.parameters()), weight)
+    probe = torch.arange(weight.shape[-1], device=stored.device, dtype=torch.float32).cos()
+    with torch.inference_mode():
+        one, other = (norm(vector[None, None].to(stored.dtype)).float() for vector in (probe, probe + 2))
+    # Without centring the two differ by far more than any rounding.
+    return bool((one - other).norm() < 0.1 * one.norm())
 
 
 def embeddings_of(model: Any) -> nn.Embedding:

@@ -70,7 +70,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         config = _pretrained_config(source, options)
     config.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
     config.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
-    layout = layout_of(config.model_type, None if options.stack is None else options.stack.value)
+    layout = layout_of(config.model_type, None if options.stack is None else options.stack.value, config)
     check_supported(config)
     return OpenedModel(options, config, layout, source, adapter)
 

@@ -173,6 +173,9 @@ class Observer:
                 yield modules.attention.register_forward_hook(self._take_own_weights)
         for network in {id(network.input): network for network in self._networks.values()}.values():
             yield network.input.register_forward_pre_hook(self._take_feed_forward_inputs)
+            yield network.input.register_forward_hook(self._take_pre_activations)
+            if network.multiplier is not None:
+                yield network.multiplier.register_forward_hook(self._take_multipliers)
             yield network.output.register_forward_hook(self._take_feed_forward_output)
 
     def run(
@@ -344,6 +347,14 @@ class Observer:
     def _take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._network is not None:
             self._network.inputs = args[0]
+
+    def _take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        if self._network is not None:
+            self._network.pre_activations = output
+
+    def _take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        if self._network is not None:
+            self._network.multipliers = output
 
     def _take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         if self._network is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, origin
+from normscope.maths.feed_forward import BiasRule
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
@@ -238,6 +239,7 @@ def _feed_forward_errors(block: FeedForwardBlock, reference: Reference) -> dict[
         "feed-forward input": _relative(block.inputs, inputs, inputs, token_mask),
         "feed-forward output": _relative(block.output, output, output, token_mask),
         "feed-forward network": _relative(rebuilt, output, output, token_mask),
+        "feed-forward parts": _parts_error(block),
         "layer output": _relative(block.layer_output, layer_output, layer_output, token_mask),
     }
     if parameters.normalisation is not None and block.norm_inputs is not None:
@@ -250,6 +252,27 @@ def _feed_forward_errors(block: FeedForwardBlock, reference: Reference) -> dict[
         made = attention.inputs if norm is None else norm.normalised(attention.inputs)
         errors["attention input"] = _relative(made, attention.attention_inputs, made, token_mask)
     return errors
+
+
+def _parts_error(block: FeedForwardBlock) -> float:
+    """The largest error of what the activation reads, and of the network's output as the sum of its parts."""
+    weights, token_mask = block.parameters, block.token_mask
+    errors = []
+    for observed, weight, bias in (
+        (block.pre_activations, weights.input_weight, weights.input_bias),
+        (block.multipliers, weights.multiplier_weight, weights.multiplier_bias),
+    ):
+        if observed is not None and weight is not None:
+            made = block.inputs @ weight + (0.0 if bias is None else bias)
+            errors.append(_relative(made, observed, observed, token_mask))
+    for rule in BiasRule:
+        layer = block.composition(rule)
+        own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
+        # Parts may be far longer than their sum.
+        scale = torch.stack([block.output, own, others, constant]).norm(dim=-1, keepdim=True).amax(dim=0)
+        errors.append(_relative(own + others + constant, block.output, scale, token_mask))
+        errors.append(_relative(layer.parts.own, own, scale, token_mask))
+    return max(errors)
 
 
 def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> float:

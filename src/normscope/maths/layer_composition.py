@@ -1,0 +1,352 @@
+"""The parts of a whole layer's output: from the token itself, from the other tokens, and from no token.
+
+Row vectors. With T_ij for what the attention block of token i takes from token j at its last stage, c_i for what it takes from
+no token, and y_i = Σ_j T_ij + c_i (see `composition.py`), the feed-forward network adds three stages:
+
+    FF_ij = ((N_ij W_1) ⊙ A_i) W_2                 the network alone (see `feed_forward.py`)
+    FF_ij + T_ij                                   with its residual connection
+    γ ⊙ (FF_ij + T_ij − mean) / σ_i                with the layer normalisation
+
+Families differ in the position of the norm of this half of the layer:
+
+    post      z = LN(y + network(y))       N_ij = T_ij; all three stages
+    pre       z = y + network(LN(y))       N_ij = γ ⊙ (T_ij − mean) / σ_i; no norm follows the sum
+    parallel  z = y + network(LN(x))       the network reads the token itself alone: N_ij = 0 for j ≠ i
+    branch    z = y + LN(network(y))       N_ij = T_ij; the third stage is γ ⊙ (FF_ij − mean) / σ_i + T_ij, and there is no
+                                           second one. A norm may also stand before the network, as in `pre`.
+
+Own, others and the constant part add up to the layer's output at every stage. Only what is own and constant is built, because
+the rest of the network's output comes from the others: memory is linear in the number of tokens.
+
+Source: Kobayashi et al. 2024 (ICLR).
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.composition import Composition, NormPosition
+from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
+from normscope.maths.normalisation import Normalisation, scaled_norm
+
+
+class LayerStage(enum.StrEnum):
+    """How far through a layer a vector has come, from the end of the attention block on."""
+
+    BLOCK = "atb"
+    """T, the attention block."""
+    NETWORK = "atbff"
+    """FF."""
+    RESIDUAL = "atbffres"
+    """FF + T."""
+    NORMALISED = "atbffresln"
+    """The layer's output after a norm."""
+
+
+LAYER_STAGES: Mapping[NormPosition, tuple[LayerStage, ...]] = {
+    "post": tuple(LayerStage),
+    "pre": (LayerStage.BLOCK, LayerStage.NETWORK, LayerStage.RESIDUAL),
+    "parallel": (LayerStage.BLOCK, LayerStage.NETWORK, LayerStage.RESIDUAL),
+    "branch": (LayerStage.BLOCK, LayerStage.NETWORK, LayerStage.NORMALISED),
+}
+"""The stages of a layer, by the position of the norm of its feed-forward half."""
+
+# Numbers of one matrix of neurons to hold at once: larger ones are slower, because they do not fit into a CPU's cache.
+_AT_ONCE = 2**21
+
+
+class Parts(NamedTuple):
+    """The parts of the network's output."""
+
+    own: Float[Tensor, "batch token model"]
+    others: Float[Tensor, "batch token model"]
+    constant: Float[Tensor, "batch token model"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayerComposition:
+    """The parts of a layer's output."""
+
+    attention: Composition
+    """The attention block."""
+    network: FeedForwardNetwork
+    pre_activations: Float[Tensor, "batch token neuron"]
+    """u_i."""
+    multipliers: Float[Tensor, "batch token neuron"] | None
+    """w_i; None if the network is not gated."""
+    inputs: Float[Tensor, "batch token model"]
+    """What the network reads: y_i, or its norm."""
+    output: Float[Tensor, "batch token model"]
+    """The network's output as the model computed it, before a norm and the residual connection."""
+    norm_position: NormPosition
+    normalisation: Normalisation | None
+    """The norm after the residual connection (`post`) or before the network; None where there is none."""
+    output_normalisation: Normalisation | None
+    """The norm of the network's output (`branch`)."""
+
+    @property
+    def stages(self) -> tuple[LayerStage, ...]:
+        """The stages of the layer."""
+        return LAYER_STAGES[self.norm_position]
+
+    @cached_property
+    def block_output(self) -> Float[Tensor, "batch token model"]:
+        """y_i."""
+        return self.attention.output(self.attention.stages[-1])
+
+    @cached_property
+    def deviation(self) -> Float[Tensor, "batch token"] | None:
+        """σ_i of the norm after the network; None if none follows."""
+        if self.output_normalisation is not None:
+            return self.output_normalisation.deviation(self.output)
+        if self.norm_position == "post" and self.normalisation is not None:
+            return self.normalisation.deviation(self.block_output + self.output)
+        return None
+
+    @cached_property
+    def input_deviation(self) -> Float[Tensor, "batch token"] | None:
+        """σ_i of the norm before the network; None if there is none."""
+        norm = self._input_norm
+        if norm is None:
+            return None
+        return norm.deviation(self.attention.inputs if self.norm_position == "parallel" else self.block_output)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What the network's output takes from the token itself, from the others, and from no token."""
+        own_input = None if self.norm_position == "parallel" else self._own_input()
+        coefficients, basis = self._constant_input()
+        tokens, model = self.output.flatten(0, 1).shape
+        own, constant = self.output.new_empty(tokens, model), self.output.new_zeros(tokens, model)
+        neurons = self.pre_activations.shape[-1]
+        for start in range(0, tokens, size := max(1, _AT_ONCE // neurons)):
+            rows = slice(start, start + size)
+            slopes = self._slopes(rows)
+            unowned = self.network.constant(coefficients[rows], basis, slopes)
+            if unowned is not None:
+                constant[rows] = unowned
+            if own_input is not None:
+                own[rows] = self.network.contribution(own_input.flatten(0, 1)[rows], slopes)
+        own, constant = own.view_as(self.output), constant.view_as(self.output)
+        if own_input is None:
+            return Parts(self.output - constant, torch.zeros_like(constant), constant)
+        return Parts(own, (self.output - own).sub_(constant), constant)
+
+    def own(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
+        """What each token takes from itself.
+
+        Raises:
+            ValueError: If the layer does not have the stage.
+        """
+        return self._at(stage, self.parts.own, self.attention.own(self.attention.stages[-1]))
+
+    def others(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
+        """What each token takes from the others.
+
+        Raises:
+            ValueError: If the layer does not have the stage.
+        """
+        return self._at(stage, self.parts.others, self.attention.others(self.attention.stages[-1]))
+
+    def constant(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
+        """The part of the output that comes from no token.
+
+        Raises:
+            ValueError: If the layer does not have the stage.
+        """
+        constant = self._at(stage, self.parts.constant, self.attention.constant(self.attention.stages[-1]))
+        norm = self.normalisation if self.norm_position == "post" else self.output_normalisation
+        normed = stage is LayerStage.NORMALISED and norm is not None and norm.bias is not None
+        return constant + norm.bias if normed and norm is not None and norm.bias is not None else constant
+
+    def made_of_others(self) -> Float[Tensor, "batch token model"]:
+        """What the network makes of the others' vectors, by running it on them: `parts.others` without a remainder.
+
+        It costs another pass through the network, and proves the parts.
+        """
+        if self.norm_position == "parallel":
+            return torch.zeros_like(self.output)
+        vectors = self._as_input(self.attention.others(self.attention.stages[-1]))
+        return self.network.contribution(vectors, self._all_slopes())
+
+    def made_of_itself(self) -> Float[Tensor, "batch token model"]:
+        """What the network makes of each token's own vector, by running it on that: `parts.own` without a remainder."""
+        return self.network.contribution(self._own_input(), self._all_slopes())
+
+    def output_at(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
+        """The layer's output at a stage: the sum of the parts.
+
+        Raises:
+            ValueError: If the layer does not have the stage.
+        """
+        return self.own(stage) + self.others(stage) + self.constant(stage)
+
+    def relative_norms(self) -> dict[LayerStage, tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]]:
+        """The norms of others and own by stage, up to a factor common to both norms of a token.
+
+        The factor is 1, except after a `post` norm: there it is σ_i, which cancels in every ratio.
+        """
+        last = self.attention.stages[-1]
+        block = self.attention.others(last), self.attention.own(last)
+        network = self.parts.others, self.parts.own
+        norms = {LayerStage.BLOCK: _norms(*block), LayerStage.NETWORK: _norms(*network)}
+        if self.norm_position == "branch":
+            return norms | {LayerStage.NORMALISED: _norms(*map(self._normed_branch, network, block))}
+        sums = network[0] + block[0], network[1] + block[1]
+        norms[LayerStage.RESIDUAL] = _norms(*sums)
+        if self.norm_position == "post" and self.normalisation is not None:
+            others, own = (scaled_norm(part, self.normalisation) for part in sums)
+            norms[LayerStage.NORMALISED] = others, own
+        return norms
+
+    def pair_norms(
+        self,
+        strips: Iterable[tuple[slice, Float[Tensor, "batch head _ key"]]],
+        transformed: Float[Tensor, "batch head key model"],
+        *,
+        is_cross_attention: bool = False,
+    ) -> dict[LayerStage, Float[Tensor, "batch token key"]]:
+        """The norm of the vector of every query i and key j, by stage. The network runs once per pair, strip by strip.
+
+        Args:
+            strips: Ranges of queries with their α.
+            transformed: f(x) of every head.
+            is_cross_attention: Whether no key is the token itself; the token's own part then belongs to no pair.
+        """
+        norms: dict[LayerStage, list[Tensor]] = {stage: [] for stage in self.stages}
+        for queries, weights in strips:
+            pairs = torch.einsum("bhqk,bhkm->bqkm", weights, transformed)
+            block, network = self._pairs(queries, pairs, is_cross_attention=is_cross_attention)
+            for stage in self.stages:
+                norms[stage].append(torch.linalg.vector_norm(self._at(stage, network, block, queries), dim=-1))
+        return {stage: torch.cat(parts, dim=1) for stage, parts in norms.items()}
+
+    def _pairs(self, queries: slice, pairs: Tensor, *, is_cross_attention: bool) -> tuple[Tensor, Tensor]:
+        """T_ij and FF_ij of some queries, from F_ij."""
+        attention = self.attention
+        block = attention.of_pairs(pairs, queries)
+        own = torch.arange(self.output.shape[1], device=pairs.device)[queries]
+        rows = torch.arange(len(own), device=pairs.device)
+        if not is_cross_attention:
+            block[:, rows, own] = attention.own(attention.stages[-1])[:, queries]
+        if self.norm_position == "parallel":
+            network = torch.zeros_like(block)
+            if not is_cross_attention:
+                network[:, rows, own] = self.parts.own[:, queries]
+            return block, network
+        slopes = self._all_slopes()
+        beside = slopes.multiplier
+        beside = None if beside is None else beside[:, queries].unsqueeze(2)
+        slopes = Slopes(slopes.input[:, queries].unsqueeze(2), beside)
+        return block, self.network.contribution(self._as_input(block, queries), slopes)
+
+    def double(self) -> "LayerComposition":
+        """A copy in float64 on the CPU. Deviations keep the values of the model's precision."""
+
+        def wide(tensor: Tensor) -> Tensor:
+            return tensor.cpu().double()
+
+        def wide_norm(norm: Normalisation | None) -> Normalisation | None:
+            return norm and norm._replace(weight=wide(norm.weight), bias=None if norm.bias is None else wide(norm.bias))
+
+        weights: dict[str, Any] = {
+            field.name: wide(value)
+            for field in dataclasses.fields(self.network)
+            if isinstance(value := getattr(self.network, field.name), Tensor)
+        }
+        copied = dataclasses.replace(
+            self,
+            attention=self.attention.double(),
+            network=dataclasses.replace(self.network, **weights),
+            pre_activations=wide(self.pre_activations),
+            multipliers=None if self.multipliers is None else wide(self.multipliers),
+            inputs=wide(self.inputs),
+            output=wide(self.output),
+            normalisation=wide_norm(self.normalisation),
+            output_normalisation=wide_norm(self.output_normalisation),
+        )
+        for name in ("deviation", "input_deviation"):
+            if (deviation := getattr(self, name)) is not None:
+                vars(copied)[name] = wide(deviation)  # where `cached_property` keeps it
+        return copied
+
+    @property
+    def _input_norm(self) -> Normalisation | None:
+        """The norm before the network."""
+        return None if self.norm_position == "post" else self.normalisation
+
+    def _own_input(self) -> Tensor:
+        """N_ii, the part of what the network reads that comes from the token itself."""
+        if self.norm_position == "parallel":
+            norm = self._input_norm
+            return self.inputs if norm is None or norm.bias is None else self.inputs - norm.bias
+        return self._as_input(self.attention.own(self.attention.stages[-1]))
+
+    def _as_input(self, vectors: Tensor, queries: slice = slice(None)) -> Tensor:
+        """What the network reads of parts of y_i: γ ⊙ (v − mean(v)) / σ_i if a norm stands before it."""
+        norm, deviation = self._input_norm, self.input_deviation
+        if norm is None or deviation is None:
+            return vectors
+        return norm.scaled(vectors) / _beside(deviation[:, queries], vectors)
+
+    def _constant_input(self) -> tuple[Float[Tensor, "token rank"], Float[Tensor, "rank model"]]:
+        """The constant part of what the network reads, as coefficients by token and a few vectors."""
+        like = self.output[..., 0]
+        terms = [] if self.norm_position == "parallel" else self.attention.constant_terms(self.attention.stages[-1])
+        norm, deviation = self._input_norm, self.input_deviation
+        if norm is not None and deviation is not None:
+            terms = [
+                (1 / deviation if factor is None else factor / deviation, norm.scaled(vector))
+                for factor, vector in terms
+            ]
+            terms += [] if norm.bias is None else [(None, norm.bias)]
+        if not terms:
+            return self.output.new_zeros(like.numel(), 0), self.output.new_zeros(0, self.output.shape[-1])
+        factors = [torch.ones_like(like) if factor is None else factor for factor, _ in terms]
+        return torch.stack(factors, dim=-1).flatten(0, 1), torch.stack([vector for _, vector in terms])
+
+    def _slopes(self, rows: slice) -> Slopes:
+        """The slopes of some tokens, counted over all sequences."""
+        multipliers = None if self.multipliers is None else self.multipliers.flatten(0, 1)[rows]
+        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers)
+
+    def _all_slopes(self) -> Slopes:
+        return self.network.slopes(self.pre_activations, self.multipliers)
+
+    def _at(self, stage: LayerStage, network: Tensor, block: Tensor, queries: slice = slice(None)) -> Tensor:
+        """A part of the output at a stage, without β, from the same part of the network's output and of y."""
+        if stage not in self.stages:
+            raise ValueError(f"a layer with norm_position={self.norm_position!r} has no stage {stage}")
+        match stage:
+            case LayerStage.BLOCK:
+                return block
+            case LayerStage.NETWORK:
+                return network
+            case LayerStage.RESIDUAL:
+                return network + block
+            case LayerStage.NORMALISED:
+                if self.norm_position == "branch":
+                    return self._normed_branch(network, block, queries)
+                assert self.normalisation is not None
+                assert self.deviation is not None
+                return self.normalisation.scaled(network + block) / _beside(self.deviation[:, queries], block)
+
+    def _normed_branch(self, network: Tensor, block: Tensor, queries: slice = slice(None)) -> Tensor:
+        assert self.output_normalisation is not None
+        assert self.deviation is not None
+        return self.output_normalisation.scaled(network) / _beside(self.deviation[:, queries], network) + block
+
+
+def _beside(deviation: Tensor, vectors: Tensor) -> Tensor:
+    """σ_i of queries, of a shape that divides vectors of queries or of pairs."""
+    return deviation.view(*deviation.shape, *(1 for _ in vectors.shape[2:]))
+
+
+def _norms(others: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.linalg.vector_norm(others, dim=-1), torch.linalg.vector_norm(own, dim=-1)

@@ -1,0 +1,238 @@
+"""What every token takes from every other through a whole layer, by brute force in float64, for every family."""
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import IntegratedGradients
+
+from normscope.maths.feed_forward import BiasRule
+from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
+from normscope.maths.mixing import ratio
+from normscope.models.families import layout_of
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.layout import normalisation
+from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack
+
+# What one norm or rotation in float32 leaves in a float64 layer.
+INSIDE = 1e-5
+
+
+def centred(vectors, norm):
+    return vectors - vectors.mean(dim=-1, keepdim=True) if norm.centred else vectors
+
+
+def sigma(vectors, norm):
+    return (centred(vectors, norm).square().mean(dim=-1, keepdim=True) + norm.epsilon).sqrt()
+
+
+def zero_if_none(bias):
+    return 0.0 if bias is None else bias
+
+
+def slopes_of(block: FeedForwardBlock, rule: BiasRule):
+    """Integrated gradients of g(u) ⊙ w by u and by w, from values and derivatives along the path."""
+    weights = block.parameters
+    y, g = block.inputs, weights.activation
+    u = y @ weights.input_weight + zero_if_none(weights.input_bias)
+    inside = rule is BiasRule.INSIDE
+    start = torch.zeros_like(u) + (zero_if_none(weights.input_bias) if inside else 0.0)
+    if weights.multiplier_weight is None:
+        # The mean of a derivative along a path is the difference of its ends.
+        return (g(u) - g(start)) / torch.where(u == start, 1.0, u - start), None, start, None
+    w = y @ weights.multiplier_weight + zero_if_none(weights.multiplier_bias)
+    other = torch.zeros_like(w) + (zero_if_none(weights.multiplier_bias) if inside else 0.0)
+    by_u, by_w = torch.zeros_like(u), torch.zeros_like(u)
+    for node, share in zip(*np.polynomial.legendre.leggauss(80), strict=True):
+        a = (node + 1) / 2
+        at = (start + a * (u - start)).requires_grad_()
+        with torch.enable_grad():
+            derivative = torch.autograd.grad(g(at).sum(), at)[0]
+        by_u += share / 2 * derivative * (other + a * (w - other))
+        by_w += share / 2 * g(at.detach())
+    return by_u, by_w, start, other
+
+
+def normed(parts, norm, deviation):
+    """A norm of a sum, part by part: of pairs, of what belongs to no pair, and of the constant part, which has the bias."""
+    pairs, own, constant = (centred(part, norm) * norm.weight for part in parts)
+    return pairs / deviation.unsqueeze(2), own / deviation, constant / deviation + zero_if_none(norm.bias)
+
+
+def read_in_parallel(attention, norm):
+    """What a network beside attention reads: of each token, its own norm alone."""
+    each = torch.arange(attention.inputs.shape[1])
+    own = centred(attention.inputs, norm) * norm.weight / sigma(attention.inputs, norm)
+    pairs = own.new_zeros(len(own), len(each), len(each), own.shape[-1])
+    pairs[:, each, each] = own
+    return pairs, torch.zeros_like(own), torch.zeros_like(own) + zero_if_none(norm.bias)
+
+
+def brute_force(block: FeedForwardBlock, rule: BiasRule):
+    """The vector of every pair, the constant part and the part that belongs to no pair, at every stage of the layer."""
+    attention, weights = block.attention, block.parameters
+    pairs = torch.einsum("bhqk,bhkm->bqkm", attention.weights, attention.transformed())
+    own = torch.zeros_like(pairs[:, :, 0])  # of cross-attention, where no key is the token itself
+    constant = torch.zeros_like(own) + zero_if_none(attention.output_bias)
+    each = torch.arange(pairs.shape[1])
+
+    def plus_inputs(pairs, own):
+        if attention.is_cross_attention:
+            return pairs, own + attention.inputs
+        pairs = pairs.clone()
+        pairs[:, each, each] += attention.inputs
+        return pairs, own
+
+    norm = attention.normalisation
+    if attention.norm_position == "branch":
+        parts = normed((pairs, own, constant), norm, sigma(attention.attention_output, norm))
+        parts = (*plus_inputs(*parts[:2]), parts[2])
+    else:
+        parts = (*plus_inputs(pairs, own), constant)
+        if attention.norm_position == "post":
+            parts = normed(parts, norm, sigma(attention.inputs + attention.attention_output, norm))
+    whole = parts[0].sum(dim=2) + parts[1] + parts[2]
+    norm, read = weights.normalisation, parts
+    if weights.norm_position == "parallel":
+        read = read_in_parallel(attention, norm)
+    elif weights.norm_position != "post" and norm is not None:
+        read = normed(parts, norm, sigma(whole, norm))
+    by_u, by_w, start, other = slopes_of(block, rule)
+
+    def network(vectors, by_u, by_w):
+        neurons = vectors @ weights.input_weight * by_u
+        if by_w is not None:
+            neurons = neurons + vectors @ weights.multiplier_weight * by_w
+        return neurons @ weights.output_weight
+
+    made = [network(read[0], by_u.unsqueeze(2), None if by_w is None else by_w.unsqueeze(2))]
+    made += [network(part, by_u, by_w) for part in read[1:]]
+    biases = weights.activation(start) if by_w is None else weights.activation(start) * other
+    if rule is BiasRule.SUMMAND:
+        biases = biases + zero_if_none(weights.input_bias) * by_u
+        biases = biases + (0.0 if by_w is None else zero_if_none(weights.multiplier_bias) * by_w)
+    made[2] = made[2] + biases @ weights.output_weight + zero_if_none(weights.output_bias)
+    stages = {LayerStage.BLOCK: parts, LayerStage.NETWORK: tuple(made)}
+    if weights.norm_position == "branch":
+        after = normed(made, weights.output_normalisation, sigma(block.output, weights.output_normalisation))
+        return stages | {LayerStage.NORMALISED: tuple(map(torch.add, after, parts))}
+    stages[LayerStage.RESIDUAL] = total = tuple(map(torch.add, made, parts))
+    if weights.norm_position == "post":
+        stages[LayerStage.NORMALISED] = normed(total, norm, sigma(whole + block.output, norm))
+    return stages
+
+
+def assert_parts(model, layout, bound=None):
+    """Own, others, constant part, ratios and maps of every stage are those of the explicit pairs."""
+    form = layout.feed_forward[0]
+    bound = bound or (INSIDE if form.float32_inside or layout.float32_inside else 1e-10)
+    close = {"rtol": bound, "atol": bound}
+    for block in blocks_of(model, layout, inputs_of(model, layout)):
+        tokens, keys = block.token_mask, block.attention.key_mask
+        for rule in BiasRule:
+            composition = block.composition(rule)
+            expected = brute_force(block, rule)
+            assert composition.stages == tuple(expected) == LAYER_STAGES[layout.norm_position]
+            maps, norms = block.pair_maps(rule), composition.relative_norms()
+            for stage, (pairs, apart, constant) in expected.items():
+                cross = block.attention.is_cross_attention
+                own = apart if cross else apart + pairs.diagonal(dim1=1, dim2=2).transpose(1, 2)
+                others = pairs.sum(dim=2) - (0.0 if cross else own)
+                for made, brute in (
+                    (composition.own(stage), own),
+                    (composition.others(stage), others),
+                    (composition.constant(stage), constant),
+                    (maps[stage], pairs.norm(dim=-1)),
+                    (ratio(*norms[stage]), ratio(others.norm(dim=-1), own.norm(dim=-1))),
+                ):
+                    torch.testing.assert_close(made[tokens], brute[tokens], **close, msg=lambda m, s=stage: f"{s}: {m}")
+            output = composition.output_at(composition.stages[-1])
+            torch.testing.assert_close(output[tokens], block.layer_output[tokens], **close)
+            torch.testing.assert_close(composition.made_of_others()[tokens], composition.parts.others[tokens], **close)
+            assert keys.any()
+
+
+def test_parts_of_every_family(family, family_model):
+    assert_parts(family_model, layout_of(family))
+
+
+@pytest.mark.parametrize("model_type", CROSS)
+def test_parts_behind_cross_attention(model_type):
+    assert_parts(tiny_stack(model_type, "cross", torch.float64), layout_of(model_type, "cross"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parts_of_variants(variant):
+    config = VARIANTS[variant]
+    model = tiny_model(config, torch.float64)
+    layout = layout_of(config["model_type"], config=model.config)
+    assert_parts(model.get_encoder() if config["model_type"] in STACK_CONFIGS else model, layout)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "gemma", "llama"])
+def test_the_network_is_what_captum_gives(model_type):
+    """From the activation's inputs to the network's output, with every token's vector and the biases as inputs of their own."""
+    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    block = blocks_of(model, layout, inputs_of(model, layout), [2])[0]
+    weights = block.parameters
+    read = brute_force_of_input(block)  # token, summand, model: of the first sequence
+    u = read @ weights.input_weight
+    w = None if weights.multiplier_weight is None else read @ weights.multiplier_weight
+    if weights.input_bias is not None:
+        u[:, -1] += weights.input_bias
+    position, dimension = 5, 3
+
+    def output(u, *w):
+        neurons = weights.activation(u.sum(dim=1))
+        return ((neurons * w[0].sum(dim=1) if w else neurons) @ weights.output_weight)[:, dimension]
+
+    inputs = tuple(part[position : position + 1] for part in (u, w) if part is not None)
+    attributions = IntegratedGradients(output).attribute(inputs, n_steps=200, method="gausslegendre")
+    expected = sum(part.sum(dim=-1)[0] for part in attributions)
+    _, contributions = block.composition()._pairs(
+        slice(position, position + 1), explicit_pairs(block)[:, position : position + 1], is_cross_attention=False
+    )
+    made = contributions[0, 0, :, dimension]
+    # Llama's norms compute in float32 even here.
+    bound = INSIDE if layout.feed_forward[0].float32_inside else 1e-8
+    torch.testing.assert_close(made, expected[:-1], rtol=bound, atol=bound)
+    assert (model_type in GATED) == (w is not None)
+
+
+def explicit_pairs(block):
+    return torch.einsum("bhqk,bhkm->bqkm", block.attention.weights, block.attention.transformed())
+
+
+def brute_force_of_input(block):
+    """The summands of what the network reads for each token of the first sequence; the last is the constant part."""
+    norm, attention = block.parameters.normalisation, block.attention
+    pairs = explicit_pairs(block)
+    pairs[:, torch.arange(pairs.shape[1]), torch.arange(pairs.shape[1])] += attention.inputs
+    constant = torch.zeros_like(attention.inputs) + zero_if_none(attention.output_bias)
+    before = torch.cat([pairs, constant.unsqueeze(2)], dim=2)
+    if attention.norm_position == "post":
+        norm = attention.normalisation
+    read = centred(before, norm) * norm.weight / sigma(before.sum(dim=2), norm).unsqueeze(2)
+    read[:, :, -1] += zero_if_none(norm.bias)
+    return read[0]
+
+
+def test_gpt_neox_reads_the_sum_if_its_config_says_so():
+    sequential = FAMILY_CONFIGS["gpt_neox"] | {"use_parallel_residual": False}
+    model = tiny_model(sequential, torch.float64)
+    layout = layout_of("gpt_neox", config=model.config)
+    assert layout.norm_position == "pre"
+    assert layout_of("gpt_neox", config=tiny_model(FAMILY_CONFIGS["gpt_neox"], torch.float64).config).norm_position == (
+        "parallel"
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):
+    norm = kind(8, elementwise_affine=False, eps=1e-3)
+    parameters = normalisation(norm)
+    assert parameters.centred == (kind is torch.nn.LayerNorm)
+    vectors = torch.randn(3, 8, dtype=torch.float64)
+    torch.testing.assert_close(parameters.normalised(vectors), norm(vectors), rtol=1e-12, atol=1e-12)
+    assert normalisation(kind(8, dtype=dtype)).centred == parameters.centred
