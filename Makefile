@@ -1,4 +1,4 @@
-# make run · make test · make bench · make mutants · make lint · make install
+# make run · make test · make docs · make figures · make bench · make mutants · make lint · make install
 #
 # Every target sets up .venv if needed. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, ...) are honoured: set one to choose a CPU build of torch, for instance.
@@ -9,13 +9,21 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: run test bench mutants lint install clean
+.PHONY: run test docs figures bench mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+
+# The site is written to site/; open site/index.html.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+
+# The pictures of the README and of docs/, from the program itself.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m docs.figures $(ARGS)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 # belongs to the package, or root module, that it is in.
 PARTS = {
     # What analyses declare about themselves, from which the schema is made.
-    "declarations": r"config\.rules|analyses\.(info|papers|registry|\w+\.options)|alignment\.(options|symmetrisation)",
+    "declarations": r"config\.rules|analyses\.(columns|info|papers|registry|\w+\.(options|outputs))"
+    r"|alignment\.(options|outputs|symmetrisation)",
 }
 
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.

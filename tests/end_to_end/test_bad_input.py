@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from normscope.config.schema import ModelOptions
+from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError
 from normscope.models.loading import open_model
 from normscope.reporting import tracking
@@ -166,6 +166,28 @@ def test_a_bad_config_is_one_line_without_warnings(tmp_path, saved_model):
         open_model(ModelOptions(name=str(folder), seed=0))
 
 
+def with_longest_sequence(folder: Path, limit: object) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": limit}))
+    return folder
+
+
+@pytest.mark.parametrize("limit", [3.5, -5, 0, True, "x", float("nan"), float("inf"), [1]])
+def test_a_tokenizer_whose_limit_is_no_number_of_tokens(tmp_path, saved_model, limit):
+    folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
+    opened = open_model(ModelOptions(name=str(folder), seed=0))
+    with pytest.raises(InputError, match="model_max_length") as raised:
+        opened.load(DeviceOptions(name="cpu"))
+    assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(30.0, 30), (40, 40), (1e30, 160), (10**30, 160)])
+def test_a_tokenizer_limits_sequences_that_the_model_would_take(tmp_path, saved_model, limit, expected):
+    folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
+    loaded = open_model(ModelOptions(name=str(folder), seed=0)).load(DeviceOptions(name="cpu"))
+    assert (loaded.max_length, type(loaded.max_length)) == (expected, int)
+
+
 def test_weights_that_are_not_numbers(capsys, monkeypatch, tmp_path, saved_model):
     folder = broken_copy(saved_model, tmp_path)
     tensors = load_file(folder / "model.safetensors")
@@ -217,6 +239,29 @@ def test_pickled_weights_need_the_users_word(capsys, monkeypatch, tmp_path, save
     assert "model.allow_pickle=true" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
     arguments = [f"model.name={folder}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'ok'}"]
     assert run_here(capsys, monkeypatch, *arguments, "model.allow_pickle=true").status == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], "expected named tensors in pytorch_model.bin, got list;"),
+        ({1: torch.ones(1)}, "expected named tensors in pytorch_model.bin, got Tensor for 1;"),
+        ({"a": 3}, "expected named tensors in pytorch_model.bin, got int for 'a';"),
+        ({"a": contextlib.suppress}, "pytorch_model.bin is damaged, or holds something other than tensors;"),
+        (b"\x80\x02", "pytorch_model.bin is damaged, or holds something other than tensors;"),
+    ],
+)
+def test_pickled_weights_that_are_none(tmp_path, saved_model, content, message):
+    folder = broken_copy(saved_model, tmp_path)
+    (folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (folder / "pytorch_model.bin").write_bytes(content)
+    else:
+        torch.save(content, folder / "pytorch_model.bin")
+    opened = open_model(ModelOptions(name=str(folder), seed=0, allow_pickle=True))
+    with pytest.raises(InputError) as raised:
+        opened.load(DeviceOptions(name="cpu"))
+    assert f"model.name={folder}: {message}" in str(raised.value)
 
 
 def test_a_folder_with_results_is_not_written_over(capsys, monkeypatch, tmp_path, saved_model):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normscope.reporting.comparison import compare as compare_runs
+from normscope.reporting.run_tables import COMPARISON
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here, run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
@@ -50,6 +51,7 @@ def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_mod
     assert "2 of 8 jobs failed" in outcome.err
     assert "comparison.html" in outcome.err
     values = pd.read_parquet(folder / "comparison.parquet")
+    assert list(values) == list(COMPARISON.columns)
     runs = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/results.json")}
     completed = {name for name, result in runs.items() if result["status"] == "completed"}
     assert set(values["run"]) == completed

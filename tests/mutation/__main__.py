@@ -5,16 +5,16 @@ import collections
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutation.covering import PACKAGES, ROOT, SOURCE, covering_tests
-from tests.mutation.mutants import mutants_of
+from tests.mutation.equivalents import equivalents
+from tests.mutation.mutants import Mutant, all_mutants
 from tests.mutation.trials import Result, Trial, run_trials
 
 EXPECTED = 0.9
 """The share that the tests should notice."""
-_LEFT_OUT = {"aligners", "reverse_run"}
-"""Modules that run other programs or read other runs, which end-to-end tests check."""
 
 
 def main() -> int:
@@ -29,19 +29,16 @@ def main() -> int:
 
     started = time.monotonic()
     covering = covering_tests(given.cache)
-    files = sorted(path for package in given.packages for path in (SOURCE / package).rglob("*.py"))
-    files = [path for path in files if path.stem not in _LEFT_OUT]
-    every = [mutant for path in files for mutant in mutants_of(path.relative_to(ROOT), path.read_text())]
+    every = list(all_mutants(given.packages))
     drawn = random.Random(given.seed).sample(every, min(given.mutants, len(every)))
     print(f"{len(drawn)} of {len(every)} mutants, seed {given.seed}", flush=True)
     trials = [Trial.of(mutant, covering) for mutant in drawn]
     results, failing = run_trials([trial for trial in trials if trial.tests], given.processes, _print)
 
-    missed = [result.trial.mutant for result in results if not result.killer]
-    uncovered = [trial.mutant for trial in trials if not trial.tests]
-    for title, mutants in (("survived", missed), ("covered by no test", uncovered)):
-        print(f"\n{title}: {len(mutants)}", *mutants, sep="\n")
-    share = _print_shares([str(mutant.path) for mutant in drawn], [str(one.path) for one in missed + uncovered if one])
+    alive = [result.trial.mutant for result in results if not result.killer and result.trial.mutant]
+    uncovered = [trial.mutant for trial in trials if not trial.tests and trial.mutant]
+    _print_survivors(alive, uncovered)
+    share = _print_shares(drawn, [*alive, *uncovered])
     print(f"{(time.monotonic() - started) / 60:.0f} minutes")
     if failing:
         print(f"these tests fail alone with nothing planted, so what they killed does not count: {failing}")
@@ -53,15 +50,31 @@ def _print(result: Result) -> None:
     print(f"{result.seconds:6.1f} s {word}: {result.trial.mutant}", flush=True)
 
 
-def _print_shares(drawn: list[str], alive: list[str]) -> float:
-    """Print the share that was killed, by package and of all; returns the latter."""
-    package = len(SOURCE.relative_to(ROOT).parts)
-    of_package, left = (collections.Counter(path.split("/")[package] for path in paths) for paths in (drawn, alive))
+def _print_survivors(alive: Sequence[Mutant], uncovered: Sequence[Mutant]) -> None:
+    reasons = equivalents()
+    explained = [f"{mutant}\n    {reasons[mutant.identity]}" for mutant in alive if mutant.identity in reasons]
+    unexplained = [mutant for mutant in alive if mutant.identity not in reasons]
+    for title, mutants in (
+        ("survived, since no result differs", explained),
+        ("survived", unexplained),
+        ("covered by no test", uncovered),
+    ):
+        print(f"\n{title}: {len(mutants)}", *mutants, sep="\n")
+
+
+def _print_shares(drawn: Sequence[Mutant], alive: Sequence[Mutant]) -> float:
+    """Print the share that was killed, by package and of all; returns the latter. No survivor counts as killed."""
+    counts, survivors = (collections.Counter(_package(mutant) for mutant in mutants) for mutants in (drawn, alive))
     print()
-    for name, count in (*sorted(of_package.items()), ("all", len(drawn))):
-        killed = count - (len(alive) if name == "all" else left[name])
-        print(f"{name}: {killed} of {count} killed, {killed / count:.1%}")
-    return 1 - len(alive) / len(drawn)
+    for name, count in sorted(counts.items()):
+        print(f"{name}: {count - survivors[name]} of {count} killed, {1 - survivors[name] / count:.1%}")
+    share = 1 - len(alive) / len(drawn)
+    print(f"all: {len(drawn) - len(alive)} of {len(drawn)} killed, {share:.1%}")
+    return share
+
+
+def _package(mutant: Mutant) -> str:
+    return (ROOT / mutant.path).relative_to(SOURCE).parts[0]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ _OTHERS = {
 """Files in these folders about source text, whole programs, models and corpora: they hardly check what is mutated."""
 
 Covering = dict[str, dict[str, Any]]
-"""By test: its `duration` in seconds and its `lines` by file."""
+"""By test: its `duration` in seconds of processor time and its `lines` by file."""
 
 
 def covering_tests(cache: Path) -> Covering:
@@ -91,7 +92,7 @@ class _Recorder:
     def __init__(self, report: Path) -> None:
         self._report = report
         self._coverage = coverage.Coverage(data_file=None, config_file=False, source=[str(SOURCE)])
-        self._durations: dict[str, float] = collections.defaultdict(float)
+        self._durations: dict[str, float] = {}
         self._failed: set[str] = set()
         self._fixtures: dict[str, list[str]] = {}
         self._context = ""
@@ -103,7 +104,9 @@ class _Recorder:
         indices = item.callspec.indices if hasattr(item, "callspec") else {}
         self._fixtures[item.nodeid] = [_fixture(chosen[-1], indices.get(name)) for name, chosen in definitions.items()]
         self._switch(item.nodeid)
+        started = time.process_time()
         result = yield
+        self._durations[item.nodeid] = time.process_time() - started
         self._switch("")
         return result
 
@@ -118,7 +121,6 @@ class _Recorder:
             self._switch(before)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._durations[report.nodeid] += report.duration
         if report.failed:
             self._failed.add(report.nodeid)
 

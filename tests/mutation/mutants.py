@@ -8,9 +8,11 @@ import ast
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.mutation.covering import PACKAGES, ROOT, SOURCE
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -72,6 +74,8 @@ _ORDERLESS = {
 }
 """Functions that do not care which of their arguments comes first, or that fail at once if it does."""
 _LARGE = 100
+_LEFT_OUT = {"aligners", "reverse_run"}
+"""Modules that run other programs or read other runs, which end-to-end tests check."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +96,11 @@ class Mutant:
     _key: Any
     _replacement: ast.AST
 
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """File, function, line and changed line, which stay the same when the error moves to another line."""
+        return str(self.path), self.scope or "", self.before, self.after
+
     def plant(self) -> ast.Module:
         """The module's syntax tree with the error in it. The tree is shared: plant one error per process."""
         _put(self._holder, self._key, self._replacement)
@@ -102,6 +111,14 @@ class Mutant:
         start = max(0, len(list(same)) - 60)
         before, after = ("…" * (start > 0) + text[start : start + 120] for text in (self.before, self.after))
         return f"{self.path}:{self.lines.start}\n    - {before}\n    + {after}"
+
+
+def all_mutants(packages: Iterable[str] = PACKAGES) -> Iterator[Mutant]:
+    """Every error that can be planted in some packages."""
+    for package in packages:
+        for path in sorted((SOURCE / package).rglob("*.py")):
+            if path.stem not in _LEFT_OUT:
+                yield from mutants_of(path.relative_to(ROOT), path.read_text())
 
 
 def mutants_of(path: Path, source: str) -> Iterator[Mutant]:

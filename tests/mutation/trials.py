@@ -19,6 +19,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -46,13 +47,16 @@ class Trial:
 
     @classmethod
     def of(cls, mutant: Mutant, covering: Covering) -> "Trial":
-        """A mutant with the tests that run its lines; for what runs at import, all tests that run anything in its file.
+        """A mutant with the tests that run its lines.
 
+        For what runs at import, these are the tests in files that import its module, and then all that run anything in it.
         The quickest come first, but a second variant of a parametrised test comes after the first variants of all.
         """
         lines_of = {test: set(facts["lines"].get(str(mutant.path), ())) for test, facts in covering.items()}
+        first: set[str] = set()
         if mutant.scope is None:
-            tests = [test for test, lines in lines_of.items() if lines]
+            first = _in_files_that_import(mutant.path, covering)
+            tests = [test for test, lines in lines_of.items() if lines or test in first]
         else:
             tests = [test for test, lines in lines_of.items() if lines & set(mutant.lines)] or [
                 test for test, lines in lines_of.items() if lines & set(mutant.statement)
@@ -61,7 +65,7 @@ class Trial:
         places = {}
         for test in sorted(tests, key=lambda test: (covering[test]["duration"], test)):
             name = test.split("[")[0]
-            places[test] = (variants[name], covering[test]["duration"], test)
+            places[test] = (test not in first, variants[name], covering[test]["duration"], test)
             variants[name] += 1
         chosen, seconds = [], 0.0
         for test in sorted(places, key=places.__getitem__):
@@ -69,6 +73,14 @@ class Trial:
             if not chosen or seconds < _BUDGET:
                 chosen.append(test)
         return cls(mutant, tuple(chosen), 60 + 5 * min(seconds, _BUDGET))
+
+
+def _in_files_that_import(path: Path, tests: Iterable[str]) -> set[str]:
+    """The tests whose file imports a module by name, and so may look at its constants, which no test runs."""
+    module = ".".join(path.relative_to("src").with_suffix("").parts)
+    files = {test.split("::")[0] for test in tests}
+    importing = {file for file in files if (ROOT / file).exists() and f"from {module} " in (ROOT / file).read_text()}
+    return {test for test in tests if test.split("::")[0] in importing}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ def expected(
         f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} "
         f"({outliers_oracle.criterion(specimen, outliers_options)})"
     ]
-    if len(outliers) > 8:
+    if len(outliers) > 8 and (options.interventions or options.ablation):
         notes.append(f"of the {len(outliers)} outlier dimensions only the 8 most prominent are removed alone")
     prominent = sorted(outliers, key=lambda j: -np.abs(scores[:, j]).max())[:8]
     reported = [category for category in categories if category != "all"]

@@ -68,6 +68,9 @@ def test_frequency(bert, left_out):
         resources={FREQUENCIES: TokenFrequencies(rank, count)},
     )
     assert_published(found, frequency_oracle.expected(bert, layers, rank, count))
+    by_token = found.tables["by_token"]
+    assert by_token["count"].duplicated().any()
+    assert by_token.sort_values(["count", "token_id"], ascending=[False, True]).index.equals(by_token.index)
 
 
 OUTLIERS = {
@@ -97,6 +100,11 @@ SCORES = {
     "all": (OUTLIERS["given"], options_of_score(), CHOICES["all"]),
     "no outliers": (OUTLIERS["none"], options_of_score(), CHOICES["some"]),
     "nothing is run again": (OUTLIERS["given"], options_of_score(interventions=False, ablation=False), CHOICES["some"]),
+    "nine outliers and nothing is run again": (
+        OutliersOptions(dimensions=list(range(9))),
+        options_of_score(interventions=False, ablation=False),
+        ((2,), ["punctuation", "other"]),
+    ),
     "nine outliers": (
         OutliersOptions(dimensions=list(range(9))),
         options_of_score(),

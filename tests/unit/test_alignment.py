@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
-from normscope.alignment import link_scores
+from normscope.alignment import link_scores, tables
 from normscope.alignment.aligners import align
 from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.figures import describe_figures
@@ -191,6 +191,9 @@ def test_grow_diag_by_hand():
     # (2, 1) and (1, 2) each have a word that (1, 1) has taken.
     assert symmetrised(forward, backward, Heuristic.GROW_DIAG_AND) == {(0, 0), (1, 1)}
     assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL_AND) == {(0, 0), (1, 1), (4, 4)}
+    # Of two neighbours that want the same word, the one nearer to the beginning comes first.
+    for wanted, refused in (((0, 0), (2, 0)), ((0, 0), (0, 2)), ((0, 2), (2, 2)), ((2, 0), (2, 2))):
+        assert symmetrised({(1, 1)}, {(1, 1), wanted, refused}, Heuristic.GROW_DIAG_AND) == {(1, 1), wanted}
     # The final step: one word of (3, 0) is free, both of (3, 3) are.
     forward, backward = {(0, 0), (3, 0)}, {(0, 0), (3, 3)}
     assert symmetrised(forward, backward, Heuristic.GROW_DIAG_FINAL) == {(0, 0), (3, 0), (3, 3)}
@@ -299,6 +302,16 @@ def test_toy_links_point_at_words():
     assert first != other
 
 
+@pytest.mark.parametrize(("rates", "correlation"), [([0.3, 0.2, 0.1], -1.0), ([0.2, 0.2, 0.2], None)])
+def test_heads_that_align_equally_well_have_no_rank_correlation(rates, correlation):
+    heads = pd.DataFrame({"layer": [1, 1, 2], "head": [1, 2, 1], "mean_norm": [1.0, 2.0, 3.0], "aer": rates})
+    layers = pd.DataFrame({"layer": [1, 2], "mean_norm": [2.0, 1.0], "aer": [0.5, 0.6]})
+    metrics = tables._of_largest_norm(layers, heads)
+    assert (metrics["largest_norm_layer/layer"], metrics["largest_norm_layer/aer"]) == (1, 0.5)
+    assert (metrics["largest_norm_head/layer"], metrics["largest_norm_head/head"]) == (2, 1)
+    assert metrics.get("heads/spearman_norm_aer") == (correlation and pytest.approx(correlation))
+
+
 def test_scores_of_files(tmp_path, capsys):
     gold, forward, backward = (tmp_path / name for name in ("gold", "forward", "backward"))
     gold.write_text("1-1 2-2\n1-2 2p1\n")
@@ -313,5 +326,24 @@ def test_scores_of_files(tmp_path, capsys):
     arguments = ["--gold", str(gold), "--gold-base", "1", "--symmetrise", "union", "--output", str(out)]
     assert link_scores.main([*arguments, str(forward), f"{backward}:target-source"]) == 0
     assert out.read_text() == "0-0 1-1\n0-1 1-0\n"
-    assert link_scores.main([*arguments, str(forward)]) == 2
-    assert "expected two files" in capsys.readouterr().err
+    for one_file in ([str(forward)], [str(forward), str(forward)]):
+        assert link_scores.main([*arguments, *one_file]) == 2
+        assert "expected two files, in opposite directions, got 1" in capsys.readouterr().err
+
+
+def test_files_of_one_name_are_scored_side_by_side(tmp_path, capsys):
+    for folder, links in (("one", "0-0"), ("other", "0-1")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "links").write_text(links + "\n")
+    (tmp_path / "gold").write_text("0-0\n")
+    files = [str(tmp_path / folder / "links") for folder in ("one", "other")]
+    assert link_scores.main(["--gold", str(tmp_path / "gold"), *files]) == 0
+    rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows == dict(zip(files, ["0.0", "100.0"], strict=True))
+    assert link_scores.main(["--gold", str(tmp_path / "gold"), "--symmetrise", "union", *files]) == 0
+
+
+def test_links_of_very_long_sentences_are_scored(tmp_path, capsys):
+    (tmp_path / "gold").write_text("0-0 9000-9000\n")
+    assert link_scores.main(["--gold", str(tmp_path / "gold"), str(tmp_path / "gold")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0.0", "100.0", "100.0"]

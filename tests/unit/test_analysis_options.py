@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
+from normscope.analyses.base import Requirements
 from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.options import NormsOptions
@@ -97,6 +98,14 @@ def test_what_analyses_declare():
             name, year = re.fullmatch(r"([a-z]+)(\d{4})", paper.key).groups()
             assert re.match(rf"@inproceedings{{{name}-.*{year}", paper.bibtex)
             assert f"year = {{{year}}}" in paper.bibtex
+
+
+def test_defaults():
+    """A run that sets nothing does what the papers did, as far as they say."""
+    assert NormsOptions(seed=1) == NormsOptions(False, 50_000_000, 512, 10_000, 1)
+    assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
+    assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
+    assert not any(dataclasses.asdict(Requirements()).values()), "an analysis that declares no needs has none"
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,11 @@ def test_categories_of_ones_own(tmp_path, tokenizer):
         ({"a": ["cat"], "b": ["cat"]}, "'cat' is in both a and b"),
         ({"a": "re:("}, "not a regular expression"),
         ({"a": ["zzzzzzzz"]}, "expected tokens of the vocabulary"),
-        ({"a": "file:/nowhere"}, "cannot be read"),
+        ({"a": "re:a{99999999999}"}, "not a regular expression"),
+        ({"a": "file:/nowhere"}, "a=file:/nowhere: no such file"),
+        ({"a": "file:/dev/zero"}, "no such file"),
+        ({"a": "file:~nobody-of-that-name/x"}, "cannot be read: Could not determine home directory"),
+        ({"a": "file:" + 5000 * "x"}, "cannot be read: .*File name too long|no such file"),
         ({"a": [["x"]]}, "expected a list of tokens"),
     ],
 )

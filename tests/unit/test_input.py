@@ -15,6 +15,7 @@ from normscope.data import token_frequencies as frequency
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
 from normscope.reporting.comparison import compare as compare_runs
+from normscope.reporting.comparison import wandb_report
 
 
 def strings() -> list[str]:
@@ -105,6 +106,7 @@ def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
         (link_scores.main, ["a.txt", "--gold", "x" * 300], "--gold=xxx"),
         (link_scores.main, ["a.txt", "--gold", "/nope", "--base", "x"], "--base"),
         (compare_runs.main, [], "FOLDER"),
+        (wandb_report.main, ["/nope"], "--entity"),
         (compare_runs.main, ["/nope"], "/nope: no run found"),
     ],
 )

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import mutants_of
+from tests.mutation.equivalents import equivalents
+from tests.mutation.mutants import all_mutants, mutants_of
 from tests.mutation.trials import Trial
 
 FILE = Path("src/normscope/maths/some.py")
@@ -91,3 +92,9 @@ def test_a_mutant_meets_the_tests_that_run_its_line_the_quickest_first():
     assert tests["return a / b"] == ("quick", "slow")
     assert tests["return a * b"] == ("other", "quick")
     assert tests["ONE = a - b"] == ("other", "quick", "slow"), "what runs at import concerns whoever runs the file"
+
+
+def test_every_error_that_is_said_to_change_nothing_can_be_planted():
+    planted = {mutant.identity for mutant in all_mutants()}
+    assert not equivalents().keys() - planted, "remove what the source no longer has"
+    assert all(equivalents().values()), "each needs a reason"

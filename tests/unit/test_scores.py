@@ -154,6 +154,14 @@ def test_keys_less_some_dimensions_lower_the_scores_by_their_contributions(parts
     torch.testing.assert_close(found, expected)
 
 
+def test_keys_are_mapped_alike_if_they_are_neither_rotated_nor_normed():
+    angles = torch.ones(1, 2, 4)
+    assert KeyMap().same_for_all_keys
+    assert not KeyMap(factors=torch.ones(1, 1, 2, 4)).same_for_all_keys
+    assert not KeyMap(angles, angles).same_for_all_keys
+    assert not KeyMap(angles, angles, torch.ones(1, 1, 2, 4)).same_for_all_keys
+
+
 @pytest.mark.parametrize("groups", [2, 5])  # fewer, and more than a head is wide
 def test_attention_by_group_is_the_sum_of_weights(parts, groups):
     query, key, *_, token_mask, _members = parts

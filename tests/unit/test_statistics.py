@@ -16,6 +16,7 @@ from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
 from normscope.statistics.token_means import TokenMeans
+from normscope.statistics.uniform_sample import UniformSample
 
 F64 = torch.float64
 
@@ -111,6 +112,21 @@ def test_a_sample_of_sequences_is_those_of_the_smallest_priorities(cut):
         assert [sequence.tolist() for sequence in found] == [tokens[:, n, token_mask[n]].tolist() for n in expected]
 
 
+def test_a_seed_draws_the_same_rows_for_ever():
+    """A later version must not draw another sample from the same corpus."""
+    sample = UniformSample(5, 1, seed=3)
+    for number in (2, 3):
+        sample.update((1, number), 1000, lambda rows, at=1000 * number: torch.from_numpy(rows + at)[:, None])
+    assert sample.compute()[:, 0].tolist() == [3295, 2256, 3180, 3426, 3142]
+
+
+def test_populations_of_one_row_and_of_none_are_offered_too():
+    sample = UniformSample(9, 1, seed=0)
+    for number, population in enumerate([1, 0, 1, 2]):
+        sample.update((number,), population, lambda rows, at=10 * number: torch.from_numpy(rows + at)[:, None])
+    assert sorted(sample.compute()[:, 0].tolist()) == [0, 20, 30, 31]
+
+
 AXES = (Axis(-3, 3, 2), Axis(-2, 5, 1))
 
 
@@ -161,6 +177,15 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, masked):
         found = np.zeros_like(expected[:, :, group])
         found[:, low : low + table.shape[1]] = table
         np.testing.assert_array_equal(found, expected[:, :, group])
+
+
+def test_merged_counts_outgrow_32_bits():
+    grids = Axis(0, 1, 0), Axis(0, 1, 0)
+    histogram, counts = PairHistogram(*grids, 1), torch.zeros(grids[0].cells, 1, 1, dtype=torch.int32)
+    counts[0] = 2**31 - 1
+    for times in (1, 2, 3):
+        histogram.merge(0, counts)
+        assert histogram.table(0)[1].tolist() == [[times * (2**31 - 1)], [0]]
 
 
 def test_a_histogram_counts_a_single_pair_and_takes_none():
@@ -253,6 +278,19 @@ def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
             assert row[group].spearman == pytest.approx(expected, abs=1e-9 if budget == 10_000 else 5e-3)
             assert abs(row[group].spearman - expected) <= row[group].error_bound + 1e-9
             assert row[group].error_bound == 0 if budget == 10_000 else 1e-3 < row[group].error_bound < 0.5
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_bound_reaches_no_further_than_a_correlation_can(same):
+    """Cells as coarse as these leave ρ open: it may be as low as −1 or as high as 1, and no more."""
+    correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0), 0)
+    first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
+    order = [0, 1, 2, 5, 6, 3, 4, 7, 8, 9]
+    second = first[order] if same else first.flip(0)[order]
+    correlation.update(0, first[None, None, None], second[None, None], torch.zeros(1, 10, dtype=torch.long))
+    found = correlation.compute()[0][0]
+    assert found.spearman == pytest.approx(0.2 if same else -0.2)
+    assert found.error_bound == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("pairs", range(3, 40))

@@ -228,6 +228,12 @@ def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch)
     assert (sample["rank"] > 0).all()
 
 
+def test_no_category_has_no_members():
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    context = dataclasses.replace(context_of(model), categories=[])
+    assert context.members(batch_of(model, (3, 2))).shape == (0, 2, 3)
+
+
 @pytest.mark.parametrize("exact_pairs", [10**6, 0])
 @pytest.mark.parametrize("scale", [1, 30])
 def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pairs):

@@ -5,6 +5,7 @@ python -m normscope.alignment.link_scores --gold GOLD --symmetrise grow-diag-fin
 """
 
 import argparse
+import collections
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,18 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     pairs = _lines(given.gold)
     gold = _read(str(given.gold), "--gold", given.gold_base, pairs)
-    alignments = {}
-    for file in given.files:
-        links = _read(file, "FILE", given.base, pairs)
-        alignments[Path(file.partition(":")[0]).name] = [pair.possible for pair in links]
+    links = {file: [pair.possible for pair in _read(file, "FILE", given.base, pairs)] for file in given.files}
+    names = {file: Path(file.partition(":")[0]).name for file in links}
+    repeated = {name for name, count in collections.Counter(names.values()).items() if count > 1}
+    alignments = {file if names[file] in repeated else names[file]: read for file, read in links.items()}
     if given.symmetrise is not None:
-        if len(given.files) != 2:
-            raise InputError(f"--symmetrise: expected two files, in opposite directions, got {len(given.files)}")
+        if len(alignments) != 2:
+            raise InputError(f"--symmetrise: expected two files, in opposite directions, got {len(alignments)}")
         directions = zip(*alignments.values(), strict=True)
         combined = [symmetrised(forward, backward, Heuristic(given.symmetrise)) for forward, backward in directions]
         alignments = {given.symmetrise: combined}
         if given.output is not None:
-            _write(given.output, "".join(f"{pharaoh(links)}\n" for links in combined))
+            _write(given.output, "".join(f"{pharaoh(pairs)}\n" for pairs in combined))
     rates = {name: evaluate(links, gold) for name, links in alignments.items()}
     table = pd.DataFrame.from_dict(rates, orient="index")[list(RATES)] * 100
     table.columns = pd.Index([f"{rate.replace('aer', 'AER')} %" for rate in RATES])

@@ -5,6 +5,7 @@ import enum
 import re
 from typing import TYPE_CHECKING, Any
 
+from normscope.alignment.outputs import OUTPUTS
 from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020
@@ -26,6 +27,7 @@ class LinkFileOptions:
     """A file of word alignments in Pharaoh format."""
 
     path: str | None = None
+    """The file, one line per sentence pair."""
     base: int = 0
     """Number of the first word of a sentence: 0 or 1."""
     direction: str = "source-target"
@@ -92,4 +94,5 @@ ALIGNMENT = AnalysisInfo(
     path_keys=("gold.path", "reverse"),
     supports_cross_attention=True,
     requires_cross_attention=True,
+    outputs=OUTPUTS,
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from normscope.analyses.papers import Paper
@@ -16,6 +17,7 @@ class AnalysisConfig:
     """Base class for the options of an analysis: the config keys below `analysis.<name>`."""
 
     enabled: bool = False
+    """Whether the analysis runs; `analysis=<name>` sets it."""
 
     def validate(self, run: "RunOptions") -> None:
         """Check what types cannot express. Called before the model is loaded, even if the analysis is disabled.
@@ -26,6 +28,27 @@ class AnalysisConfig:
         Raises:
             InputError: If an option is invalid; the message names its key.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class TableInfo:
+    """What a published table contains. A name such as `head_<head>` stands for several columns."""
+
+    row: str
+    """What there is one row for: "layer and method"."""
+    columns: Mapping[str, str]
+    """The meaning of each column, in order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Everything that an analysis publishes, by name, with its meaning. `<method>/mean` stands for several names."""
+
+    tables: Mapping[str, TableInfo] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The numbers in results.json."""
+    curves: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Values by layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +71,8 @@ class AnalysisInfo:
     """Whether it can analyse only cross-attention. The run then uses `model.stack=cross`."""
     path_keys: tuple[str, ...] = ()
     """Options that are paths, relative to `analysis.<name>`, so that they are checked like all paths."""
+    outputs: Outputs = dataclasses.field(default_factory=Outputs, hash=False)
+    """What it publishes. Names have no prefix; the analysis's name is added when they are published."""
 
     def load(self) -> "type[Analysis]":
         """Import the `Analysis` subclass.

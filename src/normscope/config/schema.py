@@ -22,9 +22,13 @@ class Pin:
     """The source of a preset's model. It is ignored if another `model.name` overrides the preset's."""
 
     name: str | None = None
+    """The model's name, for which alone the other values hold."""
     package: str | None = None
+    """An installed package that has the model's files."""
     revision: str | None = None
+    """Branch, tag or commit on the Hub."""
     sha256: str | None = None
+    """SHA-256 digest of the weights."""
 
 
 class ModelStack(enum.StrEnum):
@@ -57,12 +61,15 @@ class ModelOptions:
     toy: bool = False
     """Use the toy translation model, which is trained first."""
     seed: int = II("seed")
+    """Seed of random weights; with `model=multiberts`, which of the 25 models."""
     source_language: str | None = None
     """Source language of a multilingual translation model, as a code of its tokenizer."""
     target_language: str | None = None
     """Its target language, likewise."""
     allow_pickle: bool = False
+    """Accept weights that are not safetensors."""
     trust_remote_code: bool = False
+    """Run code that comes with the model."""
 
 
 class DatasetKind(enum.StrEnum):
@@ -115,6 +122,7 @@ class DatasetOptions:
     """Which texts are read, and how."""
 
     kind: DatasetKind = MISSING
+    """Where examples come from; presets set it."""
     path: str | None = None
     """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`."""
     pair_path: str | None = None
@@ -158,6 +166,7 @@ class DatasetOptions:
     name: str | None = None
     """Name of the data, if known: published numbers are compared only with numbers on the same data."""
     seed: int = II("seed")
+    """Seed of everything that is drawn at random: masked tokens and pairs of paragraphs."""
 
 
 class DType(enum.StrEnum):
@@ -174,7 +183,9 @@ class DeviceOptions:
     """Where the model runs."""
 
     name: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`."""
     dtype: DType = DType.float32
+    """Number format of weights and activations."""
     batch_tokens: int = 4096
     """Maximum number of tokens in a batch, padding included."""
 
@@ -200,10 +211,13 @@ class TrackingOptions:
     project: str | None = None
     """WANDB_PROJECT by default, otherwise normscope."""
     entity: str | None = None
+    """W&B user or team."""
     group: str | None = None
     """Group of runs; by default the sweep's folder in a multirun."""
     name: str | None = None
+    """Name of the run; WANDB_NAME by default, otherwise the analyses and the model."""
     tags: list[str] = field(default_factory=list)
+    """Tags of the run."""
 
 
 @dataclass
@@ -219,6 +233,7 @@ class ReportOptions:
     """The report of a run."""
 
     enabled: bool = True
+    """Whether to write the report."""
     examples: int = 3
     """Number of texts with token maps: the first that are short enough, then the first longer ones."""
     tokens: int = 64
@@ -232,6 +247,7 @@ class RecipeOptions:
     """The preset of a paper's result, if `experiment` selects one."""
 
     name: str | None = None
+    """Name of the preset."""
     paper: str | None = None
     """Folder in `experiments/` whose published numbers the metrics are compared with."""
 
@@ -261,6 +277,7 @@ class RunOptions:
     categories: Any = "all"
     """`all`, or a list of token categories to report."""
     seed: int = 0
+    """Seed of all random choices, unless a more specific one is set."""
     output_dir: str | None = None
     """The run folder itself; in a multirun, the sweep's."""
     resume: str | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 CATEGORIES = ("cls", "sep", "mask", "punctuation", "other")
 """The categories of every run. Each token is in exactly one."""
@@ -115,20 +115,26 @@ def _matcher(name: str, words: Any) -> Callable[[str], bool]:
     if isinstance(words, str) and words.startswith("re:"):
         try:
             pattern = re.compile(words.removeprefix("re:"))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise InputError(f"{key}={words}: not a regular expression: {error}") from error
         return lambda text: pattern.fullmatch(text) is not None
     if isinstance(words, str) and words.startswith("file:"):
-        path = Path(words.removeprefix("file:")).expanduser()
-        try:
-            words = path.read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{key}: {path} cannot be read: {error}") from error
+        words = _lines(key, words.removeprefix("file:"))
     listed = words if isinstance(words, list) else [words]
     if not all(isinstance(word, str | int | float) for word in listed):
         raise InputError(f"{key}={words}: expected a list of tokens, re:EXPRESSION or file:PATH")
     tokens = {str(word).strip() for word in listed} - {""}
     return lambda text: text in tokens
+
+
+def _lines(key: str, given: str) -> list[str]:
+    try:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise InputError(f"{key}=file:{given}: no such file")
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError, RuntimeError) as error:  # the home directory of nobody is a RuntimeError
+        raise InputError(f"{key}=file:{given}: cannot be read: {one_line(error)}") from error
 
 
 def _punctuation_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -28,7 +28,14 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.task_heads import Head, task_head
 from normscope.models.tokenizer_loading import load_tokenizer
-from normscope.models.weight_checks import check_all_used, check_dtypes, check_finite, check_none_missing, check_shapes
+from normscope.models.weight_checks import (
+    check_all_used,
+    check_dtypes,
+    check_finite,
+    check_none_missing,
+    check_pickles,
+    check_shapes,
+)
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -217,6 +224,7 @@ def _check_digest(source: Source, options: ModelOptions) -> None:
 
 
 def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
+    check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Casting complex values")  # `check_dtypes` refuses these

@@ -1,11 +1,13 @@
 """Loads the tokenizer of a model and checks that they fit together."""
 
+import math
+
 from transformers import AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.config.schema import ModelOptions
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.models.files import Source, locate
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.tokenizer_checks import check_vocabulary
@@ -28,6 +30,7 @@ def load_tokenizer(
     """
     name = options.tokenizer or options.name
     tokenizer = _load(source, options)
+    tokenizer.model_max_length = _longest_sequence(tokenizer, options)
     embeddings = embeddings_of(model).num_embeddings
     if len(tokenizer) > embeddings:
         raise InputError(
@@ -37,12 +40,6 @@ def load_tokenizer(
     check_vocabulary(tokenizer, name, None if random_weights else embeddings)
     if layout.reads_target:
         _check_targets(model, tokenizer, options)
-    limit = tokenizer.model_max_length
-    if not isinstance(limit, int | float) or not limit >= 1:
-        raise InputError(
-            f"model.name={options.name}: expected model_max_length in its tokenizer_config.json to be a number of at least 1, "
-            f"got {limit!r}"
-        )
     return tokenizer
 
 
@@ -87,6 +84,18 @@ def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, setting: s
         raise InputError(
             f"{setting}: the tokenizer has no such language; expected a code from its vocabulary, such as eng_Latn or en"
         )
+
+
+def _longest_sequence(tokenizer: PreTrainedTokenizerBase, options: ModelOptions) -> int:
+    """The tokenizer's limit on the length of a sequence, in tokens; astronomical if it has none."""
+    limit = tokenizer.model_max_length
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not number or not 1 <= limit < math.inf or limit != int(limit):
+        raise InputError(
+            f"model.name={options.name}: expected model_max_length in its tokenizer_config.json to be a whole number of at "
+            f"least 1, got {printable(repr(limit), 60)}"
+        )
+    return int(limit)
 
 
 def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: ModelOptions) -> None:

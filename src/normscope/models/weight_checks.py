@@ -1,7 +1,7 @@
 """Checks on a checkpoint's weights: the model uses all of them, unchanged, and nothing else."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 from normscope.models.files import weight_files
 
 # Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
@@ -108,6 +108,36 @@ def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
                 f"model.name={name}: expected weights in float64, float32, float16 or bfloat16, got {dtype} for {key} in "
                 f"{file.name}; set model.name to a checkpoint that is not quantised"
             )
+
+
+def check_pickles(folder: Path, name: str) -> None:
+    """Check that pickled weight files hold named tensors and nothing else. Nothing in them is run.
+
+    Args:
+        folder: The folder of the weight files.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If one is damaged or holds something else.
+    """
+    for file in weight_files(folder):
+        if file.suffix == ".safetensors":
+            continue
+        try:
+            content = torch.load(file, map_location="meta", weights_only=True)
+        except Exception as error:  # a damaged pickle fails in many ways, and PyTorch's advice is to trust it
+            raise InputError(
+                f"model.name={name}: {file.name} is damaged, or holds something other than tensors; set model.name to another "
+                "checkpoint"
+            ) from error
+        entries = content.items() if isinstance(content, Mapping) else [(None, content)]
+        for key, value in entries:
+            if not (isinstance(key, str) and isinstance(value, torch.Tensor)):
+                where = "" if key is None else f" for {printable(repr(key), 60)}"
+                raise InputError(
+                    f"model.name={name}: expected named tensors in {file.name}, got {type(value).__name__}{where}; set "
+                    "model.name to another checkpoint"
+                )
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:

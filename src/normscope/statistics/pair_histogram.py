@@ -85,7 +85,7 @@ class PairHistogram:
         rows = max(1, _PIECE // max(1, first[0].numel()))
         for start in range(0, len(first), rows):
             piece = slice(start, start + rows)
-            self._add(first[piece], base[piece], hidden[piece] if len(hidden) > 1 else hidden)
+            self._add(first[piece], base[piece], hidden[piece])
 
     def _add(self, first: Tensor, base: Tensor, hidden: Tensor) -> None:
         width = self.counts.shape[1]

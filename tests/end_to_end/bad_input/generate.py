@@ -10,27 +10,47 @@ from tests.end_to_end.bad_input.alignments import links, reverse_run
 from tests.end_to_end.bad_input.answer import faults, report
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.corpora import odd_parquet, odd_rows, spoiled_corpus
-from tests.end_to_end.bad_input.earlier_runs import checkpoint, earlier_run
-from tests.end_to_end.bad_input.models import adapter, architecture, model_config, model_file, tokenizer_json, weights
-from tests.end_to_end.bad_input.overrides import empty_value, environment, odd_group, odd_path, odd_syntax, wrong_value
+from tests.end_to_end.bad_input.earlier_runs import checkpoint, comparison, earlier_run, sweep
+from tests.end_to_end.bad_input.models import (
+    adapter,
+    architecture,
+    model_config,
+    model_file,
+    other_tokenizer,
+    pickled_weights,
+    side_file,
+    tokenizer_json,
+    weights,
+)
+from tests.end_to_end.bad_input.overrides import (
+    empty_value,
+    environment,
+    odd_group,
+    odd_path,
+    odd_syntax,
+    two_values,
+    wrong_value,
+)
 from tests.end_to_end.bad_input.process import collect, finished, started
 from tests.end_to_end.bad_input.small_files import frequencies, pickles
 from tests.end_to_end.bad_input.stock import Stock
+from tests.end_to_end.bad_input.wrong_files import category, odd_characters, two_files, wrong_file
 
 Kind = Callable[[random.Random, Stock], Case]
 KINDS: tuple[tuple[Kind, int], ...] = (
-    *((wrong_value, 9), (empty_value, 4), (odd_group, 4), (odd_syntax, 4), (odd_path, 6)),
-    *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3)),
-    *((model_config, 7), (architecture, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
     *(
-        (earlier_run, 6),
-        (checkpoint, 4),
-        (environment, 3),
-        (links, 5),
-        (reverse_run, 2),
-        (pickles, 5),
-        (frequencies, 3),
+        (wrong_value, 9),
+        (two_values, 4),
+        (empty_value, 4),
+        (odd_group, 4),
+        (odd_syntax, 4),
+        (odd_path, 6),
+        (category, 4),
     ),
+    *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3), (wrong_file, 8), (odd_characters, 5), (two_files, 3)),
+    *((model_config, 7), (architecture, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
+    *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (earlier_run, 6), (checkpoint, 4), (comparison, 5)),
+    *((sweep, 5), (environment, 3), (links, 5), (reverse_run, 2), (pickles, 5), (frequencies, 3)),
 )
 
 

@@ -176,6 +176,87 @@ def weights(draw: random.Random, stock: Stock) -> Case:
     return _with_model(stock, f"weights {how}", change)
 
 
+def other_tokenizer(draw: random.Random, stock: Stock) -> Case:
+    """The files of a slow, a byte-pair or a SentencePiece tokenizer, one of them broken."""
+    kind, broken, state = draw.choice(["WordPiece", "BPE", "SentencePiece"]), draw.random() < 0.9, draw.getstate()
+
+    def change(folder: Path) -> None:
+        inner = random.Random()
+        inner.setstate(state)
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        (folder / "tokenizer.json").unlink()
+        words = sorted(vocabulary, key=vocabulary.__getitem__)
+        match kind:
+            case "WordPiece":
+                files = {"vocab.txt": "\n".join(words).encode()}
+            case "BPE":
+                files = {"vocab.json": as_json(vocabulary), "merges.txt": b"#version: 0.2\nt h\nth e\n"}
+            case _:
+                files = {"spiece.model": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03the\x15\0\0\x80\xbf"}
+        classes = {"WordPiece": "BertTokenizer", "BPE": "GPT2Tokenizer", "SentencePiece": "T5Tokenizer"}
+        settings = {"tokenizer_class": inner.choice([classes[kind], classes[kind], "AutoTokenizer", "Nope"])}
+        files["tokenizer_config.json"] = as_json(settings)
+        spoil = inner.choice(sorted(files)) if broken else ""
+        for name, content in files.items():
+            how = inner.random() if name == spoil else 1.0
+            (folder / name).unlink(missing_ok=True)
+            if how > 0.2:
+                (folder / name).write_bytes(spoiled_bytes(inner, content) if name == spoil else content)
+            elif how > 0.1:
+                (folder / name).mkdir()
+
+    return _with_model(stock, f"{kind} tokenizer", change)
+
+
+def side_file(draw: random.Random, stock: Stock) -> Case:
+    """Junk in files that a model may bring along."""
+    name = draw.choice(
+        [
+            *("generation_config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
+            *("model.safetensors.index.json", "adapter_config.json", "modules.json", "preprocessor_config.json"),
+            *("pytorch_model.bin", "tokenizer.model", "modeling_x.py", "chat_template.json", "processor_config.json"),
+        ]
+    )
+    junk, state = draw.choice(JUNK), draw.getstate()
+
+    def change(folder: Path) -> None:
+        inner = random.Random()
+        inner.setstate(state)
+        content = as_json(inner.choice([junk, {"[CLS]": junk}, {"a": junk}, {"weight_map": junk}, {"cls_token": junk}]))
+        (folder / name).write_bytes(inner.choice([content, spoiled_bytes(inner, content)]))
+
+    return _with_model(stock, f"beside the model: {name} {junk!r:.40}", change, translator=draw.random() < 0.3)
+
+
+_PICKLED: tuple[object, ...] = ({}, [], None, 3, "x", {"a": 1}, {1: torch.ones(1)}, torch.ones(2), {"": torch.ones(2)})
+
+
+def pickled_weights(draw: random.Random, stock: Stock) -> Case:
+    """A pickle of weights that is broken, hostile or of something else."""
+    state = draw.getstate()
+    options = ["model.allow_pickle=true"] if draw.random() < 0.8 else []
+
+    def change(folder: Path) -> None:
+        inner = random.Random()
+        inner.setstate(state)
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        path, how = folder / "pytorch_model.bin", inner.random()
+        if how < 0.3:
+            torch.save(inner.choice(_PICKLED), path)
+        elif how < 0.6:
+            torch.save(tensors, path, _use_new_zipfile_serialization=inner.random() < 0.7)
+            path.write_bytes(spoiled_bytes(inner, path.read_bytes()))
+        elif how < 0.7:
+            path.write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
+        else:
+            key = inner.choice(sorted(tensors))
+            other = inner.choice([1, None, "x", [1], torch.zeros(0), torch.zeros(2, 2), torch.zeros(3).to_sparse()])
+            torch.save(tensors | {key: other}, path)
+
+    return _with_model(stock, f"pickled weights {options}", change, *options)
+
+
 ADAPTER = {"base_model_name_or_path": "BASE", "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
 
 

@@ -65,6 +65,18 @@ def wrong_value(draw: random.Random, stock: Stock) -> Case:
     return Case(f"{key} ({kind}) = {value:.30}", arguments, [_last(key)], statuses=EITHER, writes=writes)
 
 
+def two_values(draw: random.Random, stock: Stock) -> Case:
+    """Several values, each of which may be fine alone, at the edge of what numbers can be."""
+    numbers = [key for key, kind in LEAVES if "int" in kind or "float" in kind]
+    others = [key for key, kind in LEAVES if key not in ("output_dir", "resume", "reproduce") and key not in numbers]
+    chosen = [*draw.sample(numbers, 2), draw.choice(others)]
+    edges = ["0", "1", "2", "2147483647", "2147483648", "9223372036854775807", "-1", "0.5", "1e-300", "1e300", "null"]
+    words = ["true", "false", "text", "x", "sentence", "'\\u0000'", "\u202e", "[a,b]", "[1,2]", "{a:1}", "''", "0"]
+    overrides = [f"{key}={draw.choice(edges if key in numbers else words)}" for key in chosen]
+    arguments = [*stock.common(), "analysis=[mixing,norms,frequency,outliers,score]", *overrides]
+    return Case(f"values {overrides}", arguments, [_last(key) for key in chosen], statuses=EITHER)
+
+
 def empty_value(draw: random.Random, stock: Stock) -> Case:
     """An empty string where something is meant."""
     key = draw.choice([*STRINGS, "+model.pin.name", "tracking.tags", "analysis.alignment.aligners"])
@@ -263,7 +275,30 @@ def odd_path(draw: random.Random, stock: Stock) -> Case:
 def environment(draw: random.Random, stock: Stock) -> Case:
     """Environment variables that make no sense."""
     name = draw.choice(
-        ["WORLD_SIZE", "RANK", "LOCAL_RANK", "XDG_CACHE_HOME", "HOME", "COLUMNS", "HYDRA_FULL_ERROR", "TMPDIR", "LANG"]
+        [
+            *(
+                "WORLD_SIZE",
+                "RANK",
+                "LOCAL_RANK",
+                "XDG_CACHE_HOME",
+                "HOME",
+                "COLUMNS",
+                "HYDRA_FULL_ERROR",
+                "TMPDIR",
+                "LANG",
+            ),
+            *(
+                "MPLCONFIGDIR",
+                "HF_HOME",
+                "WANDB_MODE",
+                "WANDB_DIR",
+                "WANDB_PROJECT",
+                "SLURM_JOB_ID",
+                "NO_COLOR",
+                "TERM",
+            ),
+            *("MASTER_PORT", "MASTER_ADDR", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TZ", "PYTHONIOENCODING"),
+        ]
     )
     value = draw.choice(["abc", "-1", "", "0", "1.5", "/proc/x", "9" * 5000, "é", "2", "/dev/null", " 1 ", "1e3"])
     extra = {} if name == "WORLD_SIZE" else {"WORLD_SIZE": draw.choice(["1", "2"])} if name == "RANK" else {}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import II
 
+from normscope.analyses.frequency.outputs import OUTPUTS
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import pair_budget
@@ -27,6 +28,7 @@ class FrequencyOptions(AnalysisConfig):
     exact_pairs: int = 50_000_000
     """Largest number of (rank, measure) pairs kept for exact rank correlations; beyond it they are estimated."""
     seed: int = II("seed")
+    """Seed of the scatter plot's sample."""
 
     def validate(self, _run: "RunOptions") -> None:
         """Check the size of the sample.
@@ -44,4 +46,5 @@ FREQUENCY = AnalysisInfo(
     implementation="normscope.analyses.frequency.analysis:FrequencyAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
     path_keys=("path", "source"),
+    outputs=OUTPUTS,
 )

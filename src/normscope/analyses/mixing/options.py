@@ -3,6 +3,7 @@
 import dataclasses
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.mixing.outputs import OUTPUTS
 from normscope.analyses.papers import KOBAYASHI_2021
 
 
@@ -18,4 +19,5 @@ MIXING = AnalysisInfo(
     implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
     papers=(KOBAYASHI_2021,),
     supports_cross_attention=True,
+    outputs=OUTPUTS,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.norms.outputs import OUTPUTS
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import at_least, pair_budget
 
@@ -24,6 +25,7 @@ class NormsOptions(AnalysisConfig):
     scatter_pairs: int = 10_000
     """Pairs in the scatter plot's sample."""
     seed: int = II("seed")
+    """Seed of the sampled queries and pairs."""
 
     def validate(self, _run: "RunOptions") -> None:
         """Check the sizes of the samples.
@@ -44,4 +46,5 @@ NORMS = AnalysisInfo(
     implementation="normscope.analyses.norms.analysis:NormsAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
     supports_cross_attention=True,
+    outputs=OUTPUTS,
 )

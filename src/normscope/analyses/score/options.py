@@ -7,6 +7,7 @@ from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MARUTA_2024
+from normscope.analyses.score.outputs import OUTPUTS
 from normscope.config.rules import at_least
 from normscope.errors import InputError
 
@@ -33,6 +34,7 @@ class ScoreOptions(AnalysisConfig):
     ablation_controls: int = 5
     """Number of random sets of dimensions, of the same size, to compare with."""
     seed: int = II("seed")
+    """Seed of the sampled sequences and of the random sets of dimensions."""
 
     def validate(self, _run: "RunOptions") -> None:
         """Check the sizes of the samples.
@@ -55,4 +57,5 @@ SCORE = AnalysisInfo(
     options=ScoreOptions,
     implementation="normscope.analyses.score.analysis:ScoreAnalysis",
     papers=(MARUTA_2024,),
+    outputs=OUTPUTS,
 )

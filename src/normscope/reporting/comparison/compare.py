@@ -61,7 +61,9 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
             run for run in completed if run.folder.resolve() == baseline.resolve() or run.folder.name == str(baseline)
         ]
         if not matching:
-            raise InputError(f"baseline {baseline}: expected one of {', '.join(run.folder.name for run in completed)}")
+            raise InputError(
+                f"--baseline={baseline}: expected one of {', '.join(run.folder.name for run in completed)}"
+            )
         reference_run = matching[0]
     names = _names(completed)
     groups = run_folders.labels(completed, seeds=False, analyses=False)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison.runs import Run
@@ -84,7 +85,7 @@ def _panels(wr: Any, analysis: str, runs: Sequence[Run]) -> dict[str, list[Any]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the report and publish it as a draft."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m normscope.reporting.comparison.wandb_report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,0 +1,1 @@
+"""The documentation: pages, and what generates the rest of them."""

@@ -1,0 +1,127 @@
+"""Makes the pictures of the README and of this documentation from runs of the program: `make figures`.
+
+The pages decide what is made: every picture that they show is a figure of one of the runs below, of the same name. The runs
+need no network. On one machine with the same packages, the figures have the same bytes each time.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageChops
+
+from normscope.analyses.registry import analyses
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+BENCHMARKS = ROOT / "benchmarks" / "measured"
+
+EXPLORER = "explorer"
+SENTENCE = "The old bridge was closed, so we crossed the river in the next town."
+"""What the explorer's picture shows."""
+SELECTION = "explore?layer=4&measure=attn_n&token=1"
+"""The layer, the measure and the clicked token in the page's address."""
+
+_BROWSER = "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run --hide-scrollbars"
+_SCALE = 2
+_MARGIN = 16
+_ONLY_THE_EXPLORER = """<style>
+body { visibility: hidden }
+#explorer { visibility: visible }
+#explorer { position: absolute; inset: 0 auto auto 0; width: 1100px; margin: 0; padding: 16px; background: #fff }
+#explorer > h2, #explorer > p { display: none }
+</style>"""
+
+
+def shown() -> set[str]:
+    """The names of the pictures that the README and the pages show."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return {name for page in pages for name in re.findall(r"images/([\w-]+)\.png\)", page.read_text())}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the pictures need and write them to `docs/images`."""
+    parser = argparse.ArgumentParser(prog="python -m docs.figures", description=__doc__)
+    parser.add_argument(
+        "--run", type=Path, action="append", default=[], help="take the figures of this run instead (repeatable)"
+    )
+    parsed = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = parsed.run or _runs(Path(folder))
+        missing = []
+        for name in sorted(shown() - {EXPLORER}):
+            sources = [path for path in _sources(name, runs) if path.exists()]
+            if sources:
+                shutil.copyfile(sources[0], IMAGES / f"{name}.png")
+                print(f"docs/images/{name}.png")
+            else:
+                missing.append(name)
+        _explorer(runs[0] / "report.html", IMAGES / f"{EXPLORER}.png")
+    if missing:
+        print(f"no run has a figure of this name: {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The default model on the sample corpus with every analysis that applies, and the toy translation model."""
+    names = [name for name, info in analyses().items() if not info.requires_cross_attention]
+    return [
+        _run(folder / "sample", f"analysis=[{','.join(names)}]", f"report.text='{SENTENCE}'"),
+        _run(folder / "toy", "experiment=alignment_toy"),
+    ]
+
+
+def _run(folder: Path, *overrides: str) -> Path:
+    command = [sys.executable, "run.py", *overrides, "tracking=disabled", f"output_dir={folder}"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=True)
+    return folder
+
+
+def _sources(name: str, runs: Sequence[Path]) -> list[Path]:
+    return [*(run / "figures" / f"{name}.png" for run in runs), BENCHMARKS / f"{name}.png"]
+
+
+def _explorer(report: Path, target: Path) -> None:
+    """The explorer of a report as a browser shows it. Without a browser, the present picture stays."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        print(f"{target.relative_to(ROOT)} is left as it is: there is no chromium on this machine", file=sys.stderr)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        page, picture = Path(folder) / "report.html", Path(folder) / "explorer.png"
+        page.write_text(report.read_text().replace("</head>", f"{_ONLY_THE_EXPLORER}</head>", 1))
+        subprocess.run(
+            [
+                browser,
+                *_BROWSER.split(),
+                f"--user-data-dir={folder}/profile",
+                "--window-size=1140,1400",
+                f"--force-device-scale-factor={_SCALE}",
+                "--virtual-time-budget=4000",
+                f"--screenshot={picture}",
+                f"{page.as_uri()}#{SELECTION}",
+            ],
+            check=True,
+            capture_output=True,
+        )
+        _trimmed(Image.open(picture).convert("RGB")).save(target, optimize=True)
+    print(target.relative_to(ROOT))
+
+
+def _trimmed(image: Image.Image) -> Image.Image:
+    """The image without its empty borders but for a margin."""
+    white = Image.new("RGB", image.size, (255, 255, 255))
+    box = ImageChops.difference(image, white).getbbox()
+    assert box is not None, "the browser's picture is empty"
+    margin = _MARGIN * _SCALE
+    return image.crop((0, 0, min(box[2] + margin, image.width), min(box[3] + margin, image.height)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The page of all tables, columns and metrics, from the analyses' own descriptions."""
+
+from collections.abc import Mapping
+
+from docs.hooks.markdown import code, table
+from normscope.analyses.info import Outputs, TableInfo
+from normscope.analyses.registry import analyses
+from normscope.reporting.run_tables import COMPARISON, RUN_TABLES
+
+
+def page() -> str:
+    """The page in Markdown."""
+    parts = [
+        "# Tables and metrics\n",
+        "A run writes its tables to `tables/<analysis>_<table>.parquet`, with a `.csv` beside it for up to 20,000 rows. They "
+        "are tidy: one row per observation. Metrics are single numbers in `results.json`, by the name "
+        "`<analysis>/<metric>`; curves are values by layer. In a name, a part such as `<category>` stands for several names. "
+        "Norms are in units of the residual stream.\n",
+    ]
+    for name, info in analyses().items():
+        parts.append(f"## {info.title} {{#{name}}}\n")
+        parts.append(_outputs(name, info.outputs))
+    parts.append("## Every run {#run}\n")
+    parts += [_table(name, info) for name, info in RUN_TABLES.items()]
+    parts.append("## Comparisons of runs {#comparison}\n")
+    parts.append(_table("comparison.parquet", COMPARISON))
+    return "\n".join(parts)
+
+
+def _outputs(name: str, outputs: Outputs) -> str:
+    parts = [_table(f"{name}_{table_name}", info) for table_name, info in outputs.tables.items()]
+    if outputs.metrics:
+        parts.append("**Metrics**\n")
+        parts.append(_names(name, outputs.metrics, "metric"))
+    if outputs.curves:
+        parts.append("**Curves**\n")
+        parts.append(_names(name, outputs.curves, "curve"))
+    return "\n".join(parts)
+
+
+def _names(analysis: str, described: Mapping[str, str], header: str) -> str:
+    return table((header, "meaning"), [(code(f"{analysis}/{name}"), text) for name, text in described.items()])
+
+
+def _table(name: str, info: TableInfo) -> str:
+    columns = table(("column", "meaning"), [(code(column), text) for column, text in info.columns.items()])
+    return f"### {code(name)}\n\nOne row per {info.row}.\n\n{columns}"

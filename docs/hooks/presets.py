@@ -1,0 +1,29 @@
+"""The page of all presets, from `conf/`."""
+
+from docs.hooks.markdown import ROOT, code, head_comment, table
+
+GROUPS = {
+    "model": "Models. A preset is a name on the Hub and what belongs to it; `model.name=NAME` takes any other.",
+    "dataset": "Texts. Their keys are those of [`dataset`](keys.md#dataset).",
+    "analysis": "Analyses. `analysis=[mixing,norms]` runs several in one forward pass.",
+    "experiment": "Settings of a paper's results. If the model and the data are the paper's, the run compares its numbers with "
+    "the published ones.",
+    "device": "Where the model runs.",
+    "tracking": "Weights & Biases.",
+}
+
+
+def page() -> str:
+    """The page in Markdown."""
+    parts = [
+        "# Presets\n",
+        "A preset sets the keys of a whole group: `normscope model=roberta`. Each is a short file, and every key in it can be "
+        "overridden. [Your own presets](../tutorials/own-model.md#presets-of-your-own) work the same way.\n",
+    ]
+    for group, introduction in GROUPS.items():
+        rows = []
+        for path in sorted((ROOT / "conf" / group).glob("*.yaml")):
+            command, sentence = head_comment(path)
+            rows.append((code(path.stem), sentence, code(command)))
+        parts.append(f"## {code(group)}\n\n{introduction}\n\n{table(('preset', 'what it is', 'command'), rows)}")
+    return "\n".join(parts)

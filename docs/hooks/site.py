@@ -1,0 +1,43 @@
+"""The hook that MkDocs calls: it adds the generated pages and turns formulas into MathML, so that no page needs a script."""
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+from docs.hooks import citations, config_keys, models, outputs, presets, python_reference
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/keys.md": config_keys.page,
+    "reference/presets.md": presets.page,
+    "reference/tables.md": outputs.page,
+    "reference/models.md": models.page,
+    "reference/python.md": python_reference.page,
+    "citing.md": citations.page,
+}
+
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.S)
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the generated pages, some of which replace a template of the same name."""
+    for name, page in PAGES.items():
+        template = files.get_file_from_path(name)
+        if template is not None:
+            files.remove(template)
+        files.append(File.generated(config, name, content=page()))
+    return files
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Turn TeX formulas into MathML."""
+    return _FORMULA.sub(_mathml, content)
+
+
+def _mathml(formula: re.Match[str]) -> str:
+    element, bracket, tex = formula.groups()
+    mathml = convert(html.unescape(tex), display="block" if bracket == "[" else "inline")
+    return f'<{element} class="formula">{mathml}</{element}>'

@@ -1,0 +1,47 @@
+"""What the frequency analysis publishes."""
+
+from normscope.analyses.columns import ERROR_BOUND, LAYER, REASON, SPEARMAN
+from normscope.analyses.info import Outputs, TableInfo
+
+_CORRELATION = {
+    "measure": "`alpha`: α received; `f`: ‖f(x)‖, both as means over heads; or a method's mixing ratio.",
+    "specials": "Whether special tokens are counted: `with` or `without`.",
+    "spearman": f"{SPEARMAN} Positive: the rarer the token, the larger the measure.",
+    "count": "Number of token occurrences with a frequency rank.",
+    "error_bound": ERROR_BOUND,
+    "reason": REASON,
+}
+_MEASURES = {
+    "alpha": "Mean weight received from a query, averaged over heads and layers.",
+    "f": "Mean ‖f(x)‖ over heads and layers.",
+    "<method>": "Mean mixing ratio over layers, one column per method.",
+}
+
+OUTPUTS = Outputs(
+    tables={
+        "correlation": TableInfo(row="measure, with and without special tokens", columns=_CORRELATION),
+        "correlation_by_layer": TableInfo(
+            row="layer and measure, with and without special tokens", columns={"layer": LAYER, **_CORRELATION}
+        ),
+        "by_token": TableInfo(
+            row="token of the vocabulary that occurs",
+            columns={
+                "token": "The token.",
+                "token_id": "Its number in the vocabulary.",
+                "rank": "Its frequency rank, 1 for the most frequent; missing if it was not counted.",
+                "reference_count": "Occurrences in the text in which tokens were counted.",
+                "count": "Occurrences in the corpus.",
+                **_MEASURES,
+            },
+        ),
+        "sample": TableInfo(
+            row="sampled token occurrence, special tokens left out",
+            columns={"rank": "Frequency rank of the token, 1 for the most frequent.", **_MEASURES},
+        ),
+    },
+    metrics={
+        "spearman/<measure>/<specials>_specials": "Spearman's ρ of the frequency rank and a measure (a mean over layers), "
+        "`with` or `without` special tokens.",
+    },
+    curves={"spearman/<measure>/<specials>_specials": "The same within a layer."},
+)

@@ -1,0 +1,112 @@
+"""What the score analysis publishes."""
+
+from normscope.analyses.columns import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER
+from normscope.analyses.info import Outputs, TableInfo
+
+_REMOVED = {
+    "removed": "The dimension that is removed alone, or `outliers`: all outlier dimensions together.",
+    "dimensions": "The removed dimensions, separated by spaces.",
+}
+_ABLATED = {
+    "from_layer": "First layer whose inputs are changed; all later layers' are too.",
+    "value": "What the dimensions are set to: `zero`, or the `mean` of each over all tokens of the corpus.",
+    **_REMOVED,
+}
+_LOSS = {
+    "before": "Masked-token loss of the unchanged model, in nats.",
+    "after": "The same with the dimensions replaced.",
+}
+
+OUTPUTS = Outputs(
+    tables={
+        "contributions": TableInfo(
+            row="layer, head, category and dimension",
+            columns={
+                "layer": LAYER,
+                "head": HEAD,
+                "category": CATEGORY_OF_KEY,
+                "dimension": DIMENSION,
+                "mean": "Mean contribution C_j to the score q·k over pairs of a query and a visible key, before scaling and "
+                "softmax.",
+            },
+        ),
+        "by_category": TableInfo(
+            row="layer, outlier dimension and category",
+            columns={
+                "layer": LAYER,
+                "dimension": DIMENSION,
+                "category": CATEGORY_OF_KEY,
+                "head_<head>": "Mean contribution C_j in this head.",
+            },
+        ),
+        "totals": TableInfo(
+            row="layer, head and category",
+            columns={
+                "layer": LAYER,
+                "head": HEAD,
+                "category": CATEGORY_OF_KEY,
+                "contributions": "Σ_j C_j: the mean part of the score that comes from the dimensions.",
+                "key_bias": "The mean part that comes from b_K.",
+                "score": "The mean score q·k, the sum of both.",
+                "pairs": "Number of pairs of a query and a visible key.",
+            },
+        ),
+        "spread": TableInfo(
+            row="layer, head and dimension",
+            columns={
+                "layer": LAYER,
+                "head": HEAD,
+                "rank": "Rank of the dimension by its share, from 1.",
+                "dimension": DIMENSION,
+                "share": "Its share of the variance of a query's scores over the keys; missing if there is no variance.",
+                "cumulative": "Sum of the shares up to this rank.",
+            },
+        ),
+        "concentration": TableInfo(
+            row="layer and head",
+            columns={
+                "layer": LAYER,
+                "head": HEAD,
+                "variance": "Variance of a query's scores over the keys it sees, averaged over queries.",
+                "half": "Fewest dimensions whose shares add up to half of it; missing if all together explain less.",
+                "ninety": "Fewest dimensions whose shares add up to 90 %.",
+                "outliers": "Share of the outlier dimensions together.",
+                "key_bias": "Share of b_K: 0 unless rotary positions or a norm of the keys make it differ between keys.",
+                "first": "The dimension with the largest share.",
+                "first_share": "Its share.",
+            },
+        ),
+        "intervention": TableInfo(
+            row="layer, removal and category; the outlier dimensions' part of the scores is removed in one block at a time",
+            columns={"layer": LAYER, **_REMOVED, "category": CATEGORY_OF_KEY, **CHANGES},
+        ),
+        "ablation": TableInfo(
+            row="first layer, value, removal, layer and category; the dimensions are replaced wherever a layer reads them",
+            columns={**_ABLATED, "layer": LAYER, "category": CATEGORY_OF_KEY, **CHANGES},
+        ),
+        "ablation_loss": TableInfo(
+            row="first layer, value and removal, if the checkpoint has a masked-language-modelling head",
+            columns={**_ABLATED, **CHANGES, **_LOSS},
+        ),
+    },
+    metrics={
+        "dimensions_for_half/mean": "Mean number of dimensions that explain half of the variance of the scores, over heads.",
+        "dimensions_for_90_percent/mean": "Mean number of dimensions that explain 90 %, over heads.",
+        "share_of_outliers/mean": "Mean share of the outlier dimensions in the variance, over heads.",
+        "share_of_key_bias/mean": "Mean share of b_K in the variance, over heads.",
+        "heads_below_half/share": "Share of the heads in which all dimensions together explain less than half.",
+        "heads_below_90_percent/share": "Share of the heads in which they explain less than 90 %.",
+        "intervention/<category>/before": "Mean weight on the category over layers, unchanged.",
+        "intervention/<category>/after": "The same without all outlier dimensions' part of the block's scores.",
+        "intervention/<category>/change": "The difference.",
+        "intervention/<category>/controls_mean": "The mean difference without as many random dimensions instead.",
+        "ablation/<value>/loss_before": "Masked-token loss in nats, unchanged.",
+        "ablation/<value>/loss_after": "The same with all outlier dimensions replaced from the first chosen layer on.",
+    },
+    curves={
+        "dimensions_for_half": "Mean number of dimensions that explain half of the variance of the scores, over heads.",
+        "dimensions_for_90_percent": "Mean number of dimensions that explain 90 %.",
+        "share_of_outliers": "Mean share of the outlier dimensions in the variance.",
+        "share_of_key_bias": "Mean share of b_K in the variance.",
+    },
+)

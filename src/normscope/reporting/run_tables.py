@@ -1,0 +1,62 @@
+"""The tables that a run or a comparison writes whatever the analysis."""
+
+from normscope.analyses.columns import HEAD, LAYER
+from normscope.analyses.info import TableInfo
+
+_CURVE_DEPTH = "Layer divided by the number of the model's layers, to compare models of different depth."
+
+RUN_TABLES = {
+    "curves": TableInfo(
+        row="curve and layer",
+        columns={
+            "curve": "Name of the curve, `<analysis>/<curve>`.",
+            "layer": "Layer.",
+            "depth": _CURVE_DEPTH,
+            "value": "Value in this layer.",
+        },
+    ),
+    "explorer_pairs": TableInfo(
+        row="layer, head and pair of tokens of a text in the explorer",
+        columns={
+            "layer": LAYER,
+            "head": f"{HEAD} 0 stands for the block as a whole.",
+            "query": "Position of the query, from 0.",
+            "key": "Position of the key, from 0.",
+            "query_token": "The query's token.",
+            "key_token": "The key's token.",
+            "attn_w": "α; in the whole block, its mean over heads.",
+            "attn_n": "‖αf(x)‖; in the whole block, ‖F‖, the norm of the sum over heads.",
+            "attnres_n": "‖R‖: with the residual connection; of the whole block only.",
+            "attnresln_n": "‖T‖: with the residual connection and the layer normalisation; of the whole block only.",
+            "sentence": "Number of the text, from 1.",
+        },
+    ),
+    "comparison": TableInfo(
+        row="number that the run measured and the paper published, if `experiment` selects a paper's preset",
+        columns={
+            "metric": "Name of the metric, or of the table and the row.",
+            "value": "The measured number.",
+            "published": "The published number.",
+            "difference": "Measured minus published.",
+            "tolerance": "Largest difference that counts as agreement.",
+            "within": "Whether the difference is within the tolerance.",
+            "source": "Where the paper has the number.",
+        },
+    ),
+}
+"""Tables in the folder `tables/` of a run."""
+
+COMPARISON = TableInfo(
+    row="run, metric and layer",
+    columns={
+        "run": "Name of the run directory.",
+        "label": "What distinguishes the run from the others.",
+        "group": "The label without seeds, shared by runs that differ only in their seeds.",
+        "metric": "Name of the metric or curve.",
+        "layer": "Layer of a curve; 0 for a metric.",
+        "depth": f"{_CURVE_DEPTH} Missing for a metric.",
+        "value": "The value.",
+        "difference": "The value minus that of the baseline; missing if the baseline does not have it.",
+    },
+)
+"""The table `comparison.parquet` of a sweep, or of `normscope.reporting.comparison.compare`."""

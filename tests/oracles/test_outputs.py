@@ -1,0 +1,119 @@
+"""Every table, column, metric and curve that an analysis publishes is described, and nothing else is."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from normscope.alignment.options import AlignmentOptions
+from normscope.analyses.findings import Findings
+from normscope.analyses.frequency.analysis import FREQUENCIES
+from normscope.analyses.frequency.options import FrequencyOptions
+from normscope.analyses.mixing.options import MixingOptions
+from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.outliers.options import OutliersOptions
+from normscope.analyses.registry import analyses
+from normscope.analyses.score.options import ScoreOptions
+from normscope.data.token_frequencies import TokenFrequencies
+from normscope.reporting.explorer import TokenMaps, pairs_table
+from normscope.reporting.published import COLUMNS
+from normscope.reporting.run_tables import RUN_TABLES
+from normscope.running.publish import _tidy_curves
+from tests.oracles import frequency_oracle, specimens, test_alignment_published
+from tests.oracles.specimens import Specimen
+
+CHOSEN = OutliersOptions(dimensions=[2, 7])
+
+
+@pytest.fixture(scope="module")
+def bert() -> Specimen:
+    return specimens.bert()
+
+
+def everything(name: str, bert: Specimen) -> Findings:
+    """All that an analysis can publish, on a tiny model."""
+    categories = [*bert.names, "all"]
+    match name:
+        case "mixing":
+            return bert.findings(name, MixingOptions(), [1, 2], categories)
+        case "norms":
+            return bert.findings(name, NormsOptions(seed=0), [1, 2], categories)
+        case "frequency":
+            resources = {FREQUENCIES: TokenFrequencies(*frequency_oracle.counted(bert, []))}
+            return bert.findings(name, FrequencyOptions(seed=0), [1, 2], categories, resources=resources)
+        case "outliers":
+            return bert.findings(name, CHOSEN, [1, 2], categories, options=[CHOSEN])
+        case "score":
+            options = ScoreOptions(seed=0, controls=1, ablation_controls=1)
+            return bert.findings(name, options, [1, 2], categories, options=[CHOSEN])
+        case "alignment":
+            given = test_alignment_published
+            return given.findings(AlignmentOptions(), given.BASELINES, given.REVERSE, given.LAYERS)
+    raise AssertionError(f"no example of what {name} publishes")
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_what_an_analysis_publishes_is_described(name, bert):
+    findings, outputs = everything(name, bert), analyses()[name].outputs
+    assert_described(findings.metrics, outputs.metrics)
+    assert_described(findings.curves, outputs.curves)
+    assert findings.tables.keys() == outputs.tables.keys()
+    for table, info in outputs.tables.items():
+        assert_described(findings.tables[table].columns, info.columns)
+    assert_readable(outputs.metrics | outputs.curves)
+    for info in outputs.tables.values():
+        assert_readable(info.columns)
+
+
+def assert_described(published: Iterable[str], described: Mapping[str, str]) -> None:
+    """Every name has one description, and every description a name."""
+    names = set(published)
+    patterns = {
+        name: re.sub(r"<\w+>", r"[^/]+", re.escape(name).replace(r"\<", "<").replace(r"\>", ">")) for name in described
+    }
+    exact = names & described.keys()
+    unused = described.keys() - exact
+    for name in names - exact:
+        matching = [pattern for pattern in patterns if "<" in pattern and re.fullmatch(patterns[pattern], name)]
+        assert matching, f"{name} is not described"
+        unused -= set(matching)
+    assert not unused, f"{sorted(unused)} are described but not published"
+
+
+def assert_readable(described: Mapping[str, str]) -> None:
+    """Descriptions are sentences."""
+    for name, text in described.items():
+        assert text[0].isupper() or not text[0].islower() or text[0] in "αρβγ", name
+        assert text.endswith("."), name
+
+
+def test_the_check_notices_what_is_missing_and_what_is_too_much():
+    assert_described(["a/mean", "b/mean", "count"], {"<name>/mean": "", "count": ""})
+    with pytest.raises(AssertionError, match="a/max is not described"):
+        assert_described(["a/max"], {"<name>/mean": ""})
+    with pytest.raises(AssertionError, match="x/y/mean is not described"):
+        assert_described(["x/y/mean"], {"<name>/mean": ""})
+    with pytest.raises(AssertionError, match="described but not published"):
+        assert_described(["count"], {"count": "", "<name>/mean": ""})
+
+
+def test_the_tables_of_every_run_are_described():
+    maps = TokenMaps(
+        title="a b",
+        queries=("a", "b"),
+        keys=("a", "b"),
+        is_cross_attention=False,
+        layers=(1,),
+        single_heads=True,
+        weights=np.ones((1, 3, 2, 2)),
+        norms=np.ones((1, 3, 2)),
+        maps={name: np.ones((1, 2, 2)) for name in ("attn_n", "attnres_n", "attnresln_n")},
+    )
+    tables = {
+        "curves": list(_tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),
+        "explorer_pairs": list(pairs_table([maps])),
+        "comparison": list(COLUMNS),
+    }
+    assert {name: list(info.columns) for name, info in RUN_TABLES.items()} == tables
