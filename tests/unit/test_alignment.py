@@ -16,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
-from normscope.alignment import link_scores, tables
+from normscope.alignment import gold, link_scores, tables
 from normscope.alignment.aligners import align
 from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.figures import describe_figures
 from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
+from normscope.alignment.options import AlignmentOptions
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
-from normscope.data.examples import Links
+from normscope.data.examples import Example, Links
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
 from normscope.errors import InputError
@@ -310,6 +311,21 @@ def test_heads_that_align_equally_well_have_no_rank_correlation(rates, correlati
     assert (metrics["largest_norm_layer/layer"], metrics["largest_norm_layer/aer"]) == (1, 0.5)
     assert (metrics["largest_norm_head/layer"], metrics["largest_norm_head/head"]) == (2, 1)
     assert metrics.get("heads/spearman_norm_aer") == (correlation and pytest.approx(correlation))
+
+
+def test_baselines_of_aligners_and_of_a_run_in_the_opposite_direction(monkeypatch, tmp_path):
+    """Aligners are given the words of every pair; the other run, the numbers of its words."""
+    calls = []
+    monkeypatch.setattr(gold, "align", lambda *given: calls.append(given) or {1: frozenset({(1, 2)})})
+    monkeypatch.setattr(gold.reverse_run, "read", lambda *given: calls.append(given) or {})
+    options = AlignmentOptions(aligners=["eflomal"], simalign_model="m", reverse=str(tmp_path), symmetrisation="union")
+    links = Links(frozenset({(0, 0)}), frozenset({(0, 0)}))
+    found = gold.reference([Example("a b", "c d e", links=links), "skipped"], options)
+    assert found.baselines == {"eflomal": {1: {(1, 2)}}}
+    assert calls == [
+        ("eflomal", {1: (("a", "b"), ("c", "d", "e"))}, "m", Heuristic.UNION),
+        (tmp_path, {1: (2, 3)}),
+    ]
 
 
 def test_scores_of_files(tmp_path, capsys):

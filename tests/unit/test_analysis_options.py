@@ -4,11 +4,13 @@ import dataclasses
 import re
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.analyses.base import Requirements
+from normscope.analyses.findings import Scatter
 from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.options import NormsOptions
@@ -100,11 +102,28 @@ def test_what_analyses_declare():
             assert f"year = {{{year}}}" in paper.bibtex
 
 
+def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatch, caplog):
+    entries = [SimpleNamespace(name=name, value=f"{name}:INFO", load=lambda: 3) for name in ("other", "another")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if "analyses" in group else [])
+    analyses.cache_clear()
+    try:
+        with caplog.at_level("WARNING", "normscope"):
+            assert list(analyses()) == ["mixing", "norms", "frequency", "outliers", "score", "alignment"]
+    finally:
+        analyses.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"analysis plug-in {name} ({name}:INFO) is ignored: expected an AnalysisInfo, got int"
+        for name in ("another", "other")
+    ]
+
+
 def test_defaults():
     """A run that sets nothing does what the papers did, as far as they say."""
     assert NormsOptions(seed=1) == NormsOptions(False, 50_000_000, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
+    scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
+    assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
     assert not any(dataclasses.asdict(Requirements()).values()), "an analysis that declares no needs has none"
 
 

@@ -14,6 +14,7 @@ from normscope.analyses.frequency.analysis import FREQUENCIES, FrequencyAnalysis
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.analysis import NormsAnalysis
 from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.norms.pair_correlation import PairCorrelation
 from normscope.analyses.score.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
@@ -226,6 +227,21 @@ def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch)
     sample = analysis.result().tables["sample"]
     assert len(sample) == 8
     assert (sample["rank"] > 0).all()
+
+
+def test_weights_are_built_at_once_only_if_they_may_be(monkeypatch):
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    batch = batch_of(model, (20, 17))
+    found = {}
+    for at_once in (39, 40):
+        monkeypatch.setattr(AttentionBlock, "queries_at_once", property(lambda _block, at_once=at_once: at_once))
+        block = blocks_of(model, batch)[0]
+        pairs = PairCorrelation(NormsOptions(seed=0), 1, len(CATEGORIES))
+        pairs.update(0, block, batch)
+        found[at_once] = pairs.correlation.compute()[0]
+        assert ("weights" in block.__dict__) == (at_once == 40), "two sequences of 20 queries"
+    for one, other in zip(found[39], found[40], strict=True):
+        assert (one.count, one.spearman) == (other.count, pytest.approx(other.spearman))
 
 
 def test_no_category_has_no_members():

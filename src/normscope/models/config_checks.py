@@ -47,7 +47,10 @@ def check_supported(config: PretrainedConfig) -> None:
     """
     for key, value in vars(config).items():
         if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
-            raise InputError(f"{key}={value} in the model's config: expected at most {_MOST_LAYERS:,} layers")
+            raise InputError(
+                f"{key}={value} in the model's config: expected at most {_MOST_LAYERS:,} layers; correct the config.json of "
+                "model.name, or model.architecture"
+            )
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(
             "quantization_config: quantised weights are not the ones that the model computes with; set model.name to a "

@@ -69,7 +69,9 @@ def earlier_run(draw: random.Random, stock: Stock) -> Case:
 
 def comparison(draw: random.Random, stock: Stock) -> Case:
     """Folders to compare with a broken table or record, and options that make no sense."""
-    name = draw.choice(["tables/curves.parquet", "failures.jsonl", "results.json", "config.yaml", "report.html"])
+    name = draw.choice(
+        ["tables/curves.parquet", "failures.jsonl", "results.json", "config.yaml", "tables/mixing_by_layer.parquet"]
+    )
     options = draw.choice(
         [
             *([], [], [], ["--baseline", "nope"], ["--baseline", ""], ["--baseline", "a\nb"], ["--baseline"]),
