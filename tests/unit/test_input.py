@@ -1,6 +1,7 @@
 """What is refused before anything is done with it: empty values, impossible paths, broken small files."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +66,12 @@ def test_a_message_is_one_printable_line():
     assert len(said) < 1100
 
 
+def test_a_pipe_is_no_file_of_frequencies(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"analysis\.frequency\.path=.*pipe: no such file"):
+        frequency.read(tmp_path / "pipe", 10, "analysis.frequency.path")
+
+
 @pytest.mark.parametrize("line", ["9" * 5000 + " 1 2", "1 " + "9" * 5000 + " 2", "1 1 " + "9" * 5000])
 def test_numbers_of_thousands_of_digits_in_frequencies(tmp_path, line):
     path = tmp_path / "f.txt"
@@ -108,6 +115,7 @@ def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
         (compare_runs.main, [], "FOLDER"),
         (wandb_report.main, ["/nope"], "--entity"),
         (compare_runs.main, ["/nope"], "/nope: no run found"),
+        (compare_runs.main, ["x" * 5000], "xxx…: cannot be read: [Errno 36] File name too long"),
     ],
 )
 def test_the_other_commands_answer_in_one_line_too(capsys, program, arguments, reason):

@@ -10,7 +10,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.categories import CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 EXCLUDED = 0
 """Rank of excluded tokens."""
@@ -63,6 +63,8 @@ def read(path: Path, vocabulary: int, key: str) -> TokenFrequencies:
     """
     rank, count = np.zeros(vocabulary, dtype=np.int64), np.zeros(vocabulary, dtype=np.int64)
     try:
+        if not path.is_file():  # a pipe would never end
+            raise InputError(f"{key}={path}: no such file")
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 fields = line.split()
@@ -83,7 +85,7 @@ def read(path: Path, vocabulary: int, key: str) -> TokenFrequencies:
                     )
                 rank[token], count[token] = int(fields[0]), min(int(fields[1]), 2**62)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{key}={path}: cannot be read: {error}") from error
+        raise InputError(f"{key}={path}: cannot be read: {one_line(error)}") from error
     if not rank.any():
         raise InputError(f"{key}={path}: expected lines of `rank count token_id`, got none")
     rank[rank == 0] = rank.max() + 1

@@ -94,9 +94,8 @@ def published(paper: str) -> list[dict[str, Any]]:
     Raises:
         InputError: If the paper has no such file.
     """
-    path = PAPERS / paper / "published.yaml"
-    if not path.is_file():
-        known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
+    known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
+    if paper not in known:
         raise InputError(f"recipe.paper={paper}: no published numbers; expected one of {', '.join(known)}")
-    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    groups: list[dict[str, Any]] = yaml.safe_load((PAPERS / paper / "published.yaml").read_text(encoding="utf-8"))
     return groups

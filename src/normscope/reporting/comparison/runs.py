@@ -52,12 +52,21 @@ def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """
     runs, failures = [], []
     for folder in folders:
-        results = [folder] if (folder / RESULTS).is_file() else sorted(folder.glob(f"*/{RESULTS}"), key=_numbered)
-        runs += [_run(path if path.is_dir() else path.parent) for path in results]
+        runs += [_run(path) for path in _folders(folder)]
         failures += recorded_failures(folder)
     if not runs and not failures:
         raise InputError(f"{', '.join(map(str, folders))}: no run found; expected folders that contain a {RESULTS}")
     return runs, failures
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folder of a run, or those of the runs in it."""
+    try:
+        if (folder / RESULTS).is_file():
+            return [folder]
+        return [path.parent for path in sorted(folder.glob(f"*/{RESULTS}"), key=_numbered)]
+    except (OSError, ValueError) as error:  # a path that cannot be one
+        raise InputError(f"{printable(str(folder), 300)}: cannot be read: {one_line(error)}") from error
 
 
 def record_failure(sweep: Path, overrides: Iterable[str], error: str) -> None:
