@@ -10,15 +10,16 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.registry import analyses
-from tests.end_to_end.disturbed import python, torchrun
+from tests.end_to_end import forks
 from tests.end_to_end.shell import ROOT
 from tests.end_to_end.wandb_file import run_of
 
 PLUG_IN = Path(__file__).parent / "plug_in"
 
-# Commands run one after another in one process, which imports torch once. Prints each one's status and output.
+# Commands run one after another in one process. Prints each one's status and output; only the first run draws its figures.
 _DRIVER = """
 import contextlib, io, json, runpy, sys
+from pathlib import Path
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["run.py", *arguments]
     out, err = io.StringIO(), io.StringIO()
@@ -27,7 +28,10 @@ for arguments in json.loads(sys.argv[1]):
             runpy.run_path("run.py", run_name="__main__")
         except SystemExit as exit_:
             status = exit_.code
-    print(json.dumps([status, out.getvalue(), err.getvalue()]), file=sys.__stdout__, flush=True)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+    run_folder = sys.modules.get("normscope.reporting.run_folder")
+    if run_folder is not None:
+        run_folder.draw = lambda _figure, paths: [Path(path).touch() for path in paths]
 """
 
 SMALL = ["device=cpu", "dataset.limit=8", "device.batch_tokens=512"]
@@ -80,8 +84,14 @@ def outcomes(tmp_path_factory, saved_model, searched):
             *SMALL,
             f"output_dir={folder}/sweep",
             "tracking=disabled",
+            "report.enabled=false",
         ],
-        "reproduced": [f"reproduce={folder}/run", f"output_dir={folder}/reproduced", "tracking=disabled"],
+        "reproduced": [
+            f"reproduce={folder}/run",
+            f"output_dir={folder}/reproduced",
+            "tracking=disabled",
+            "report.enabled=false",
+        ],
         "completed": [f"resume={folder}/run"],
         "documented": [
             "analysis=input_length",
@@ -93,9 +103,11 @@ def outcomes(tmp_path_factory, saved_model, searched):
             f"output_dir={folder}/documented",
         ],
     }
-    finished = python("-c", _DRIVER, json.dumps(list(commands.values())), PYTHONPATH=searched)
-    assert finished.returncode == 0, finished.stderr
-    lines = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("[")]
+    driver = folder / "driver.py"
+    driver.write_text(_DRIVER)
+    finished = forks.run(json.dumps(list(commands.values())), program=driver, PYTHONPATH=searched)
+    assert finished.status == 0, finished.err
+    lines = [json.loads(line) for line in finished.out.splitlines() if line.startswith("[")]
     return dict(zip(commands, lines, strict=True)), folder
 
 
@@ -163,8 +175,8 @@ def test_its_runs_are_made_again(outcomes):
 
 def test_several_processes_share_it(outcomes, tmp_path, saved_model, searched):
     arguments = ["analysis=planted", f"model.name={saved_model}", *SMALL, "tracking=disabled", "report.enabled=false"]
-    finished = torchrun(2, *arguments, f"output_dir={tmp_path}/run", PYTHONPATH=searched)
-    assert finished.returncode == 0, finished.stderr
+    ranks = forks.run_several(2, *arguments, f"output_dir={tmp_path}/run", PYTHONPATH=searched)
+    assert [outcome.status for outcome in ranks] == [0, 0], ranks
     alone, shared = (
         pd.read_parquet(folder / "tables" / "planted_by_layer.parquet")
         for folder in (outcomes[1] / "run", tmp_path / "run")

@@ -1,8 +1,9 @@
 import pytest
 
 from normscope.running import publish, session
+from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL
-from tests.end_to_end.shell import draw_nothing, start
+from tests.end_to_end.shell import draw_nothing
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,6 @@ def quick_report(request, monkeypatch):
 def undisturbed(tmp_path_factory, saved_model):
     """A run that nothing happens to, in a process of its own."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    process = start(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", OMP_NUM_THREADS="1")
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    outcome = forks.run(*SMALL, f"model.name={saved_model}", f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
     return folder

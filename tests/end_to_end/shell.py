@@ -1,4 +1,4 @@
-"""Whole commands: in this process where only the outcome counts, in a process of their own where the process does."""
+"""Whole commands: in the tests' own process, or in a new interpreter. `forks.py` has processes that cost less than those."""
 
 import contextlib
 import dataclasses
@@ -8,8 +8,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,15 +52,8 @@ def run_once(*arguments: str) -> Outcome:
     return Outcome(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Wait until something is so, however long that takes on a busy machine; fails if the process ends before."""
-    while not condition():
-        assert process.poll() is None or condition(), process.communicate()[1]
-        time.sleep(0.002)
-
-
 def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """`python run.py ...` in a process of its own."""
+    """`python run.py ...` in a new interpreter."""
     return subprocess.Popen(
         [sys.executable, "run.py", *arguments],
         cwd=ROOT,

@@ -11,6 +11,7 @@ import torch
 
 from normscope.analyses.frequency.analysis import FrequencyAnalysis
 from normscope.analyses.norms.analysis import NormsAnalysis
+from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, mounted, python, results, torchrun
 from tests.end_to_end.shell import run_here
 
@@ -31,18 +32,17 @@ def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_pa
 def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_later(capsys, monkeypatch, tmp_path, saved_model):
     """Files may not grow beyond a few kilobytes: the system refuses the writing itself."""
     arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
-    outcome = python(
-        "-c",
-        "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY)); "
-        "sys.argv = ['run.py', *sys.argv[1:]]; runpy.run_path('run.py', run_name='__main__')",
-        *arguments,
-        "checkpoint.every_seconds=0",
-        f"output_dir={tmp_path / 'run'}",
+    (tmp_path / "limited.py").write_text(
+        "import resource, runpy, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY))\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
     )
-    assert outcome.returncode == 2, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    assert "File too large" in outcome.stderr
+    arguments = [*arguments, "checkpoint.every_seconds=0", f"output_dir={tmp_path / 'run'}"]
+    outcome = forks.run(*arguments, program=tmp_path / "limited.py")
+    assert outcome.status == 2, outcome.err
+    assert "Traceback" not in outcome.err
+    assert "File too large" in outcome.err
     goes_on = run_here(capsys, monkeypatch, f"resume={tmp_path / 'run'}")
     assert goes_on.status == 0, goes_on.err
 
@@ -87,9 +87,7 @@ class TooSmall:
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
-def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, at_the_end):
-    undisturbed = tmp_path / "undisturbed"
-    run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={undisturbed}")
+def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, undisturbed, at_the_end):
     device = TooSmall(monkeypatch, 150, at_the_end=at_the_end)
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
@@ -165,6 +163,7 @@ def test_a_disk_that_is_read_only_is_told_in_one_line(capsys, monkeypatch, tmp_p
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow  # test_lifecycle.py has the processes without torchrun
 def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
@@ -265,8 +264,8 @@ def test_a_tracker_whose_service_dies_is_said_once(tmp_path, saved_model):
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]
-    outcome = python(str(tmp_path / "dying.py"), *arguments, f"output_dir={tmp_path / 'run'}")
-    assert outcome.returncode == 0, outcome.stderr
-    assert outcome.stderr.count("Weights & Biases failed") == 1
-    assert "Traceback" not in outcome.stderr
+    outcome = forks.run(*arguments, f"output_dir={tmp_path / 'run'}", program=tmp_path / "dying.py")
+    assert outcome.status == 0, outcome.err
+    assert outcome.err.count("Weights & Biases failed") == 1
+    assert "Traceback" not in outcome.err
     assert results(tmp_path / "run")["status"] == "completed"

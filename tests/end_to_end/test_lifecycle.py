@@ -1,6 +1,7 @@
 """A run from its claim on a folder to its last word: what may stop it, and what it leaves behind."""
 
 import shutil
+import signal
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from normscope.reporting.claim import LOCK
 from normscope.reporting.run_folder import RunFolder
 from normscope.running import pipeline
 from normscope.running.distributed import process_group
+from tests.end_to_end import forks
 from tests.end_to_end.disturbed import results, torchrun
 from tests.end_to_end.shell import ROOT, run_here
 
@@ -142,8 +144,11 @@ def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dyi
         "runpy.run_path('run.py', run_name='__main__')\n"
     )
     arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]
-    outcome = torchrun(2, *arguments, program=str(tmp_path / "dying.py"))
-    assert outcome.returncode != 0
+    outcomes = forks.run_several(2, *arguments, program=tmp_path / "dying.py")
+    assert outcomes[dying].status == -signal.SIGKILL
+    survivor = outcomes[1 - dying]
+    assert survivor.status == 2, survivor.err
+    assert "ended before it sent its results" in survivor.err
     assert results(tmp_path / "run")["status"] == "failed"
     assert results(tmp_path / "run")["error"]
 

@@ -14,7 +14,8 @@ from transformers import BertModel
 
 from benchmarks.straightforward import METHODS, mixing_ratios
 from normscope.data.categories import CATEGORIES, TokenCategories
-from tests.end_to_end.shell import ROOT, run_here, start, wait_until
+from tests.end_to_end.forks import Fork
+from tests.end_to_end.shell import ROOT, run_here, start
 from tests.end_to_end.wandb_file import run_of
 
 TEXTS = [
@@ -194,16 +195,15 @@ def test_the_default_run_in_a_process_of_its_own(tmp_path):
     assert results["metrics"]["mixing/attn_w/mean"] > 0.8 > 0.4 > results["metrics"]["mixing/attnresln_n/mean"]
 
 
-def test_an_interrupted_run_says_so(tmp_path):
+def test_an_interrupted_run_says_so(tmp_path, saved_model):
     text = tmp_path / "long.txt"
-    text.write_text("one two three four five six seven eight nine ten\n" * 200_000)
+    text.write_text("one two three four five six seven eight nine ten\n" * 20_000)
     folder = tmp_path / "run"
-    arguments = ["model=bert-random", "dataset=text", f"dataset.path={text}", f"output_dir={folder}"]
-    process = start(*arguments, "tracking=disabled")
-    wait_until((folder / "config.yaml").exists, process)
+    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={text}", f"output_dir={folder}"]
+    process = Fork(*arguments, "device.batch_tokens=64", "tracking=disabled")
+    process.wait_until((folder / "config.yaml").exists)
     process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 130
+    assert process.wait().status == 130
     results = json.loads((folder / "results.json").read_text())
     assert (results["status"], results["metrics"]) == ("interrupted", {})
 

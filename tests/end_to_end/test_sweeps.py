@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from normscope.reporting.comparison import runs, wandb_report
-from tests.end_to_end.disturbed import python
+from tests.end_to_end import forks
 from tests.end_to_end.shell import ROOT, run_here
 
 SWEEPS = sorted((ROOT / "experiments" / "sweeps").glob("*.yaml"))
@@ -64,14 +64,14 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path):
 )
 def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_path, launcher, more):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
-    outcome = python(
-        *("run.py", "-m", f"hydra/launcher={launcher}", *more),
+    outcome = forks.run(
+        *("-m", f"hydra/launcher={launcher}", *more),
         *(f"model.name={saved_model}", "layers=[1],[77]", "dataset.limit=3", "tracking=disabled", "device=cpu"),
         *("report.enabled=false", f"output_dir={tmp_path / 'sweep'}"),
     )
-    assert outcome.returncode == 1, outcome.stderr
-    assert "1 of 2 jobs failed" in outcome.stderr, outcome.stderr
-    assert "layers=[77]" in outcome.stderr
+    assert outcome.status == 1, outcome.err
+    assert "1 of 2 jobs failed" in outcome.err, outcome.err
+    assert "layers=[77]" in outcome.err
     assert set(pd.read_parquet(tmp_path / "sweep/comparison.parquet")["run"]) == {"0"}
 
 

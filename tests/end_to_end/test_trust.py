@@ -15,7 +15,8 @@ import safetensors.torch
 
 from normscope.running import checkpoint as checkpoints
 from tests.end_to_end.disturbed import SMALL, results, torchrun
-from tests.end_to_end.shell import ROOT, run_here, start, wait_until
+from tests.end_to_end.forks import Fork
+from tests.end_to_end.shell import ROOT, run_here
 
 
 def tables(folder):
@@ -32,13 +33,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(
 ):
     """SIGKILL after some batches, without a word to anybody."""
     folder = tmp_path / "run"
-    process = start(
-        *SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0", OMP_NUM_THREADS="1"
-    )
-    wait_until(lambda: saved_batches(folder) >= moment, process)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process = Fork(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0")
+    process.wait_until(lambda: saved_batches(folder) >= moment)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait().status == -signal.SIGKILL
     assert not (folder / "results.json").exists()
     goes_on = run_here(capsys, monkeypatch, f"resume={folder}")
     assert goes_on.status == 0, goes_on.err
@@ -64,30 +62,28 @@ def test_killed_at_twenty_random_moments(tmp_path, saved_model, undisturbed):
     begin = [*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0"]
     for _ in range(20):
         there = (folder / "config.yaml").exists()
-        process = start(*([f"resume={folder}", "checkpoint.every_seconds=0"] if there else begin), OMP_NUM_THREADS="1")
+        process = Fork(*([f"resume={folder}", "checkpoint.every_seconds=0"] if there else begin))
         time.sleep(draw.uniform(0.5, 9))
-        process.kill()
-        _, err = process.communicate()
-        if process.returncode == 0 or (folder / "results.json").exists():
+        process.send_signal(signal.SIGKILL)
+        outcome = process.wait()
+        if outcome.status == 0 or (folder / "results.json").exists():
             break
-        assert process.returncode == -signal.SIGKILL, err
+        assert outcome.status == -signal.SIGKILL, outcome.err
     if not (folder / "results.json").exists():
-        _, err = (process := start(f"resume={folder}", OMP_NUM_THREADS="1")).communicate()
-        assert process.returncode == 0, err
+        outcome = Fork(f"resume={folder}").wait()
+        assert outcome.status == 0, outcome.err
     assert results(folder)["metrics"] == results(undisturbed)["metrics"]
     assert tables(folder) == tables(undisturbed)
 
 
 def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, undisturbed):
     folder = tmp_path / "run"
-    process = start(
-        *SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0", OMP_NUM_THREADS="1"
-    )
-    wait_until(lambda: saved_batches(folder) >= 2, process)
-    process.terminate()
-    _, err = process.communicate()
-    assert process.returncode == 143, err
-    assert "Traceback" not in err
+    process = Fork(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0")
+    process.wait_until(lambda: saved_batches(folder) >= 2)
+    process.send_signal(signal.SIGTERM)
+    outcome = process.wait()
+    assert outcome.status == 143, outcome.err
+    assert "Traceback" not in outcome.err
     assert results(folder)["status"] == "interrupted"
     assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
     assert results(folder)["metrics"] == results(undisturbed)["metrics"]

@@ -127,7 +127,7 @@ FUZZ = {
     corpus=[{"text": "cat river"}],
     given_={"analysis": "[score]", "analysis.outliers.dimensions": "[0,5]", "layers": "[1]"},
 )
-@settings(max_examples=15, **FUZZ)
+@settings(max_examples=6, **FUZZ)
 def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
     check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_)
 

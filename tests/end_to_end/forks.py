@@ -1,0 +1,110 @@
+"""Processes forked from one that has already imported torch, transformers and the other libraries of a run.
+
+A new interpreter spends more time on those imports than on all the rest of a small run. A forked process is a process like any
+other, with its own signals, exit status and environment, and imports our code itself.
+"""
+
+import atexit
+import dataclasses
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(
+    [
+        *("hydra.main", "pandas", "pyarrow.parquet", "scipy.stats", "matplotlib.figure", "wandb", "torch.distributed"),
+        *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+        *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a command ended; `status` is negative if a signal ended it."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Fork:
+    """`python PROGRAM ARGUMENTS ...` in a forked process, from the root of the repository."""
+
+    def __init__(self, *arguments: str, program: str | Path = "run.py", **environment: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tmp-fork-")
+        # The service that wandb has started for the tests' own process is not for others.
+        inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        given = (str(program), arguments, inherited | environment, self._folder.name)
+        self._process = _SERVER.Process(target=_run, args=given)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit status; None while the process runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, however long that takes on a busy machine; fails if the process ends first."""
+        while not condition():
+            assert self.poll() is None or condition(), self.wait().err
+            time.sleep(0.002)
+
+    def wait(self) -> Outcome:
+        """Wait for the end of the process. May be called once."""
+        self._process.join()
+        status = self._process.exitcode
+        assert status is not None
+        out, err = (Path(self._folder.name, name).read_text(errors="replace") for name in ("out", "err"))
+        self._folder.cleanup()
+        return Outcome(status, out, err)
+
+
+def run(*arguments: str, program: str | Path = "run.py", **environment: str) -> Outcome:
+    """The outcome of a forked command."""
+    return Fork(*arguments, program=program, **environment).wait()
+
+
+def run_several(
+    processes: int, *arguments: str, program: str | Path = "run.py", **environment: str
+) -> Sequence[Outcome]:
+    """The outcomes of forked processes that share a run, by rank, with the environment that `torchrun` gives them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    forks = [Fork(*arguments, program=program, **place, **rank, **environment) for rank in ranks]
+    return [fork.wait() for fork in forks]
+
+
+def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    os.chdir(ROOT)
+    # As Python sets it up for a program.
+    own = [str(Path(program).resolve().parent), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = [*filter(None, own), *sys.path]
+    sys.argv = [program, *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        runpy.run_path(program, run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # before Python 3.13, multiprocessing skips them
