@@ -352,6 +352,14 @@ def test_kept_pairs_never_exceed_the_budget():
     assert correlation.compute()[0][0].count == 80
 
 
+def test_the_first_and_the_last_cell_hold_all_numbers_beyond_the_grid():
+    axis = Axis(-3, 2, 2)
+    edge, last = torch.tensor(2**-3 * (1 + 1 / 4)), axis.cells - 1
+    assert axis.cell(torch.stack([torch.tensor(0.0), edge.nextafter(torch.tensor(0.0))])).tolist() == [0, 0]
+    assert axis.cell(torch.stack([edge, torch.tensor(3.99)])).tolist() == [1, last - 1]
+    assert axis.cell(torch.tensor([4.0, 1e30])).tolist() == [last, last]
+
+
 def test_the_cells_of_an_axis_keep_order():
     axis = Axis(-3, 2, 2)
     numbers = torch.tensor([0.0, 1e-30, 0.124, 0.125, 0.14, 0.16, 1.0, 1.24, 1.26, 3.9, 4.0, 1e30])

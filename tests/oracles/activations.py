@@ -50,6 +50,7 @@ class Block:
     turn: tuple[np.ndarray, np.ndarray] | None  # key head_dim/2; cosine and sine of the rotation of queries and keys
     gamma: np.ndarray | None  # weight of the LayerNorm after the residual connection
     epsilon: float
+    is_cross_attention: bool = False  # no key is the query's own token
 
     @cached_property
     def alpha(self) -> np.ndarray:
@@ -76,6 +77,8 @@ class Block:
 
     def ratios(self) -> dict[str, np.ndarray]:
         """Mixing ratio of every token by the methods of the block, from the vector of every pair."""
+        if self.is_cross_attention:
+            return self._ratios_of_cross_attention()
         alpha, own = self.alpha, np.arange(len(self.x))
         pairs = np.einsum("hqk,hkm->qkm", alpha, self.f)  # F_ij
         residual = pairs.copy()
@@ -94,6 +97,22 @@ class Block:
             found["attnresln_n"] = _ratio(normalised)
         return found
 
+    def _ratios_of_cross_attention(self) -> dict[str, np.ndarray]:
+        """A token takes from itself what the residual connection carries, and nothing else."""
+        assert self.gamma is not None
+        others = np.einsum("hqk,hkm->qm", self.alpha, self.f)
+        output = self.x + others + self.weights.output_bias
+        sigma = np.sqrt(output.var(axis=1) + self.epsilon)[:, None]
+
+        def ratio(mixing: np.ndarray, preserving: np.ndarray) -> np.ndarray:
+            mixed, preserved = (np.linalg.norm(vectors, axis=-1) for vectors in (mixing, preserving))
+            return mixed / (mixed + preserved)
+
+        def normalised(vectors: np.ndarray) -> np.ndarray:
+            return self.gamma * (vectors - vectors.mean(axis=-1, keepdims=True)) / sigma
+
+        return {"attnres_n": ratio(others, self.x), "attnresln_n": ratio(normalised(others), normalised(self.x))}
+
 
 @dataclasses.dataclass(frozen=True)
 class Sequence_:
@@ -103,6 +122,13 @@ class Sequence_:
     inputs: Mapping[str, torch.Tensor]
     hidden: np.ndarray  # layer (from 0) token model
     blocks: Sequence[Block]
+    source_ids: np.ndarray | None = None
+    """The encoder's tokens, if queries attend to those."""
+
+    @property
+    def all_ids(self) -> np.ndarray:
+        """Every token that the model reads: those of the decoder, −1, and those of the encoder."""
+        return self.ids if self.source_ids is None else np.concatenate([self.ids, [-1], self.source_ids])
 
 
 def bert(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
@@ -137,6 +163,38 @@ def qwen2(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
             visible &= distance < config.sliding_window
         blocks.append(_block(weights, x, normed, visible.numpy(), turn, None, 0.0))
     return Sequence_(inputs["input_ids"][0].numpy(), inputs, hidden, blocks)
+
+
+def marian(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
+    """The cross-attention of a Marian on one pair without padding."""
+    entering: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def keep(_module, args, arguments):
+        target = arguments["hidden_states"] if "hidden_states" in arguments else args[0]
+        entering.append((target[0].numpy(), arguments["key_value_states"][0].numpy()))
+
+    layers = model.decoder.layers
+    handles = [layer.encoder_attn.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+    hidden, _ = _hidden(model, layers, inputs)
+    for handle in handles:
+        handle.remove()
+    blocks = []
+    for layer, (x, source) in zip(layers, entering, strict=True):
+        own, norm = layer.encoder_attn, layer.encoder_attn_layer_norm
+        weights = Weights.of(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads)
+        query, key = (
+            vectors @ weight + bias[:, None]
+            for vectors, weight, bias in (
+                (x, weights.query, weights.query_bias),
+                (source, weights.key, weights.key_bias),
+            )
+        )
+        visible = np.ones((len(x), len(source)), dtype=bool)
+        scale = query.shape[-1] ** -0.5
+        gamma = norm.weight.numpy()
+        blocks.append(Block(weights, x, source, query, key, visible, scale, None, gamma, norm.eps, True))
+    ids, source_ids = (inputs[name][0].numpy() for name in ("decoder_input_ids", "input_ids"))
+    return Sequence_(ids, inputs, hidden, blocks, source_ids)
 
 
 def softmax(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:

@@ -81,9 +81,9 @@ def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-
 
 
 def assert_table(found: pd.DataFrame, expected: pd.DataFrame, name: str, tolerance: float) -> None:
-    """The same columns and rows, in any order of the rows."""
+    """The same columns in the same order, and the same rows in any order."""
     keys = list(expected.index.names)
-    assert set(found.columns) == {*keys, *expected.columns}, name
+    assert list(found.columns) == [*keys, *expected.columns], name
     assert len(found) == len(expected), name
     if not len(expected):
         return

@@ -9,9 +9,7 @@ import pandas as pd
 from tests.oracles.comparison import Expected, Picture, cloud, spearman, table, three_digits
 from tests.oracles.specimens import Specimen
 
-METHODS = ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
-MEASURES = ("alpha", "f", *METHODS)
-TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {method: f"mixing, {method}" for method in METHODS}
+TITLES = {"alpha": "α received", "f": "‖f(x)‖"}
 IN_WORDS = {
     "alpha": "the weight that the token receives",
     "f": "‖f(x)‖",
@@ -33,24 +31,32 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
     """Everything that the frequency analysis publishes."""
     tokens = _tokens(specimen, layers, rank)
     means = tokens.groupby(["sequence", "position"]).first()[["id", "rank", "special"]]
-    means = means.join(tokens.groupby(["sequence", "position"])[list(MEASURES)].mean())
-    overall = table(["measure", "specials"], _correlations(means))
+    measures = _measures(specimen)
+    means = means.join(tokens.groupby(["sequence", "position"])[measures].mean())
+    overall = table(["measure", "specials"], _correlations(means, measures))
     by_layer = table(
         ["layer", "measure", "specials"],
-        [{"layer": layer, **row} for layer in layers for row in _correlations(tokens[tokens["layer"] == layer])],
+        [
+            {"layer": layer, **row}
+            for layer in layers
+            for row in _correlations(tokens[tokens["layer"] == layer], measures)
+        ],
     )
-    sample = means[~means["special"] & (means["rank"] > 0)][["rank", *MEASURES]].set_index("rank")
+    sample = means[~means["special"] & (means["rank"] > 0)][["rank", *measures]].set_index("rank")
     metrics = {
         f"spearman/{measure}/{specials}_specials": rho
         for (measure, specials), rho in overall["spearman"].dropna().items()
     }
-    points = {TITLES[measure]: list(zip(sample.index, sample[measure], strict=True)) for measure in MEASURES}
+    points = {
+        TITLES.get(measure, f"mixing, {measure}"): list(zip(sample.index, sample[measure], strict=True))
+        for measure in measures
+    }
     reasons = sorted(set(overall["reason"]) - {""})
     return Expected(
         tables={
             "correlation": overall,
             "correlation_by_layer": by_layer,
-            "by_token": _by_token(specimen, means, rank, count),
+            "by_token": _by_token(specimen, means, measures, rank, count),
             "sample": sample,
         },
         metrics=metrics,
@@ -58,10 +64,15 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         figures={
             "scatter": Picture(cloud(points) if len(sample) else {}, {"log_x": True, "sharey": False, "medians": True})
         },
-        summary=overall["spearman"].unstack().reindex(MEASURES).rename(columns=lambda name: f"ρ {name} specials"),
+        summary=overall["spearman"].unstack().reindex(measures).rename(columns=lambda name: f"ρ {name} specials"),
         sentences=_sentences(metrics),
         notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
     )
+
+
+def _measures(specimen: Specimen) -> list[str]:
+    """The attention that a token receives, the norm of its vectors, and the mixing ratios that its blocks have."""
+    return ["alpha", "f", *specimen.sequences[0].blocks[0].ratios()]
 
 
 def _tokens(specimen: Specimen, layers: Sequence[int], rank: np.ndarray) -> pd.DataFrame:
@@ -86,9 +97,9 @@ def _tokens(specimen: Specimen, layers: Sequence[int], rank: np.ndarray) -> pd.D
     )
 
 
-def _correlations(tokens: pd.DataFrame) -> list[Mapping[str, object]]:
+def _correlations(tokens: pd.DataFrame, measures: Sequence[str]) -> list[Mapping[str, object]]:
     rows = []
-    for measure in MEASURES:
+    for measure in measures:
         for specials, chosen in (("with", tokens), ("without", tokens[~tokens["special"]])):
             ranked = chosen[chosen["rank"] > 0]
             rho = spearman(ranked["rank"].to_numpy(), ranked[measure].to_numpy())
@@ -103,7 +114,9 @@ def _curves(by_layer: pd.DataFrame) -> dict[str, dict[int, float]]:
     return curves
 
 
-def _by_token(specimen: Specimen, means: pd.DataFrame, rank: np.ndarray, count: np.ndarray) -> pd.DataFrame:
+def _by_token(
+    specimen: Specimen, means: pd.DataFrame, measures: Sequence[str], rank: np.ndarray, count: np.ndarray
+) -> pd.DataFrame:
     rows = [
         {
             "token_id": token,
@@ -111,11 +124,11 @@ def _by_token(specimen: Specimen, means: pd.DataFrame, rank: np.ndarray, count: 
             "rank": rank[token] or np.nan,
             "reference_count": count[token],
             "count": len(own),
-            **own[list(MEASURES)].mean(),
+            **own[measures].mean(),
         }
         for token, own in means.groupby("id")
     ]
-    return table(["token_id"], rows)
+    return table(["token", "token_id"], rows)
 
 
 def _sentences(metrics: Mapping[str, float]) -> list[str]:

@@ -106,9 +106,11 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     name = "attnresln_n" if whole else "attnres_n"
     mean, low, high = (metrics[f"{name}/{statistic}"] for statistic in ("mean", "min", "max"))
     counted = "vectors, residual connection and layer normalisation" if whole else "vectors and residual connection"
+    origin = "the source"
+    if "attn_w/mean" in metrics:
+        origin = f"other tokens; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
     return [
-        f"On average, {percent(mean)} of a token's output vector comes from other tokens; attention weights alone suggest "
-        f"{percent(metrics['attn_w/mean'])}.",
+        f"On average, {percent(mean)} of a token's output vector comes from {origin}.",
         f"With {counted} counted, the mixing ratio of single tokens ranges from {percent(low)} to {percent(high)}: the blocks "
         f"mostly {'mix' if mean >= 0.5 else 'preserve'}.",
     ]

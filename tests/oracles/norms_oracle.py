@@ -39,7 +39,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     metrics = _metrics(curves, dispersion, input_dispersion, correlation, rates)
     return Expected(
         tables={
-            "by_layer": by_layer,
+            "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
             "by_head": by_head,
             "per_key": per_key,
             "dispersion": dispersion,
@@ -65,7 +65,7 @@ def _drawn(sequence: Sequence_, options: NormsOptions) -> set[int]:
     length, limit = len(sequence.ids), options.sampled_queries
     if limit is None or length <= limit:
         return set(range(length))
-    generator = np.random.default_rng([options.seed, fingerprint(sequence.ids)])
+    generator = np.random.default_rng([options.seed, fingerprint(sequence.all_ids)])
     return set(generator.choice(length, limit, replace=False).tolist())
 
 
@@ -82,7 +82,7 @@ def _pairs(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
     """One row per layer, head, query and key that the query sees."""
     frames = []
     for number, sequence in enumerate(specimen.sequences):
-        categories = specimen.categories(sequence)
+        categories = specimen.key_categories(sequence)
         for layer in layers:
             block = sequence.blocks[layer - 1]
             head, query, key = np.nonzero(np.broadcast_to(block.visible, block.alpha.shape))
@@ -107,7 +107,7 @@ def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
     """One row per layer, head and token: ‖f‖, and the α and ‖αf‖ that it gets from a query on average."""
     frames = []
     for number, sequence in enumerate(specimen.sequences):
-        categories = specimen.categories(sequence)
+        categories = specimen.key_categories(sequence)
         for layer in layers:
             block = sequence.blocks[layer - 1]
             weighted = np.linalg.norm(block.alpha[..., None] * block.f[:, None], axis=-1)

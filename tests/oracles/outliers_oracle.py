@@ -108,13 +108,17 @@ def _means(hidden: np.ndarray, dimension: int) -> pd.Series:
 
 
 def _norms(specimen: Specimen, outliers: Sequence[int]) -> pd.DataFrame:
-    """γ and β of the LayerNorms whose outputs are hidden vectors: only BERT has such."""
+    """γ and β of the LayerNorms whose outputs are hidden vectors: BERT and Marian have such."""
     model = specimen.loaded.model
-    modules = []
-    if model.config.model_type == "bert":
-        modules = [model.embeddings.LayerNorm, *(layer.output.LayerNorm for layer in model.encoder.layer)]
+    modules = {}
+    match model.config.model_type:
+        case "bert":
+            modules = {0: model.embeddings.LayerNorm}
+            modules |= {number: layer.output.LayerNorm for number, layer in enumerate(model.encoder.layer, start=1)}
+        case "marian":
+            modules = {number: layer.final_layer_norm for number, layer in enumerate(model.decoder.layers, start=1)}
     rows = []
-    for layer, module in enumerate(modules):
+    for layer, module in modules.items():
         weight, bias = module.weight.numpy(), module.bias.numpy()
         rows += [
             {

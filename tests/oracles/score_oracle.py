@@ -39,7 +39,7 @@ def expected(
     by_category = means[in_outliers]["mean"].unstack("head").rename(columns=lambda head: f"head_{head}")
     tables = {
         "contributions": means,
-        "by_category": by_category,
+        "by_category": by_category.reorder_levels(["layer", "dimension", "category"]),
         "totals": totals,
         "spread": ranking,
         "concentration": concentration,
@@ -200,11 +200,12 @@ def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> p
             continue  # no sequence has the category
         random = {size: [weight(layer, category, one) for one in sets] for size, sets in drawn.items()}
         for name, dimensions in _removals(outliers, prominent):
-            place = {"layer": layer, "removed": name, "category": category}
+            listed = " ".join(map(str, dimensions))
+            place = {"layer": layer, "removed": name, "dimensions": listed, "category": category}
             after = weight(layer, category, dimensions)
             numbers = _row(before, after, random.get(len(dimensions), []))
-            rows.append(place | {"dimensions": " ".join(map(str, dimensions))} | numbers)
-    return table(["layer", "removed", "category"], rows, ["dimensions", *CHANGES])
+            rows.append(place | numbers)
+    return table(["layer", "removed", "dimensions", "category"], rows, CHANGES)
 
 
 def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -254,9 +255,9 @@ def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple
                         after[layer, category],
                         [shares[layer, category] for shares, _ in others],
                     )
-                    rows.append(place | {"layer": layer, "category": category} | listed | numbers)
+                    rows.append(place | listed | {"layer": layer, "category": category} | numbers)
     keys = ["from_layer", "value", "removed"]
-    return table([*keys, "layer", "category"], rows, ["dimensions", *CHANGES]), table(keys, losses)
+    return table([*keys, "dimensions", "layer", "category"], rows, CHANGES), table(keys, losses)
 
 
 def _masked_token_loss(specimen: Specimen) -> float:
@@ -276,6 +277,11 @@ def _masked_token_loss(specimen: Specimen) -> float:
     return loss / tokens
 
 
+def _together(changes: pd.DataFrame) -> pd.DataFrame:
+    """The rows where all outliers are removed."""
+    return changes.xs("outliers", level="removed").droplevel("dimensions")
+
+
 def _metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     concentration = tables["concentration"]
     metrics = {
@@ -287,7 +293,7 @@ def _metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         "heads_below_90_percent/share": concentration["ninety"].isna().mean(),
     }
     if len(tables.get("intervention", ())):
-        together = tables["intervention"].xs("outliers", level="removed").groupby("category")
+        together = _together(tables["intervention"]).groupby("category")
         for column in ("before", "after", "change", "controls_mean"):
             for category, mean in together[column].mean().items():
                 metrics[f"intervention/{category}/{column}"] = mean
@@ -340,14 +346,14 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
         }
     )
     if len(tables.get("intervention", ())):
-        together = tables["intervention"].xs("outliers", level="removed")
+        together = _together(tables["intervention"])
         figures["intervention"] = Picture(
             _compared(
                 together, {"before": together["before"], "after": together["after"]}, "without random dimensions (95 %)"
             )
         )
     if len(tables.get("ablation", ())):
-        first = tables["ablation"].xs("outliers", level="removed")
+        first = _together(tables["ablation"])
         first = first.xs(first.index.get_level_values("from_layer").min(), level="from_layer")
         zero, mean = (first.xs(value, level="value") for value in ("zero", "mean"))
         lines = {"before": zero["before"], "zero": zero["after"], "mean": mean["after"]}
@@ -378,7 +384,7 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
     }
     summary = tables["concentration"].groupby("layer")[list(titles)].mean().rename(columns=titles)
     if len(tables.get("intervention", ())):
-        together = tables["intervention"].xs("outliers", level="removed")
+        together = _together(tables["intervention"])
         present = together.index.get_level_values("category")
         first = next(category for category in categories if category in present)
         own = together.xs(first, level="category")

@@ -1,4 +1,4 @@
-"""Two tiny models with a small corpus each, and what an analysis publishes of them."""
+"""Tiny models with a small corpus each, and what an analysis publishes of them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +38,15 @@ TEXTS = [
     ("it on we [MASK] river old run", "on , it"),
 ]
 
+# Sources and targets of different lengths. Targets repeat no word of the first place.
+TRANSLATIONS = [
+    ("cat sees , old river .", "river walks on"),
+    ("river walks on", "we run , it sees . blue cat"),
+    ("we run , it [MASK] . blue cat", "old it sees it ."),
+    ("on it", "blue river , on it"),
+    ("it on we [MASK] river old run", "it . on"),
+]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Specimen:
@@ -54,16 +63,25 @@ class Specimen:
     @cached_property
     def sequences(self) -> list[Sequence_]:
         """Every sequence of the corpus, without padding."""
-        model, tokenizer = self.loaded.model, self.loaded.tokenizer
-        return [self.brute_force(model, tokenizer(*text, return_tensors="pt")) for text in self._given]
+        return [self.brute_force(self.loaded.model, self._inputs(*text)) for text in self.texts]
 
-    @property
-    def _given(self) -> list[list[str]]:
-        return [[part for part in text if part is not None] for text in self.texts]
+    def _inputs(self, text: str, text_pair: str | None) -> Mapping[str, torch.Tensor]:
+        tokenizer, start = self.loaded.tokenizer, self.loaded.decoder_inputs
+        if start is None:
+            return tokenizer(*([text] if text_pair is None else [text, text_pair]), return_tensors="pt")
+        target = torch.tensor([start(tokenizer(text_pair)["input_ids"])])
+        return {"input_ids": torch.tensor([tokenizer(text)["input_ids"]]), "decoder_input_ids": target}
 
     def categories(self, sequence: Sequence_) -> np.ndarray:
         """The category of each token."""
-        tokens = self.loaded.tokenizer.convert_ids_to_tokens(sequence.ids.tolist())
+        return self._categories(sequence.ids)
+
+    def key_categories(self, sequence: Sequence_) -> np.ndarray:
+        """The category of each token that queries attend to."""
+        return self._categories(sequence.ids if sequence.source_ids is None else sequence.source_ids)
+
+    def _categories(self, ids: np.ndarray) -> np.ndarray:
+        tokens = self.loaded.tokenizer.convert_ids_to_tokens(ids.tolist())
         return np.array([self.category_of(position, token) for position, token in enumerate(tokens)])
 
     def is_special(self, token: int) -> bool:
@@ -182,6 +200,39 @@ def qwen2() -> Specimen:
     )
 
 
+def marian() -> Specimen:
+    """The cross-attention of a translation model whose decoder has fewer layers than its encoder."""
+    special = ["[PAD]", "[UNK]", "[SEP]", "[CLS]", "[MASK]"]
+    template = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2)])
+    tokenizer = _tokenizer([*special, *WORDS], template)
+    for name in special:
+        tokenizer.add_special_tokens({f"{name.strip('[]').lower()}_token": name})
+    config = {
+        "model_type": "marian",
+        "vocab_size": len(tokenizer),
+        "d_model": 12,
+        "encoder_layers": 4,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 20,
+        "max_position_embeddings": 32,
+        "pad_token_id": 0,
+        "bos_token_id": 3,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+    }
+    own = {"[CLS]": "cls", "[SEP]": "sep", "[MASK]": "mask", ",": "punctuation", ".": "punctuation"}
+    return Specimen(
+        _loaded(tiny_model(config, torch.float64), tokenizer, "marian", None, "cross"),
+        activations.marian,
+        ("cls", "sep", "mask", "punctuation", "other"),
+        lambda _, token: own.get(token, "other"),
+        TRANSLATIONS,
+    )
+
+
 def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -197,5 +248,5 @@ def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def _loaded(model: Any, tokenizer: Any, family: str, head: Any) -> LoadedModel:
-    return LoadedModel(model, tokenizer, layout_of(family), "tiny", None, None, 32, load_head=lambda _head: head)
+def _loaded(model: Any, tokenizer: Any, family: str, head: Any, stack: str | None = None) -> LoadedModel:
+    return LoadedModel(model, tokenizer, layout_of(family, stack), "tiny", None, None, 32, load_head=lambda _head: head)

@@ -11,6 +11,7 @@ from normscope.alignment.options import AlignmentOptions
 from normscope.alignment.reverse_run import ReverseAlignment
 from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
+from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from tests.oracles import alignment_oracle
@@ -99,8 +100,9 @@ def batch(*rows: int) -> Batch:
     )
 
 
-def findings(options: AlignmentOptions, baselines, reverse, layers):
-    model, layout = tiny_stack("marian", "cross", torch.float64), layout_of("marian", "cross")
+def seen(model, options: AlignmentOptions, baselines, reverse, layers):
+    """The analysis after the corpus."""
+    layout = layout_of("marian", "cross")
     observer = Observer(model, layout, layers)
     reference = Reference(
         {row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()},
@@ -108,7 +110,20 @@ def findings(options: AlignmentOptions, baselines, reverse, layers):
         {key: ReverseAlignment(layer, links) for key, (layer, links) in reverse.items()},
     )
     context = AnalysisContext(layers, ["all"], observer.parameters, resources={REFERENCE: reference})
-    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2), batch(5)]).result()
+    return analysed("alignment", options, context, observer, [batch(1, 3), batch(4, 2), batch(5)])
+
+
+def findings(options: AlignmentOptions, baselines, reverse, layers):
+    return seen(tiny_stack("marian", "cross", torch.float64), options, baselines, reverse, layers).result()
+
+
+def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():
+    model = tiny_stack("marian", "cross", torch.float64)
+    with torch.no_grad():
+        model.decoder.layers[1].encoder_attn.out_proj.weight[3, 1] = float("inf")
+    analysis = seen(model, AlignmentOptions(), {}, {}, LAYERS)
+    with pytest.raises(InputError, match="^NaN or infinity in the activations of layer 2; try device.dtype=float32$"):
+        analysis.result()
 
 
 @pytest.mark.parametrize("layers", [[1, 2], [2]])

@@ -12,6 +12,7 @@ from normscope.alignment.tables import METHODS, SETTINGS, AlignmentReport
 from normscope.alignment.word_maps import aligned_words, row_words, word_maps
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
+from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
@@ -90,20 +91,20 @@ class AlignmentAnalysis(Analysis):
 
     def result(self) -> Findings:
         """Error rates, links, and the maps of a few sentences."""
+        norms = self._norms.compute().mean[:, 0]
+        require_finite(norms, "the activations of layer {layer}", self.context.layers)
         links = self._links.compute()
         return AlignmentReport(
             layers=self.context.layers,
             reference=self._reference,
             counts=self._counts.compute(),
-            norms=self._norms.compute().mean[:, 0],
+            norms=norms,
             links=links,
             maps=self._maps.compute() if links.keys() & set(self._selected) else {},
             dropped=self._dropped.compute()[0],
         ).findings()
 
     def _add_norms(self, layer: int, maps: Float[Tensor, "batch method map query key"], block: AttentionBlock) -> None:
-        if not bool(torch.isfinite(maps).all()):
-            raise InputError(f"NaN or infinity in the activations of layer {block.layer}; try device.dtype=float32")
         pairs = block.token_mask[:, :, None] & block.key_mask[:, None, :]
         sums = torch.einsum("bmhqk,bqk->mh", maps, pairs.to(maps))
         self._norms.update(layer, sums[None], pairs.sum()[None])

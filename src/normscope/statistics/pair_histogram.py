@@ -20,11 +20,11 @@ class Axis:
     """
 
     lowest_exponent: int
-    """Numbers below 2 to this power, including zero, share the first cell."""
+    """Zero and all numbers below 2^lowest_exponent · (1 + 2^−bits) share the first cell."""
     highest_exponent: int
-    """Numbers from 2 to this power upwards share the last cell."""
+    """All numbers from 2^highest_exponent upwards share the last cell."""
     bits: int
-    """Cells per factor of two: 2 to this power."""
+    """There are 2^bits cells per factor of two, equally wide."""
 
     @property
     def cells(self) -> int:

@@ -17,12 +17,13 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     whole = "attnresln_n/mean" in metrics
     name = "attnresln_n" if whole else "attnres_n"
     suggestion = "" if by_weights is None else f"; attention weights alone suggest {percentage(by_weights)}"
+    others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
     counted = "vectors, residual connection and layer normalisation" if whole else "vectors and residual connection"
     low, high = percentage(metrics[f"{name}/min"]), percentage(metrics[f"{name}/max"])
     verb = "preserve" if by_block < 0.5 else "mix"
     return [
         Sentence(
-            f"On average, {percentage(by_block)} of a token's output vector comes from other tokens{suggestion}.",
+            f"On average, {percentage(by_block)} of a token's output vector comes from {others}{suggestion}.",
             figure="by_layer",
             table="by_layer",
         ),
