@@ -9,12 +9,16 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: run test docs figures bench mutants lint install clean
+.PHONY: run test pytest docs figures bench mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
 
-test: lint
+# Beside each other: mypy has use for one core only.
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
 
 # The site is written to site/; open site/index.html.

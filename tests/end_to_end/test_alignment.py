@@ -16,8 +16,6 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from normscope.alignment.links import pharaoh
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.reporting.published import published
-from normscope.translation import toy
-from normscope.translation.training import Recipe
 from normscope.translation.vocabulary import joint_vocabulary
 from tests.end_to_end.shell import ROOT, run_here
 from tests.tiny import STACK_CONFIGS, tiny_model
@@ -256,6 +254,9 @@ def test_pictures(capsys, monkeypatch, translator, corpus, tmp_path):
 
 
 def test_toy_chain_from_training_to_error_rates(capsys, monkeypatch, tmp_path):
+    from normscope.translation import toy  # imports transformers' trainer, which takes seconds
+    from normscope.translation.training import Recipe
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     small = Recipe(epochs=1, vocabulary=150, model=16, feed_forward=16, heads=2, encoder_layers=1, decoder_layers=2)
     monkeypatch.setattr(toy, "RECIPE", small)
@@ -355,6 +356,9 @@ def test_installed_aligners_are_in_the_same_table(capsys, monkeypatch, translato
 
 def test_trained_models_translate(monkeypatch, tmp_path):
     """What the recipe leaves is a whole checkpoint with a head."""
+    from normscope.translation import toy
+    from normscope.translation.training import Recipe
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = toy.toy_model(
         3,

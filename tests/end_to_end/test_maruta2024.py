@@ -209,7 +209,8 @@ def test_ablation_replaces_the_dimensions_wherever_a_block_reads_them(table, eag
 
 
 def test_outliers_are_found_without_a_hand(capsys, monkeypatch, tmp_path):
-    arguments = ["analysis=outliers", "tracking=disabled", "layers=[2]", f"output_dir={tmp_path / 'run'}"]
+    given = ["analysis=outliers", "tracking=disabled", "layers=[2]", "dataset.limit=40"]
+    arguments = [*given, f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *arguments)
     assert outcome.status == 0, outcome.err
     found = pd.read_parquet(tmp_path / "run/tables/outliers_model.parquet")

@@ -1,12 +1,12 @@
 """The tour runs from its first cell to its last, and shows tables and pictures."""
 
-import nbformat
-from nbclient import NotebookClient
-
 from tests.end_to_end.shell import ROOT
 
 
 def test_the_tour(monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
     monkeypatch.chdir(ROOT / "experiments")
     tour = nbformat.read(ROOT / "experiments/tour.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in tour.cells), "it is kept without outputs"

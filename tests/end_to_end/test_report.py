@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.disturbed import python
-from tests.end_to_end.shell import ROOT, run_here
+from tests.end_to_end.shell import ROOT, draw_nothing, run_here
 
 pytestmark = pytest.mark.reports
 
@@ -28,6 +28,7 @@ def reported(tmp_path_factory, saved_model):
     folder = tmp_path_factory.mktemp("reported")
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))
     with pytest.MonkeyPatch.context() as monkeypatch:
+        draw_nothing(monkeypatch)
         arguments = [
             "analysis=[mixing,norms]",
             f"model.name={saved_model}",

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 
 from normscope.running import checkpoint as checkpoints
+from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, results, torchrun
 from tests.end_to_end.forks import Fork
 from tests.end_to_end.shell import ROOT, run_here
@@ -166,11 +167,23 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
     assert "another run is using this folder" in busy.err
 
 
-@pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5))])
-def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed, processes):
+def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed):
+    folder = tmp_path / "run"
+    outcomes = forks.run_several(2, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
+    assert_same_numbers(folder, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_torchrun_splits_a_corpus(tmp_path, saved_model, undisturbed, processes):
     folder = tmp_path / "run"
     outcome = torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
     assert outcome.returncode == 0, outcome.stderr
+    assert_same_numbers(folder, undisturbed)
+
+
+def assert_same_numbers(folder, undisturbed):
     for count in ("examples", "examples_used", "sequences", "tokens", "tokens_by_category"):
         assert results(folder)["provenance"][count] == results(undisturbed)["provenance"][count]
     ours, whole = results(folder)["metrics"], results(undisturbed)["metrics"]

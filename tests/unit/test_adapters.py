@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModelForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from normscope.config.schema import DeviceOptions, ModelOptions
@@ -21,6 +20,8 @@ CPU = DeviceOptions(name="cpu")
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, tokenizer):
     """An adapter of a causal language model, the merged weights and the folder of the model."""
+    from peft import LoraConfig, PeftModelForCausalLM
+
     settings = FAMILY_CONFIGS["llama"] | {"vocab_size": len(tokenizer)}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
