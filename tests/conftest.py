@@ -15,6 +15,7 @@ from jaxtyping import install_import_hook
 install_import_hook("normscope", "beartype.beartype")
 
 from collections.abc import Iterator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from hypothesis import settings
 # Deterministic, and never failing for a slow machine.
 settings.register_profile("normscope", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("normscope")
+
+get_temp_dir()  # of multiprocessing (`end_to_end/forks.py`): made now, it is not in the directory of `nothing_left_behind`
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

@@ -15,11 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-get_temp_dir()  # that of the server: now, not in a directory that is checked for what tests leave
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     [
