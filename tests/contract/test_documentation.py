@@ -1,4 +1,4 @@
-"""The documentation is whole: all keys are described, all pages build, all commands compose. Nothing comes from elsewhere."""
+"""The documentation is complete: keys are described, pages build, commands compose, and nothing is loaded from elsewhere."""
 
 import html
 import logging

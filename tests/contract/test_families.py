@@ -1,4 +1,4 @@
-"""What every family must keep, in float64, on a tiny random model with random biases and a padded batch."""
+"""What must hold for every family, in float64, on a tiny random model with random biases and a padded batch."""
 
 import copy
 import dataclasses
@@ -196,7 +196,7 @@ def test_two_observations_at_once_are_refused(family, family_model):
 
 
 def test_a_family_that_changed_shape_fails_loudly(family_model, family):
-    """A part that is not what the layout takes it for is noticed at load, with the layer and the figure."""
+    """A wrong layout is detected at load; the message names the part, the layer and the error."""
     layout = layout_of(family)
     if layout.fused is None:
         wrong, part = dataclasses.replace(layout, key=layout.value), "key"
@@ -236,7 +236,7 @@ def _attention(*arguments):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_measured_in_float32(family, dtype):
-    """What the model rounds is told as the verification error; what is added up from it is not rounded again."""
+    """The verification error shows how the model rounds; sums of its vectors are not rounded again."""
     model = tiny_stack(family, "encoder", dtype) if family in STACKS else tiny_model(FAMILY_CONFIGS[family], dtype)
     inputs = token_batch(model, LENGTHS)
     for block in blocks_of(model, family, inputs):

@@ -160,7 +160,7 @@ def test_the_parts_of_the_network(family, family_model):
         assert block.parameters.gated == (layout.model_type in GATED)
 
 
-def test_the_pass_ends_after_the_last_thing_wanted(family, family_model):
+def test_the_pass_ends_after_the_last_requested_part(family, family_model):
     """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
     layout = layout_of(family)
     networks, layers = bind_feed_forward(family_model, layout), layout.passes(family_model)
@@ -260,7 +260,7 @@ class Mixture(nn.Module):
 
 
 class Doubled(nn.Module):
-    """A network whose modules are those of the family, and which does something else with them."""
+    """A network with the family's modules that uses them differently."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

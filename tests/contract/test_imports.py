@@ -172,7 +172,7 @@ def test_the_arrows_make_no_circle():
 
 
 def test_no_analysis_is_named_outside_its_own_package():
-    """Only the registry names them; what the rest of the program must know of one, its AnalysisInfo says."""
+    """Only the registry names analyses; their AnalysisInfo tells the rest of the program what it needs to know."""
     for path in files(SOURCE):
         if path.relative_to(SOURCE).parts[0] in ("analyses", "alignment"):
             continue

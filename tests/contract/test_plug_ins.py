@@ -1,4 +1,4 @@
-"""An analysis from another package: everything that knows ours knows it, and nothing below `src` names it."""
+"""An analysis from another package works everywhere that ours do, and nothing below `src` names it."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_sweeps_compare_it(outcomes):
     assert "planted/length/mean" in set(values["metric"])
 
 
-def test_its_runs_are_made_again(outcomes):
+def test_its_runs_are_reproduced(outcomes):
     status, out, err = outcomes[0]["reproduced"]
     assert status == 0, err
     assert "numbers are the same" in out

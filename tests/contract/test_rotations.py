@@ -108,7 +108,7 @@ def test_length_dependent_types_are_verified_in_every_rotary_family(family, rope
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 def test_the_boundary_matters(rope_type):
-    """Without it the tests above would prove nothing: transformers itself rotates a short text by its company."""
+    """Otherwise the tests above would prove nothing: transformers itself rotates a short text by its batch."""
     model = scaled_model("llama", rope_type)
     inputs = token_batch(model, LENGTHS)
     together = attention_outputs(model, "llama", inputs)[0][2, :5]

@@ -355,7 +355,7 @@ def test_installed_aligners_are_in_the_same_table(capsys, monkeypatch, translato
 
 
 def test_trained_models_translate(monkeypatch, tmp_path):
-    """What the recipe leaves is a whole checkpoint with a head."""
+    """Training leaves a complete checkpoint with a head."""
     from normscope.translation import toy
     from normscope.translation.training import Recipe
 

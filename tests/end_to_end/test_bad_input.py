@@ -127,7 +127,7 @@ def test_a_corpus_without_an_example(capsys, monkeypatch, tmp_path, saved_model,
     assert "no usable example" in line or "is empty" in line
 
 
-def test_a_missing_column_lists_those_there_are(capsys, monkeypatch, tmp_path, saved_model):
+def test_a_missing_column_lists_the_existing_ones(capsys, monkeypatch, tmp_path, saved_model):
     path = tmp_path / "a.csv"
     path.write_text("body,label\nhello,1\n")
     arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}"]
@@ -157,7 +157,7 @@ def test_weights_of_another_shape(capsys, monkeypatch, tmp_path, saved_model):
     assert f"the weight {key} has the shape (2, 3), but its config.json describes (24, 24)" in line
 
 
-def test_a_bad_config_is_one_line_without_warnings(tmp_path, saved_model):
+def test_a_bad_config_gives_one_line_without_warnings(tmp_path, saved_model):
     folder = broken_copy(saved_model, tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"rope_scaling": "foo"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -232,7 +232,7 @@ def test_an_unknown_family(capsys, monkeypatch, tmp_path, saved_model):
     assert "model family 'bloom' is not supported" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
 
 
-def test_pickled_weights_need_the_users_word(capsys, monkeypatch, tmp_path, saved_model):
+def test_pickled_weights_need_the_users_consent(capsys, monkeypatch, tmp_path, saved_model):
     folder = broken_copy(saved_model, tmp_path)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -264,7 +264,7 @@ def test_pickled_weights_that_are_none(tmp_path, saved_model, content, message):
     assert f"model.name={folder}: {message}" in str(raised.value)
 
 
-def test_a_folder_with_results_is_not_written_over(capsys, monkeypatch, tmp_path, saved_model):
+def test_a_folder_with_results_is_not_overwritten(capsys, monkeypatch, tmp_path, saved_model):
     folder = tmp_path / "taken"
     folder.mkdir()
     (folder / "results.json").write_text("{}")
@@ -327,7 +327,7 @@ def test_refused_too(capsys, monkeypatch, tmp_path, arguments, message):
 
 
 @pytest.mark.parametrize("tracking", ["offline", "disabled"])
-def test_a_file_that_turns_bad_late_is_one_line_too(capsys, monkeypatch, tmp_path, saved_model, tracking):
+def test_a_file_that_turns_bad_late_gives_one_line_too(capsys, monkeypatch, tmp_path, saved_model, tracking):
     path = tmp_path / "late.txt"
     path.write_bytes(b"fine\n" * 6000 + b"caf\xe9\n")
     arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}", f"tracking={tracking}"]
@@ -345,7 +345,7 @@ def test_categories_that_never_occur_are_refused_if_they_are_all(capsys, monkeyp
     assert "categories=[mask]: no token of these categories occurs in the corpus" in outcome.err
 
 
-def test_folders_that_were_there_stay(capsys, monkeypatch, tmp_path):
+def test_existing_folders_stay(capsys, monkeypatch, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     assert run_here(capsys, monkeypatch, "layers=[9]", f"output_dir={mine}").status == 2

@@ -1,4 +1,4 @@
-"""Sweeps end with their runs side by side, whatever became of single jobs; so do any folders on demand."""
+"""A sweep ends with a comparison of its runs, even if jobs fail; so does the command, on any folders."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Disks that are full, memory that is short, trackers and processes that die."""
+"""Full disks, too little memory, and trackers and processes that die."""
 
 import http.server
 import json
@@ -29,8 +29,8 @@ def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_pa
     assert "layer 2" in outcome.err
 
 
-def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_later(capsys, monkeypatch, tmp_path, saved_model):
-    """Files may not grow beyond a few kilobytes: the system refuses the writing itself."""
+def test_a_full_disk_gives_one_line_and_the_run_can_be_resumed(capsys, monkeypatch, tmp_path, saved_model):
+    """Files are limited to a few kilobytes: the system itself refuses to write more."""
     arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
     (tmp_path / "limited.py").write_text(
         "import resource, runpy, signal\n"
@@ -59,7 +59,7 @@ def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, save
 
 
 class TooSmall:
-    """A device whose memory holds so many tokens of a batch: what is more fails in the middle of a layer, as it does there."""
+    """A device whose memory holds this many tokens of a batch: larger batches fail in the middle of a layer, as on a GPU."""
 
     def __init__(self, monkeypatch, tokens: int, *, at_the_end: bool = False) -> None:
         self.refused: list[tuple[int, ...]] = []
@@ -112,7 +112,7 @@ def test_a_sequence_that_does_not_fit_says_what_to_change(capsys, monkeypatch, t
 
 
 @pytest.mark.slow
-def test_memory_that_the_system_refuses(tmp_path, saved_model):
+def test_the_system_refuses_memory(tmp_path, saved_model):
     """The address space of the process is bounded once its first batch has been seen: allocations fail for real."""
     (tmp_path / "bounded.py").write_text(
         "import resource, runpy, sys\n"
@@ -136,8 +136,8 @@ def test_memory_that_the_system_refuses(tmp_path, saved_model):
     assert "batches are split from now on" in outcome.stderr
 
 
-def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
-    """Sixteen pages, and room enough later."""
+def test_a_small_disk_gives_one_line_and_the_run_can_be_resumed(capsys, monkeypatch, tmp_path, saved_model):
+    """A disk of sixteen pages, enlarged before the run is resumed."""
     with mounted(tmp_path / "disk", "size=64k") as disk:
         arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
         folder = f"output_dir={disk / 'run'}"
@@ -153,7 +153,7 @@ def test_a_small_disk_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_m
         assert results(disk / "run")["status"] == "completed"
 
 
-def test_a_disk_that_is_read_only_is_told_in_one_line(capsys, monkeypatch, tmp_path, saved_model):
+def test_a_read_only_disk_gives_one_line(capsys, monkeypatch, tmp_path, saved_model):
     with mounted(tmp_path / "disk", "size=1m,ro") as disk:
         arguments = [f"model.name={saved_model}", "dataset.limit=3", "tracking=disabled", f"output_dir={disk / 'run'}"]
         outcome = run_here(capsys, monkeypatch, *arguments)
@@ -188,7 +188,7 @@ def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
 
 
 class Server:
-    """As much of a Weights & Biases server as a run needs to begin."""
+    """The part of a Weights & Biases server that a run needs to start."""
 
     def __init__(self, monkeypatch) -> None:
         asked = self.asked = []
@@ -225,8 +225,8 @@ class Server:
 
 
 @pytest.mark.slow  # wandb waits for the server for twenty seconds
-def test_a_tracker_that_goes_away_costs_nothing_of_ours(capsys, monkeypatch, tmp_path, saved_model):
-    """The server is there when the run begins, and no longer when it ends."""
+def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path, saved_model):
+    """The server is up when the run starts and down when it ends."""
     from normscope.reporting import tracking
     from normscope.running import pipeline
 
@@ -249,8 +249,8 @@ def test_a_tracker_that_goes_away_costs_nothing_of_ours(capsys, monkeypatch, tmp
     assert "Traceback" not in outcome.err
 
 
-def test_a_tracker_whose_service_dies_is_said_once(tmp_path, saved_model):
-    """Weights & Biases' own process is killed in the middle of the run."""
+def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
+    """The service process of Weights & Biases is killed during the run."""
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal, subprocess\n"
         "from normscope.running import pipeline\n"

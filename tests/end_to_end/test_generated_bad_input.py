@@ -7,7 +7,7 @@ from tests.end_to_end.bad_input.stock import Stock
 
 
 @pytest.mark.slow
-def test_every_bad_input_is_answered_in_one_line(tmp_path, tokenizer, monkeypatch):
+def test_every_bad_input_gives_one_line(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     faults = run_all(Stock.made(tmp_path / "stock", tokenizer), tmp_path, seed=0, numbers=range(600))
     assert not faults, "\n".join(faults)

@@ -222,7 +222,7 @@ def test_ranks_from_a_file(capsys, monkeypatch, corpus, tmp_path, observed):
     assert found.loc[("f", "with"), "spearman"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_corpus_of_special_tokens_alone_is_no_accident(capsys, monkeypatch, tmp_path, saved_model):
+def test_a_corpus_of_special_tokens_alone_has_no_correlation(capsys, monkeypatch, tmp_path, saved_model):
     text = tmp_path / "a.txt"
     text.write_text("[SEP]\n[MASK]\n")
     arguments = [f"model.name={saved_model}", "analysis=frequency", "dataset=text", f"dataset.path={text}"]
@@ -259,7 +259,7 @@ def test_a_malformed_frequency_file(capsys, monkeypatch, corpus, tmp_path, conte
     assert message in outcome.err
 
 
-def test_categories_that_never_occur_are_told(capsys, monkeypatch, tmp_path, saved_model):
+def test_categories_that_never_occur_are_reported(capsys, monkeypatch, tmp_path, saved_model):
     text = tmp_path / "a.txt"
     text.write_text("no stops at all\n")
     arguments = [

@@ -1,4 +1,4 @@
-"""A run from its claim on a folder to its last word: what may stop it, and what it leaves behind."""
+"""A run from claiming its folder to its final message: what can stop it, and what it leaves behind."""
 
 import shutil
 import signal
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, inte
 
 
 @pytest.mark.parametrize("tracking", ["disabled", "offline"])
-def test_a_folder_that_is_deleted_during_the_run_is_one_line(capsys, monkeypatch, tmp_path, saved_model, tracking):
+def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypatch, tmp_path, saved_model, tracking):
     accumulate = pipeline.accumulate
 
     def accumulate_and_delete(*arguments):
@@ -164,7 +164,7 @@ def test_bad_input_ends_every_process_with_2_and_is_printed_once(tmp_path, saved
 
 
 @pytest.mark.parametrize("size", ["abc", "0", "-1", "", "9" * 5000])
-def test_a_world_size_that_is_no_number_is_bad_input(capsys, monkeypatch, tmp_path, saved_model, size):
+def test_an_invalid_world_size_is_bad_input(capsys, monkeypatch, tmp_path, saved_model, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 2
@@ -177,7 +177,7 @@ def test_a_world_size_that_is_no_number_is_bad_input(capsys, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
 @pytest.mark.parametrize("rank", ["x", "-1", "2", ""])
-def test_a_rank_that_is_none_is_bad_input(monkeypatch, name, rank):
+def test_an_invalid_rank_is_bad_input(monkeypatch, name, rank):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(name, rank)
     with pytest.raises(InputError, match=f"^{name}={rank}: expected the rank of this process"), process_group():

@@ -208,7 +208,7 @@ def test_ablation_replaces_the_dimensions_wherever_a_block_reads_them(table, eag
     np.testing.assert_allclose(rows["after"], torch.stack(after).mean(dim=0)[start - 1 :], atol=1e-5)
 
 
-def test_outliers_are_found_without_a_hand(capsys, monkeypatch, tmp_path):
+def test_outliers_are_found_automatically(capsys, monkeypatch, tmp_path):
     given = ["analysis=outliers", "tracking=disabled", "layers=[2]", "dataset.limit=40"]
     arguments = [*given, f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *arguments)
@@ -250,7 +250,7 @@ def test_contributions_of_a_sample_are_those_of_its_sequences(capsys, monkeypatc
     pd.testing.assert_frame_equal(sample, turned, rtol=1e-4, atol=1e-5)
 
 
-def test_a_hundred_and_thirty_categories_of_ones_own(capsys, monkeypatch, tmp_path, saved_model, tokenizer):
+def test_a_hundred_and_thirty_custom_categories(capsys, monkeypatch, tmp_path, saved_model, tokenizer):
     words = [token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha() and len(token) > 3][:130]
     (tmp_path / "corpus.txt").write_text(" ".join(words) + "\n")
     own = ",".join(f"own{number}:[{word}]" for number, word in enumerate(words))

@@ -1,4 +1,4 @@
-"""The tour runs from its first cell to its last, and shows tables and pictures."""
+"""The notebook runs from start to end, and shows tables and figures."""
 
 from tests.end_to_end.shell import ROOT
 

@@ -1,4 +1,4 @@
-"""Recipes: what they set, and when a comparison with the paper is made."""
+"""Presets of papers: what they set, and when a run is compared with the paper."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def published(paper: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_a_recipe_runs_on_another_model_and_says_that_nothing_is_compared(
+def test_a_preset_runs_on_another_model_and_says_that_nothing_is_compared(
     capsys, monkeypatch, tmp_path, saved_model, name
 ):
     folder = tmp_path / "run"
@@ -37,7 +37,7 @@ def test_a_recipe_runs_on_another_model_and_says_that_nothing_is_compared(
 
 
 def test_a_published_table_is_compared_cell_by_cell():
-    """Table 1 of M24 as it would look if it had been measured, but for one cell."""
+    """Table 1 of M24 as if measured, except for one cell."""
     options = composed("experiment=maruta2024", "dataset=stsb", "dataset.path=dev.csv")
     assert (options.model.name, options.dataset.name) == (BERT, "stsb")
     [group] = published("maruta2024")
@@ -78,7 +78,7 @@ def test_the_papers_model_and_data_are_compared(name):
 
 
 def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_model):
-    """With a paper of our own making, whose model is the tiny one."""
+    """With an invented paper about the tiny model."""
     papers = tmp_path / "papers"
     (papers / "nobody2000").mkdir(parents=True)
     group = {

@@ -1,4 +1,4 @@
-"""The page that a run ends with: what it says, what the explorer shows, and that nothing leaves it."""
+"""The report of a run: what it says, what the explorer shows, and that it loads nothing from elsewhere."""
 
 import html
 import json
@@ -24,7 +24,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory, saved_model):
-    """A finished run on sentences that mean harm."""
+    """A finished run on hostile sentences."""
     folder = tmp_path_factory.mktemp("reported")
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -102,7 +102,7 @@ def test_hostile_text_stays_text_in_the_browser(reported):
         assert "&lt;" in shown
 
 
-def test_every_result_is_told_in_words_with_its_number(reported):
+def test_every_result_is_stated_in_words_with_its_number(reported):
     page = (reported / "report.html").read_text()
     found = re.search(r'<ul class="findings">(.*?)</ul>', page, re.DOTALL)
     assert found is not None
@@ -111,7 +111,7 @@ def test_every_result_is_told_in_words_with_its_number(reported):
     assert all(re.search(r"\d", sentence) for sentence in sentences)
 
 
-def test_a_text_of_ones_own(capsys, monkeypatch, saved_model, tmp_path):
+def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):
     given = ["dataset.limit=3", f"model.name={saved_model}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *given, "report.text='my own words'")
     assert outcome.status == 0, outcome.err
@@ -125,7 +125,7 @@ def test_a_text_of_ones_own(capsys, monkeypatch, saved_model, tmp_path):
     assert "report.text" in long.err
 
 
-def test_long_texts_are_cut_for_the_explorer_and_it_is_said(capsys, monkeypatch, saved_model, tmp_path):
+def test_long_texts_are_truncated_for_the_explorer_with_a_note(capsys, monkeypatch, saved_model, tmp_path):
     (tmp_path / "long.txt").write_text("".join(f"{'long ' * 140}text {number}\n" for number in range(3)))
     corpus = ["dataset=text", f"dataset.path={tmp_path / 'long.txt'}", f"model.name={saved_model}", "tracking=disabled"]
     chosen = ["report.tokens=20", "report.examples=2", f"output_dir={tmp_path / 'run'}"]
@@ -139,7 +139,7 @@ def test_long_texts_are_cut_for_the_explorer_and_it_is_said(capsys, monkeypatch,
 
 
 @pytest.mark.slow
-def test_long_texts_cost_the_report_next_to_no_memory(tmp_path):
+def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
     (tmp_path / "long.txt").write_text("".join(f"{number} {'word ' * 600}\n" for number in range(5)))
     program = (
         "import resource, runpy, sys\n"

@@ -195,7 +195,7 @@ def test_the_default_run_in_a_process_of_its_own(tmp_path):
     assert results["metrics"]["mixing/attn_w/mean"] > 0.8 > 0.4 > results["metrics"]["mixing/attnresln_n/mean"]
 
 
-def test_an_interrupted_run_says_so(tmp_path, saved_model):
+def test_an_interrupted_run_has_that_status(tmp_path, saved_model):
     text = tmp_path / "long.txt"
     text.write_text("one two three four five six seven eight nine ten\n" * 20_000)
     folder = tmp_path / "run"
@@ -208,7 +208,7 @@ def test_an_interrupted_run_says_so(tmp_path, saved_model):
     assert (results["status"], results["metrics"]) == ("interrupted", {})
 
 
-def test_help_is_a_manual_page_at_once():
+def test_help_is_a_manual_page():
     process = start("--help")
     out, _ = process.communicate()
     assert process.returncode == 0
@@ -227,7 +227,7 @@ def test_help_does_not_wait_for_torch():
     subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
 
 
-def test_who_reads_the_beginning_alone_gets_no_traceback():
+def test_a_closed_pipe_gives_no_traceback():
     """`python run.py --help | head -1`."""
     process = start("--help")
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Weights & Biases in environments that are broken: nothing of it takes a run down, and one line says so."""
+"""Weights & Biases in broken environments: the run always completes, with one warning."""
 
 import http.server
 import logging
@@ -20,7 +20,7 @@ from tests.end_to_end.wandb_file import run_of
 
 @pytest.fixture(autouse=True)
 def own_service(monkeypatch, tmp_path):
-    """W&B reads its environment once per process: every test gets a service of its own, and leaves none behind."""
+    """W&B reads its environment once per process, so every test gets its own service and stops it."""
     wandb.teardown()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
@@ -38,7 +38,7 @@ def options(**chosen) -> RunOptions:
 
 
 def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
-    """The lines that the user sees of a tracked run in which something happens."""
+    """The lines that a tracked run prints if something happens during it."""
     folder.mkdir(exist_ok=True)
     capsys.readouterr()
     with tracking.track(options(**chosen), folder) as tracker:
@@ -49,12 +49,12 @@ def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
 
 
 def recorded(folder):
-    """What W&B has written of a run; its service writes the end of it after it has said that it is done."""
+    """The file that W&B has written. Its service reports that it is done before it has written the end."""
     wandb.teardown()
     return run_of(folder)
 
 
-def test_a_sound_environment_says_nothing(capsys, tmp_path):
+def test_a_valid_environment_gives_no_warning(capsys, tmp_path):
     assert tracked(capsys, tmp_path / "run") == []
     assert recorded(tmp_path / "run")["summary"]["mixing/last"] == 0.25
 
@@ -68,7 +68,7 @@ def test_a_sound_environment_says_nothing(capsys, tmp_path):
         ("WANDB_SERVICE", "garbage"),
     ],
 )
-def test_an_environment_that_w_and_b_refuses_ends_only_the_tracking(capsys, monkeypatch, tmp_path, name, value):
+def test_an_environment_that_wandb_rejects_disables_tracking_alone(capsys, monkeypatch, tmp_path, name, value):
     monkeypatch.setenv(name, value)
     before = dict(os.environ)
     (line,) = tracked(capsys, tmp_path / "run")
@@ -103,7 +103,7 @@ def test_a_service_that_is_killed_as_soon_as_it_has_started(capsys, monkeypatch,
     assert "did not start" in line
 
 
-def test_a_service_that_is_killed_while_the_run_goes(capsys, monkeypatch, tmp_path):
+def test_a_service_that_is_killed_during_the_run(capsys, monkeypatch, tmp_path):
     from wandb.sdk.lib.service import service_process
 
     started, start = [], service_process.start
@@ -151,7 +151,7 @@ def test_a_proxy_that_answers_with_a_page(capsys, monkeypatch, tmp_path):
 
 
 def test_a_temporary_directory_that_is_full(capsys, monkeypatch, tmp_path, saved_model):
-    """Room for the four letters with which Python tries a directory, and for no more."""
+    """Room for the four bytes that Python writes to test a directory, and no more."""
     with mounted(tmp_path / "disk", "size=12k") as disk:
         (disk / "filling").write_bytes(b"x" * 8192)
         monkeypatch.setenv("TMPDIR", str(disk))
@@ -205,7 +205,7 @@ def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
     assert others == [ZeroDivisionError]  # ours keeps its traceback
 
 
-def test_what_the_run_raises_passes(tmp_path):
+def test_errors_of_the_run_propagate(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(RuntimeError, match="a bug"), tracking.track(options(), tmp_path / "run"):
         raise RuntimeError("a bug")
@@ -227,7 +227,7 @@ def test_the_mode_of_the_environment_holds_where_ours_is_not_set(capsys, monkeyp
     assert capsys.readouterr().err == ""
 
 
-def test_an_unknown_mode_in_the_environment_is_reported_and_passed_over(capsys, monkeypatch, tmp_path):
+def test_an_unknown_mode_in_the_environment_is_reported_and_ignored(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "garbage")
     assert with_environment(TrackingOptions()).mode is TrackingMode.offline
     assert "WANDB_MODE='garbage'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Runs that are killed, split, repeated, starved and lied to."""
+"""Runs that are killed, split between processes, reproduced, or resumed after something has changed."""
 
 import json
 import os
@@ -25,14 +25,12 @@ def tables(folder):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL inside a test's own process: nothing of ours catches it."""
+    """Simulates SIGKILL in the tests' own process: the program never catches it."""
 
 
 @pytest.mark.parametrize("moment", [2, 7])
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(
-    capsys, monkeypatch, tmp_path, saved_model, undisturbed, moment
-):
-    """SIGKILL after some batches, without a word to anybody."""
+def test_a_killed_run_resumes_to_the_same_bytes(capsys, monkeypatch, tmp_path, saved_model, undisturbed, moment):
+    """SIGKILL after some batches, with no chance to clean up."""
     folder = tmp_path / "run"
     process = Fork(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0")
     process.wait_until(lambda: saved_batches(folder) >= moment)
@@ -57,7 +55,7 @@ def saved_batches(folder) -> int:
 
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments(tmp_path, saved_model, undisturbed):
-    """Killed and resumed again and again, at any moment from the start to the end of the process."""
+    """Repeatedly killed at random moments and resumed."""
     draw = random.Random(0)
     folder = tmp_path / "run"
     begin = [*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0"]
@@ -121,7 +119,7 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
     return tmp_path / "run"
 
 
-def test_what_has_changed_is_refused_and_named(capsys, monkeypatch, stopped, saved_model):
+def test_changes_since_the_run_began_are_refused_and_named(capsys, monkeypatch, stopped, saved_model):
     def refused(*arguments: str) -> str:
         outcome = run_here(capsys, monkeypatch, f"resume={stopped}", *arguments)
         assert outcome.status == 2, outcome.err
@@ -198,7 +196,7 @@ def assert_same_numbers(folder, undisturbed):
 
 
 @pytest.mark.slow
-def test_parts_of_a_corpus_that_only_one_process_reads(tmp_path, saved_model, undisturbed):
+def test_windows_that_only_one_process_reads(tmp_path, saved_model, undisturbed):
     (tmp_path / "parts.py").write_text(
         "import runpy\nfrom normscope.data import batching\nbatching.LOOKAHEAD = 7\n"
         "runpy.run_path('run.py', run_name='__main__')\n"
@@ -217,15 +215,15 @@ def test_parts_of_a_corpus_that_only_one_process_reads(tmp_path, saved_model, un
 
 
 @pytest.mark.slow
-def test_more_processes_than_batches(tmp_path, saved_model):
-    """Shares may be empty."""
+def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
+    """Some processes have no batch."""
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
     outcome = torchrun(3, *arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.returncode == 0, outcome.stderr
     assert results(tmp_path / "run")["provenance"]["sequences"] == 2
 
 
-def test_a_run_is_made_again(capsys, monkeypatch, tmp_path, undisturbed):
+def test_a_run_is_reproduced(capsys, monkeypatch, tmp_path, undisturbed):
     again = run_here(capsys, monkeypatch, f"reproduce={undisturbed}", f"output_dir={tmp_path / 'again'}")
     assert again.status == 0, again.err
     assert "numbers are the same" in again.out
@@ -261,7 +259,7 @@ def test_no_secret_is_written_anywhere(capsys, monkeypatch, tmp_path, saved_mode
 
 @pytest.mark.slow
 def test_two_machines_meet(tmp_path, saved_model, undisturbed):
-    """Two launchers, as two machines would have them, that know of each other by an address alone."""
+    """Two launchers, as on two machines, that know only a common address."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"

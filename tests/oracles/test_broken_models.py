@@ -36,7 +36,7 @@ def broken():
 
 @pytest.mark.parametrize("categories", [["other", "all"], ["other"]])
 @pytest.mark.parametrize("name", ANALYSES)
-def test_what_is_not_finite_is_refused(broken, name, categories):
+def test_nonfinite_activations_are_refused(broken, name, categories):
     specimen, frequencies = broken
     options, place = ANALYSES[name]
     options = dataclasses.replace(options)

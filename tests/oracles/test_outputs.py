@@ -33,7 +33,7 @@ def bert() -> Specimen:
 
 
 def everything(name: str, bert: Specimen) -> Findings:
-    """All that an analysis can publish, on a tiny model."""
+    """Everything that an analysis can publish, on a tiny model."""
     categories = [*bert.names, "all"]
     match name:
         case "mixing":

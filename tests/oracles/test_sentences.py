@@ -184,7 +184,7 @@ def test_sentences(name):
 
 @pytest.mark.parametrize("name", analyses())
 def test_every_line_that_makes_a_sentence_is_tested(name):
-    """A sentence that no case has would leave lines that no case runs."""
+    """If a sentence had no case, its lines would never run."""
     sentences = module_of(name)
     functions = [member for _, member in inspect.getmembers(sentences, inspect.isfunction)]
     codes = {code for function in functions for code in _nested(inspect.unwrap(function).__code__)}

@@ -1,4 +1,4 @@
-"""Whatever is in a file: every row is used or counted as skipped, or one line says what is wrong with it."""
+"""Whatever a file contains, every row is used or counted as skipped, or one line explains the error."""
 
 import pathlib
 import tempfile

@@ -55,7 +55,7 @@ overrides = st.fixed_dictionaries(
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory, tokenizer):
-    """A folder with a tiny model of every family, made when it is first asked for."""
+    """A folder with a tiny model of every family, each built on first use."""
     folder = tmp_path_factory.mktemp("zoo")
 
     def model(family: str) -> Path:

@@ -1,4 +1,4 @@
-"""Words, links and error rates: by hand, against brute force, and on what people get wrong."""
+"""Words, links and error rates: by hand, against brute force, and on common mistakes in files."""
 
 import itertools
 import json
@@ -136,7 +136,7 @@ def test_links(tmp_path):
         ("0-0\n0-0\n", 2, "counted from 0 or 1"),
     ],
 )
-def test_links_that_cannot_be(tmp_path, text, base, message):
+def test_invalid_links(tmp_path, text, base, message):
     file = tmp_path / "links"
     file.write_text(text)
     with pytest.raises(InputError, match=message):

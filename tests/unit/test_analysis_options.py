@@ -118,7 +118,7 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
 
 
 def test_defaults():
-    """A run that sets nothing does what the papers did, as far as they say."""
+    """The defaults are those of the papers, where they state them."""
     assert NormsOptions(seed=1) == NormsOptions(False, 50_000_000, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)

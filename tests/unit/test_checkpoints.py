@@ -1,4 +1,4 @@
-"""What is saved of a run, and what damage to it does."""
+"""What a run saves, and what happens if it is damaged."""
 
 import random
 
@@ -26,7 +26,7 @@ from normscope.statistics.uniform_sample import UniformSample
 
 
 class Counting(Analysis):
-    """An analysis that remembers something of every kind, and that is expensive to build."""
+    """An analysis with state of every kind that is expensive to build."""
 
     info = AnalysisInfo("counting", "Counts", AnalysisConfig, "")
     built = 0

@@ -1,4 +1,4 @@
-"""Who has a run folder, and what is left of a claim that comes to nothing."""
+"""Claims on run folders, and what an abandoned claim leaves behind."""
 
 import os
 import subprocess

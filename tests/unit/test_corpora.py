@@ -67,7 +67,7 @@ def test_a_folder_and_a_pattern_are_read_in_order_of_names(tmp_path):
         open_corpus(options(tmp_path / "empty"))
 
 
-def test_a_delimiter_that_is_another_is_named(tmp_path):
+def test_a_wrong_delimiter_is_named(tmp_path):
     path = tmp_path / "corpus.csv"
     path.write_text("text;n\nA first, short one.;1\n")
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_a_delimiter_that_is_another_is_named(tmp_path):
         read(path)
 
 
-def test_bytes_that_are_no_text_are_named_by_line_and_byte(tmp_path):
+def test_invalid_bytes_are_located_by_line_and_byte(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_bytes("naïve\n".encode() + b"caf\xe9 au lait\n")
     with pytest.raises(InputError, match=r"corpus.txt: line 2, byte 10: not UTF-8 \(0xe9"):
@@ -224,7 +224,7 @@ def test_a_limit_counts_examples_and_not_what_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps([1])[:-2]])
-def test_a_file_that_is_no_such_pickle_is_one_line(tmp_path, content):
+def test_a_file_that_is_not_such_a_pickle_gives_one_line(tmp_path, content):
     path = tmp_path / "broken.pkl"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"dataset.path=.*broken.pkl: (not a pickle|expected a list)"):
@@ -242,7 +242,7 @@ def test_two_files_are_read_side_by_side(tmp_path):
         read(source, pair_path=str(target))
 
 
-def test_a_hub_dataset_without_a_network_is_one_line():
+def test_a_hub_dataset_without_a_network_gives_one_line():
     with pytest.raises(InputError, match=r"dataset.path=nobody/nothing: not in the local cache, and the Hub"):
         open_corpus(options("nobody/nothing", kind=DatasetKind.hub))
 
@@ -265,7 +265,7 @@ def test_a_hub_dataset_is_read_row_by_row(monkeypatch):
     assert texts("some/data", kind=DatasetKind.hub, text_column="tokens") == ["EU rejects"]
 
 
-def test_categories_of_ones_own(tmp_path, tokenizer):
+def test_custom_categories(tmp_path, tokenizer):
     words = tmp_path / "words.txt"
     words.write_text("cat\nriver\n")
     own = {
@@ -298,7 +298,7 @@ def test_categories_of_ones_own(tmp_path, tokenizer):
         ({"a": [["x"]]}, "expected a list of tokens"),
     ],
 )
-def test_categories_that_cannot_be(tokenizer, own, message):
+def test_invalid_categories(tokenizer, own, message):
     with pytest.raises(InputError, match=message.replace("(", r"\(") if "expression" not in message else message):
         TokenCategories.of(tokenizer, 30522, own)
 
@@ -311,7 +311,7 @@ def test_quotes_and_abbreviations_stay_in_their_sentences(tmp_path):
 
 
 def test_a_stray_quotation_mark_does_not_merge_rows(tmp_path):
-    """Two stray marks with hundreds of rows between them: once they were one row."""
+    """Two stray quotation marks with hundreds of rows between them, which once became a single row."""
     rows = [f"text {number},{number}" for number in range(500)]
     path = tmp_path / "corpus.csv"
     path.write_text("\n".join(["text,n", '"He left,0', *rows, 'She said hi",501']) + "\n")
@@ -428,7 +428,7 @@ def test_headings_are_recognised_in_time_that_grows_with_the_line(tmp_path):
     assert "<heading>" not in found[len(headings) :]
 
 
-def test_two_hundred_categories_of_ones_own(tokenizer):
+def test_two_hundred_custom_categories(tokenizer):
     words = [token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha()][:200]
     own = {f"own{number}": [word] for number, word in enumerate(words)}
     found = TokenCategories.of(tokenizer, 30522, own)

@@ -90,7 +90,7 @@ def test_rows_that_hold_nothing(tmp_path):
     assert list(TextFile(path, "sentence").examples()) == [Example("x"), "empty", "not text"]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfhello\r\nworld\r\n")
     assert list(TextFile(path).examples()) == [Example("hello"), Example("world")]

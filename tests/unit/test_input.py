@@ -1,4 +1,4 @@
-"""What is refused before anything is done with it: empty values, impossible paths, broken small files."""
+"""Input that is refused before it is used: empty values, impossible paths, broken small files."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ def strings() -> list[str]:
 
 @pytest.mark.parametrize("key", strings())
 @pytest.mark.parametrize("value", ["", " \t"])
-def test_an_empty_value_is_not_no_value(key, value):
+def test_an_empty_value_is_not_a_missing_one(key, value):
     if value and key in ("dataset.delimiter", "dataset.separator"):
         return
     given = [value] if key in ("tracking.tags", "analysis.alignment.aligners") else value
@@ -54,7 +54,7 @@ def test_the_rule_is_part_of_the_check():
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 256, "/x" * 3000, "~nobody-of-that-name/x", "é" * 200, "\ud800"])
-def test_paths_that_cannot_be(path):
+def test_invalid_paths(path):
     with pytest.raises(InputError, match=r"dataset\.path="):
         check_strings({"dataset": {"path": path}})
 
@@ -95,7 +95,7 @@ def test_a_number_of_thousands_of_digits_in_json(tmp_path):
         pa.StringArray.from_buffers(1, pa.py_buffer(np.int32([0, 2]).tobytes()), pa.py_buffer(b"\xff\xfe")),
     ],
 )
-def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
+def test_parquet_columns_that_are_not_requested(tmp_path, other):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": pa.array(["A cat."]), "other": other}), path)
     assert [example.text for example in TextFile(path).examples()] == ["A cat."]
@@ -118,7 +118,7 @@ def test_parquet_columns_that_nobody_asked_for(tmp_path, other):
         (compare_runs.main, ["x" * 5000], "xxx…: cannot be read: [Errno 36] File name too long"),
     ],
 )
-def test_the_other_commands_answer_in_one_line_too(capsys, program, arguments, reason):
+def test_the_other_commands_give_one_line_too(capsys, program, arguments, reason):
     try:
         status = program(arguments)
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""`make mutants` plants errors that matter, each where it says, and nothing else."""
+"""`make mutants` plants errors that matter, each at the place it reports, and changes nothing else."""
 
 import ast
 from pathlib import Path

@@ -110,7 +110,7 @@ def test_a_token_that_is_repeated_does_not_exhaust_memory(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 2**10
 
 
-def test_half_a_character_is_no_text(tmp_path):
+def test_half_a_character_is_invalid(tmp_path):
     path = tmp_path / "a.pkl"
     path.write_bytes(pickle.dumps([{"tokens": ["a", "\ud800"]}, {"tokens": ["b"]}]))
     skipped, example = PickledTokens(path).examples()

@@ -1,4 +1,4 @@
-"""Where sentences end, and that nothing of a document is lost between them."""
+"""Where sentences end, and that splitting loses no text."""
 
 import hypothesis.strategies as st
 import pytest

@@ -1,4 +1,4 @@
-"""Where a model's files come from: a package, a folder, the Hub's cache, or a refusal that does not wait for a network."""
+"""Where a model's files come from: a package, a folder or the Hub's cache; or an error that does not wait for a network."""
 
 import hashlib
 import shutil
@@ -43,7 +43,7 @@ def test_a_revision_that_is_not_cached_is_not_taken_from_another(cached):
         sources.locate("somebody/tiny", ModelOptions(revision="v2", seed=0), weights=True)
 
 
-def test_without_a_network_the_refusal_comes_at_once(monkeypatch):
+def test_without_a_network_the_error_is_immediate(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://127.0.0.1:9")
     for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):

@@ -282,7 +282,7 @@ def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
 
 @pytest.mark.parametrize("same", [True, False])
 def test_the_bound_reaches_no_further_than_a_correlation_can(same):
-    """Cells as coarse as these leave ρ open: it may be as low as −1 or as high as 1, and no more."""
+    """With cells this coarse, the bounds of ρ are −1 and 1, and go no further."""
     correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0), 0)
     first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
     order = [0, 1, 2, 5, 6, 3, 4, 7, 8, 9]
@@ -295,7 +295,7 @@ def test_the_bound_reaches_no_further_than_a_correlation_can(same):
 
 @pytest.mark.parametrize("pairs", range(3, 40))
 def test_pairs_with_cells_of_their_own_are_ranked_exactly(pairs):
-    """The spread of ranks within cells is nothing then, though rounding may leave less than nothing of it."""
+    """The spread of ranks within cells is then zero, but rounding may make it negative."""
     correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3), 0)
     numbers = torch.tensor([2.0**power * (1 + step / 8) for power, step in grid(Axis(0, 8, 3))][:pairs])
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(pairs))

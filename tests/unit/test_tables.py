@@ -136,7 +136,7 @@ def test_the_key_bias_has_its_share_of_the_spread(family):
 
 
 def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
-    """A query that sees one key has nothing to tell apart."""
+    """A query that sees a single key has no spread."""
     model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
     result = findings(model, "score", batch_of(model, (1, 1)))
     concentration = result.tables["concentration"]
