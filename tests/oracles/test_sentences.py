@@ -51,7 +51,7 @@ CASES = {
         (
             WHOLE,
             [
-                "On average, 50.0% of a token's output vector comes from other tokens.",
+                "On average, 50.0% of a token's output vector comes from the source.",
                 "With vectors, residual connection and layer normalisation counted, the mixing ratio of single tokens ranges "
                 "from 20.0% to 90.0%: the blocks mostly mix.",
             ],
