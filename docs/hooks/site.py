@@ -8,7 +8,7 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-from docs.hooks import citations, config_keys, models, outputs, presets, python_reference
+from docs.hooks import citations, config_keys, measurements, models, outputs, presets, python_reference
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/keys.md": config_keys.page,
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/tables.md": outputs.page,
     "reference/models.md": models.page,
     "reference/python.md": python_reference.page,
+    "guides/cost.md": measurements.page,
     "citing.md": citations.page,
 }
 
