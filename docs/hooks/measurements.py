@@ -22,7 +22,7 @@ def page() -> str:
     """The page in Markdown."""
     text = (ROOT / "docs" / "guides" / "cost.md").read_text()
     for marker, content in (("shapes", _shapes()), ("lengths", _lengths()), ("corpora", _corpora())):
-        text = text.replace(f"{{{{ {marker} }}}}", content)
+        text = text.replace(f"<!-- {marker} -->", content)
     return text
 
 

@@ -20,7 +20,7 @@ def page() -> str:
     """The page in Markdown."""
     text = (ROOT / "docs" / "reference" / "models.md").read_text()
     for marker, content in (("families", _families()), ("stacks", _stacks()), ("presets", _presets())):
-        text = text.replace(f"{{{{ {marker} }}}}", content)
+        text = text.replace(f"<!-- {marker} -->", content)
     return text
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from mkdocs.commands.build import build
@@ -14,9 +15,11 @@ from mkdocs.config import load_config
 from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
 from normscope.config.validation import check
+from normscope.maths.mixing import Method
 from normscope.models.families import FAMILIES, STACKS
 from normscope.reporting.run_tables import RUN_TABLES
 from tests.contract.test_configs import PRESETS, ROOT, composed
+from tests.end_to_end.shell import run_once
 
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
@@ -124,6 +127,42 @@ def test_every_command_composes(page, words):
         for text in overrides
     ]
     check(composed(*chosen))
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 180
+
+
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.split()[:6] == ["method", *Method]
+    assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_readme_says_what_the_first_run_says(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    outcome = run_once("tracking=disabled", f"output_dir={tmp_path}/run")
+    assert outcome.status == 0, outcome.err
+    printed = "\n".join(line.rstrip() for line in outcome.out.splitlines())
+    (shown,) = re.findall(r"^```\n( +mean % .*?)^```", readme, re.M | re.S)
+    assert shown in printed
+    assert shown in (ROOT / "docs" / "tutorials" / "first-run.md").read_text()
+    table = pd.read_parquet(tmp_path / "run" / "tables" / "mixing_by_layer.parquet").set_index("method")
+    ranges = []
+    for method in (Method.ATTN_W, Method.ATTNRESLN_N):
+        for is_cls in (False, True):
+            rows = table.loc[method]
+            ratios = 100 * rows["mean"][(rows["category"] == "cls") == is_cls]
+            ranges.append((f"{ratios.min():.0f}", f"{ratios.max():.0f}"))
+    claim = re.search(r"\*How much of a token's.*?\*", readme, re.S).group()
+    assert re.findall(r"(\d+) (?:to|and) (\d+) %", claim) == ranges
+    for page in ("index.md", "measures/mixing.md"):
+        assert claim in (ROOT / "docs" / page).read_text()
 
 
 def test_every_file_that_the_readme_links_to_exists():
