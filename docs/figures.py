@@ -72,7 +72,12 @@ def _runs(folder: Path) -> list[Path]:
     """The default model on the sample corpus with every analysis that applies, and the toy translation model."""
     names = [name for name, info in analyses().items() if not info.requires_cross_attention]
     return [
-        _run(folder / "sample", f"analysis=[{','.join(names)}]", f"report.text='{SENTENCE}'"),
+        _run(
+            folder / "sample",
+            f"analysis=[{','.join(names)}]",
+            "analysis.score.ablation=false",
+            f"report.text='{SENTENCE}'",
+        ),
         _run(folder / "toy", "experiment=alignment_toy"),
     ]
 

@@ -1,8 +1,9 @@
 """The page of costs, with its tables from the measurements of `make bench`."""
 
+import contextlib
+import csv
+import itertools
 from typing import Any
-
-import pandas as pd
 
 from docs.hooks.markdown import ROOT, table
 
@@ -26,37 +27,44 @@ def page() -> str:
     return text
 
 
-def _read(suite: str) -> pd.DataFrame:
-    return pd.read_csv(MEASURED / f"{suite}.csv")
+def _rows(suite: str) -> list[dict[str, Any]]:
+    with (MEASURED / f"{suite}.csv").open(newline="") as file:
+        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def _tokens(row: Any) -> str:
-    return f"{row.sequences} × {row.length:,}"
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    return f"{row['sequences']} × {row['length']:,}"
 
 
 def _shapes() -> str:
     rows = [
         (
-            row.shape,
+            row["shape"],
             _tokens(row),
-            WAYS.get(str(row.way), str(row.way)),
-            f"{row.time_ratio:.2f}",
-            f"{row.memory_ratio:.2f}",
+            WAYS.get(row["way"], row["way"]),
+            f"{row['time_ratio']:.2f}",
+            f"{row['memory_ratio']:.2f}",
         )
-        for row in _read("shapes").itertuples()
-        if row.way != "bare"
+        for row in _rows("shapes")
+        if row["way"] != "bare"
     ]
     return table(("shapes", "batch", "analyses", "time / bare", "memory / bare"), rows)
 
 
 def _lengths() -> str:
     rows = []
-    for _, same in _read("lengths").groupby(["shape", "sequences", "length"], sort=False):
-        first = next(same.itertuples())
-        by_way = same.set_index("way")
-        times = [f"{by_way.loc[way, 'time_ratio']:.2f}" for way in ("mixing", "norms", "outliers", FOUR)]
-        memory = [f"{by_way.loc[way, 'memory_ratio']:.2f}" for way in ("mixing", FOUR)]
-        rows.append((str(first.shape), _tokens(first), *times, *memory))
+    for (shape, tokens), same in itertools.groupby(_rows("lengths"), key=lambda row: (row["shape"], _tokens(row))):
+        by_way = {row["way"]: row for row in same}
+        times = [f"{by_way[way]['time_ratio']:.2f}" for way in ("mixing", "norms", "outliers", FOUR)]
+        memory = [f"{by_way[way]['memory_ratio']:.2f}" for way in ("mixing", FOUR)]
+        rows.append((shape, tokens, *times, *memory))
     header = (
         "shapes",
         "tokens",
@@ -73,12 +81,12 @@ def _lengths() -> str:
 def _corpora() -> str:
     rows = [
         (
-            str(row.processes),
-            f"{row.sentences:,}",
-            f"{row.seconds:.0f}",
-            "" if pd.isna(row.seconds_per_thousand) else f"{row.seconds_per_thousand:.2f}",
-            f"{row.mebibytes:,}",
+            str(row["processes"]),
+            f"{row['sentences']:,}",
+            f"{row['seconds']:.0f}",
+            row["seconds_per_thousand"] and f"{row['seconds_per_thousand']:.2f}",
+            f"{row['mebibytes']:,}",
         )
-        for row in _read("corpora").itertuples()
+        for row in _rows("corpora")
     ]
     return table(("processes", "examples", "seconds", "seconds per thousand", "peak MiB of a process"), rows)
