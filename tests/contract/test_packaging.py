@@ -12,6 +12,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from normscope import __version__
+from normscope.analyses.registry import analyses
+from normscope.distribution import VERSION
+from normscope.reporting.citations import citations
 from tests.end_to_end.shell import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -87,3 +91,99 @@ def test_messages_name_packages_that_an_index_has():
 def test_the_extras_are_installed_where_the_tests_run(name):
     for requirement in EXTRAS[name]:
         assert requirement.specifier.contains(metadata.version(requirement.name)), requirement
+
+
+def _entries(bibtex: str) -> dict[str, dict[str, str]]:
+    """BibTeX entries by key, with their fields; strict: every character must belong to an entry.
+
+    A value is a word, or text in braces that balance.
+    """
+    entries, rest = {}, bibtex
+    while rest := rest.strip():
+        head = re.match(r"@(\w+)\{([\w-]+),\s*", rest)
+        assert head, f"expected @type{{key, got {rest[:60]!r}"
+        rest, fields = rest[head.end() :], {"type": head[1]}
+        while not rest.startswith("}"):
+            name = re.match(r"(\w+) = ", rest)
+            assert name, f"expected field = value, got {rest[:60]!r}"
+            value, rest = _value(rest[name.end() :])
+            assert name[1] not in fields, f"{head[2]} has two fields {name[1]}"
+            fields[name[1]] = value
+            separator = re.match(r"\s*(,\s*(?!\})|(?=\}))", rest)
+            assert separator, f"expected a comma or a closing brace, got {rest[:60]!r}"
+            rest = rest[separator.end() :]
+        assert head[2] not in entries
+        entries[head[2]], rest = fields, rest[1:]
+    return entries
+
+
+def _value(text: str) -> tuple[str, str]:
+    if not text.startswith("{"):
+        word = re.match(r"\w+", text)
+        assert word, f"expected a value, got {text[:60]!r}"
+        return word[0], text[word.end() :]
+    depth = 0
+    for index, sign in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(sign, 0)
+        if depth == 0:
+            return text[1:index], text[index + 1 :]
+    raise AssertionError(f"unbalanced braces: {text[:60]!r}")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["@misc{a, title = {x}", "@misc{a title = {x}}", "@misc{a, title {x}}", "@misc{a, title = {x},}", "x"]
+)
+def test_the_parser_of_bibtex_is_strict(wrong):
+    with pytest.raises(AssertionError):
+        _entries(wrong)
+
+
+def test_the_bibtex_of_a_report_is_valid_and_complete():
+    entries = _entries(citations(analyses()))
+    assert len(entries) == 1 + len({paper.key for info in analyses().values() for paper in info.papers})
+    for key, fields in entries.items():
+        wanted = {"title", "author", "year"}
+        if fields["type"] == "inproceedings":
+            wanted |= {"booktitle", "publisher", "pages", "doi", "url"}
+            assert fields["url"].endswith(fields["doi"].partition("/v1/")[2])
+        assert wanted <= set(fields), f"{key}: no {wanted - set(fields)}"
+        assert all(value.strip() for value in fields.values()), key
+    maruta = entries["maruta-matsuzaki-2024-outlier"]
+    assert maruta["title"] == "自己注意機構のアテンション重みが特定の種類のトークンに集中する現象と外れ値次元の関係"
+    assert maruta["author"] == "丸田, 佳 and 松崎, 拓也"
+    assert entries["normscope"]["version"] == VERSION
+
+
+def test_the_citation_file_agrees_with_the_release_and_with_the_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format requires
+    assert (citation["cff-version"], citation["license"]) == ("1.2.0", PROJECT["license"])
+    assert citation["version"] == VERSION == __version__
+    assert f"## {VERSION} ({citation['date-released']})" in (ROOT / "CHANGELOG.md").read_text()
+    assert citation["authors"] == PROJECT["authors"]
+    papers = _entries("\n".join({paper.bibtex: None for info in analyses().values() for paper in info.papers}))
+    cited = {reference["title"]: reference for reference in citation["references"]}
+    for fields in papers.values():
+        reference = cited.pop(fields["title"])
+        names = [f"{author['family-names']}, {author['given-names']}" for author in reference["authors"]]
+        assert fields["author"] == " and ".join(names)
+        assert (str(reference["year"]), reference.get("doi")) == (fields["year"], fields.get("doi"))
+    assert not cited
+
+
+def test_the_workflow_and_the_issue_forms_are_whole():
+    github = ROOT / ".github"
+    workflow = yaml.safe_load((github / "workflows/ci.yml").read_text())
+    assert set(workflow["jobs"]) == {"lint", "tests", "wheel", "docs"}
+    assert workflow["jobs"]["tests"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    made = {target for command in commands for target in re.findall(r"^make (\w+)", command, re.MULTILINE)}
+    assert {"lint", "test", "docs"} == made <= targets
+    forms = [path for path in (github / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} <= set(form), path
+        assert all({"type", "id", "attributes"} <= set(part) for part in form["body"]), path
+        if path.stem != "model_family":
+            assert "Attach results.json" in path.read_text(), path

@@ -98,7 +98,7 @@ def test_what_analyses_declare():
         assert info.options.enabled is False
         for paper in info.papers:
             name, year = re.fullmatch(r"([a-z]+)(\d{4})", paper.key).groups()
-            assert re.match(rf"@inproceedings{{{name}-.*{year}", paper.bibtex)
+            assert re.match(rf"@(inproceedings|misc){{{name}-.*{year}", paper.bibtex)
             assert f"year = {{{year}}}" in paper.bibtex
 
 

@@ -17,7 +17,13 @@ KOBAYASHI_2020 = Paper(
     """@inproceedings{kobayashi-etal-2020-attention,
   title = {Attention is Not Only a Weight: Analyzing Transformers with Vector Norms},
   author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
-  booktitle = {Proceedings of EMNLP 2020}, pages = {7057--7075}, year = {2020}
+  booktitle = {Proceedings of the 2020 Conference on Empirical Methods in Natural Language Processing (EMNLP)},
+  publisher = {Association for Computational Linguistics},
+  year = {2020},
+  month = nov,
+  pages = {7057--7075},
+  doi = {10.18653/v1/2020.emnlp-main.574},
+  url = {https://aclanthology.org/2020.emnlp-main.574}
 }""",
 )
 
@@ -26,14 +32,23 @@ KOBAYASHI_2021 = Paper(
     """@inproceedings{kobayashi-etal-2021-incorporating,
   title = {Incorporating Residual and Normalization Layers into Analysis of Masked Language Models},
   author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
-  booktitle = {Proceedings of EMNLP 2021}, pages = {4547--4568}, year = {2021}
+  booktitle = {Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing},
+  publisher = {Association for Computational Linguistics},
+  year = {2021},
+  month = nov,
+  pages = {4547--4568},
+  doi = {10.18653/v1/2021.emnlp-main.373},
+  url = {https://aclanthology.org/2021.emnlp-main.373}
 }""",
 )
 
 MARUTA_2024 = Paper(
     "maruta2024",
-    """@inproceedings{maruta-matsuzaki-2024,
-  author = {Maruta and Matsuzaki},
-  note = {Outlier dimensions of the hidden vectors and the concentration of attention}, year = {2024}
+    """@misc{maruta-matsuzaki-2024-outlier,
+  title = {自己注意機構のアテンション重みが特定の種類のトークンに集中する現象と外れ値次元の関係},
+  author = {丸田, 佳 and 松崎, 拓也},
+  howpublished = {東京理科大学},
+  year = {2024},
+  note = {In Japanese. Outlier dimensions and the concentration of attention weights on particular kinds of tokens}
 }""",
 )

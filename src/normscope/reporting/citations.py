@@ -3,8 +3,16 @@
 from collections.abc import Iterable
 
 from normscope.analyses.registry import analyses
+from normscope.distribution import VERSION
 
-_OURS = """@software{normscope, title = {normscope}, note = {What the attention blocks of a Transformer really do}}"""
+# The release date of CITATION.cff.
+_OURS = f"""@software{{normscope,
+  title = {{normscope: what the attention blocks of a Transformer really do}},
+  author = {{{{The normscope authors}}}},
+  version = {{{VERSION}}},
+  year = {{2026}},
+  month = nov
+}}"""
 
 
 def citations(names: Iterable[str]) -> str:
