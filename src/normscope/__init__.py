@@ -20,9 +20,11 @@ if TYPE_CHECKING:
         Attribution,
         AttributionMap,
         Decomposition,
+        Decompositions,
         Label,
         MaskedToken,
         NextToken,
+        Results,
         Similarity,
         SimilarityTo,
         attribute,
@@ -30,16 +32,20 @@ if TYPE_CHECKING:
         decompose,
         load,
         observe,
+        run,
         similarity,
+        wrap,
     )
 
 __all__ = [
     "Attribution",
     "AttributionMap",
     "Decomposition",
+    "Decompositions",
     "Label",
     "MaskedToken",
     "NextToken",
+    "Results",
     "Similarity",
     "SimilarityTo",
     "__version__",
@@ -48,7 +54,9 @@ __all__ = [
     "decompose",
     "load",
     "observe",
+    "run",
     "similarity",
+    "wrap",
 ]
 
 

@@ -20,6 +20,7 @@ PLUG_IN = Path(__file__).parent / "plug_in"
 _DRIVER = """
 import contextlib, io, json, runpy, sys
 from pathlib import Path
+model = sys.argv[2]
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["run.py", *arguments]
     out, err = io.StringIO(), io.StringIO()
@@ -32,6 +33,9 @@ for arguments in json.loads(sys.argv[1]):
     run_folder = sys.modules.get("normscope.reporting.run_folder")
     if run_folder is not None:
         run_folder.draw = lambda _figure, paths: [Path(path).touch() for path in paths]
+import normscope
+results = normscope.run("planted", model=model, texts=["A text."], layers=[2], power=3)
+print(json.dumps({"metrics": results.metrics, "layers": results.tables["planted_by_layer"]["layer"].tolist()}), flush=True)
 """
 
 SMALL = ["device=cpu", "dataset.limit=8", "device.batch_tokens=512"]
@@ -105,10 +109,11 @@ def outcomes(tmp_path_factory, saved_model, searched):
     }
     driver = folder / "driver.py"
     driver.write_text(_DRIVER)
-    finished = forks.run(json.dumps(list(commands.values())), program=driver, PYTHONPATH=searched)
+    finished = forks.run(json.dumps(list(commands.values())), str(saved_model), program=driver, PYTHONPATH=searched)
     assert finished.status == 0, finished.err
     lines = [json.loads(line) for line in finished.out.splitlines() if line.startswith("[")]
-    return dict(zip(commands, lines, strict=True)), folder
+    in_memory = [json.loads(line) for line in finished.out.splitlines() if line.startswith("{")]
+    return dict(zip([*commands, "in memory"], [*lines, *in_memory], strict=True)), folder
 
 
 def test_help_and_the_schema_know_it(outcomes):
@@ -134,6 +139,12 @@ def test_a_stack_without_a_feed_forward_network_is_refused(outcomes):
         "followed by cross-attention; set model.stack=encoder or cross"
     )
     assert not (folder / "refused").exists()
+
+
+def test_it_runs_on_texts_in_memory(outcomes):
+    results = outcomes[0]["in memory"]
+    assert results["layers"] == [1, 2, 3]
+    assert list(results["metrics"]) == ["planted/length/mean"]
 
 
 def test_a_run_publishes_it(outcomes):

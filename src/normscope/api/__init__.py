@@ -1,12 +1,14 @@
-"""The Python interface: load a model, observe its blocks, decompose a text, attribute outputs to tokens."""
+"""The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
+from normscope.api.analysing import run
 from normscope.api.attributed_maps import AttributionMap, attribution_maps
 from normscope.api.attributed_scores import Attribution, attribute
-from normscope.api.decomposition import Decomposition, decompose
+from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.embedding_similarity import Similarity, similarity
-from normscope.api.models import DEFAULT_MODEL, load
+from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
+from normscope.api.results import Results
 from normscope.api.targets import Label, MaskedToken, NextToken, SimilarityTo
 
 __all__ = [
@@ -14,10 +16,12 @@ __all__ = [
     "Attribution",
     "AttributionMap",
     "Decomposition",
+    "Decompositions",
     "Label",
     "MaskedToken",
     "NextToken",
     "Picture",
+    "Results",
     "Similarity",
     "SimilarityTo",
     "attribute",
@@ -25,5 +29,7 @@ __all__ = [
     "decompose",
     "load",
     "observe",
+    "run",
     "similarity",
+    "wrap",
 ]

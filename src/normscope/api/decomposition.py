@@ -1,7 +1,9 @@
 """How much each token of a text takes from each other, layer by layer."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pandas as pd
@@ -11,13 +13,20 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.observation import observe
+from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
+from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
+from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, batch_from_texts, describe_type
+from normscope.models.observer import Observer
+from normscope.models.text_batches import Text, batch_from_texts
 from normscope.statistics.tidy import tidy
+
+if TYPE_CHECKING:
+    import xarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,6 +34,9 @@ class Decomposition:
     """How much each token of a text takes from each other, layer by layer."""
 
     tokens: tuple[str, ...]
+    """The tokens that take, in cross-attention those of the target."""
+    key_tokens: tuple[str, ...]
+    """The tokens that give: the same, or in cross-attention those of the source."""
     weights: Float[Tensor, "layer query key"]
     """α, averaged over heads."""
     vectors: Float[Tensor, "layer query key"]
@@ -37,28 +49,64 @@ class Decomposition:
     """Mixing ratios by method."""
     methods: tuple[Method, ...]
     """The methods that are defined for the model's blocks."""
+    head_weights: Float[Tensor, "layer head query key"] | None = None
+    """α of every head; None unless heads were asked for."""
+    head_vectors: Float[Tensor, "layer head query key"] | None = None
+    """‖αf(x_j)‖ of every head, likewise."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
         """One row per layer, query and key; tokens are numbered from 0."""
-        layers, length, _ = self.weights.shape
-        tokens = np.array(self.tokens, dtype=object)
+        layers, queries, keys = self.weights.shape
+        return tidy(
+            {
+                "query_token": np.array(self.tokens, dtype=object)[:, None],
+                "key_token": np.array(self.key_tokens, dtype=object),
+                **self.maps,
+            },
+            layer=range(1, layers + 1),
+            query=range(queries),
+            key=range(keys),
+        )
+
+    @property
+    def maps(self) -> dict[str, Float[Tensor, "layer query key"]]:
+        """The maps that are defined for the model's blocks, by the name of their column in `pairs`."""
         maps = {
             "attn_w": self.weights,
             "attn_n": self.vectors,
             "attnres_n": self.residual,
             "attnresln_n": self.normalised,
         }
-        return tidy(
-            {
-                "query_token": tokens[:, None],
-                "key_token": tokens,
-                **{name: values for name, values in maps.items() if values is not None},
-            },
-            layer=range(1, layers + 1),
-            query=range(length),
-            key=range(length),
-        )
+        return {name: values for name, values in maps.items() if values is not None}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Every map as one tidy table; the same as `pairs`."""
+        return self.pairs
+
+    def to_xarray(self) -> "xarray.Dataset":
+        """Every map as an array with named axes: layers and heads count from 1, tokens from 0.
+
+        Raises:
+            InputError: If xarray is not installed.
+        """
+        return to_xarray(self)
+
+    def to_circuitsvis(self, measure: str = "attn_n", layer: int | None = None) -> dict[str, Any]:
+        """Arguments of `circuitsvis.attention.attention_heads`, which draws maps that one can click.
+
+        Args:
+            measure: `attn_w` or `attn_n`, or without a layer any column of `pairs` with a map.
+            layer: The layer whose heads are drawn, if heads were asked for. By default the blocks of all layers are drawn.
+
+        Returns:
+            `attention` (map, query, key) as float32, `tokens`, `attention_head_names`, `max_value` of the colour scale, and
+            `mask_upper_tri`, whether tokens see only earlier ones.
+
+        Raises:
+            InputError: If there is no such map, or keys and queries are different tokens, which circuitsvis cannot draw.
+        """
+        return to_circuitsvis(self, measure, layer)
 
     @cached_property
     def mixing(self) -> pd.DataFrame:
@@ -119,40 +167,126 @@ class Decomposition:
         return f"{' '.join(self.tokens)}\n{self.table.to_string(float_format='{:.3f}'.format)}"
 
 
-def decompose(model: LoadedModel, text: Text | BatchEncoding) -> Decomposition:
+class Decompositions(Sequence[Decomposition]):
+    """The decompositions of several texts, in their order. Tables of all of them have a column `sequence`, counted from 0."""
+
+    def __init__(self, decompositions: Sequence[Decomposition]) -> None:
+        self._decompositions = tuple(decompositions)
+
+    @overload
+    def __getitem__(self, index: int) -> Decomposition: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Decompositions": ...
+
+    def __getitem__(self, index: int | slice) -> "Decomposition | Decompositions":
+        chosen = self._decompositions[index]
+        return chosen if isinstance(chosen, Decomposition) else Decompositions(chosen)
+
+    def __len__(self) -> int:
+        return len(self._decompositions)
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """One row per sequence, layer, query and key."""
+        return self._concatenated([each.pairs for each in self])
+
+    @cached_property
+    def mixing(self) -> pd.DataFrame:
+        """The mixing ratio of every token: one row per sequence, layer, method and token."""
+        return self._concatenated([each.mixing for each in self])
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The mean mixing ratio over the tokens of all texts: one row per layer, one column per method."""
+        return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Every map as one tidy table; the same as `pairs`."""
+        return self.pairs
+
+    @staticmethod
+    def _concatenated(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+        """The tables one below the other, with their numbers as the first column."""
+        numbered = (
+            pd.concat(dict(enumerate(tables)), names=["sequence"]) if tables else pd.DataFrame(columns=["sequence"])
+        )
+        return numbered.reset_index("sequence").reset_index(drop=True) if tables else numbered
+
+    def _repr_html_(self) -> str:
+        return str(self.table.style.format("{:.1%}").to_html())
+
+    def __repr__(self) -> str:
+        return f"{len(self)} text{'' if len(self) == 1 else 's'}\n{self.table.to_string(float_format='{:.3f}'.format)}"
+
+
+@overload
+def decompose(model: LoadedModel, text: Text | BatchEncoding, *, heads: bool = False) -> Decomposition: ...
+
+
+@overload
+def decompose(model: LoadedModel, text: list[Text], *, heads: bool = False) -> Decompositions: ...
+
+
+def decompose(
+    model: LoadedModel, text: Text | list[Text] | BatchEncoding, *, heads: bool = False
+) -> Decomposition | Decompositions:
     """Decompose how much each token of a text takes from each other.
 
     Norms of pair vectors come from Gram matrices of the heads' vectors, in float64, from the model's activations: no tensor
-    of size query × key × model is built.
+    of size query × key × model is built. Each text passes through the model alone, so its numbers depend on no other text.
 
     Args:
-        model: See `load`.
-        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
+        model: See `load` and `wrap`.
+        text: A text, a pair (tuple) of texts, a list of these, or a BatchEncoding from the model's tokenizer. For the decoder
+            of an encoder–decoder: pairs of a source and its translation.
+        heads: Whether to keep the maps of single heads as well.
 
     Returns:
-        Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables.
+        Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
+        or a BatchEncoding of several texts: a sequence of these, which has the same tables with a column `sequence`.
 
     Raises:
         InputError: If it is anything else, or too long for the model.
     """
-    if isinstance(text, list):
-        raise InputError(f"decompose takes one text or one pair (tuple) of texts; got {describe_type(text)}")
-    batch = batch_from_texts(model, text)
-    if batch.sequences != 1:
-        raise InputError(f"decompose takes one text; got a BatchEncoding of {batch.sequences}")
+    with in_terms_of_arguments({"model.name": "model"}):
+        batch = batch_from_texts(model, text)
+    observer = Observer(model.model, model.layout)
+    decompositions = [
+        _decomposition(model, observer, batch.part(number, number + 1), heads) for number in range(batch.sequences)
+    ]
+    single = not isinstance(text, list) and len(decompositions) == 1
+    return decompositions[0] if single else Decompositions(decompositions)
+
+
+def _decomposition(model: LoadedModel, observer: Observer, batch: Batch, heads: bool) -> Decomposition:
+    """The decomposition of a batch of one."""
     methods = model.layout.methods
     layers: list[dict[str, Tensor]] = []
-    for block in observe(model, batch):
+
+    def visit(block: AttentionBlock) -> None:
         ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()
-        layers.append({str(method): maps[0] for method, maps in block.pair_maps().items()} | {"ratios": ratios})
+        maps = {str(method): maps[0] for method, maps in block.pair_maps().items()} | {"ratios": ratios}
+        if heads:
+            maps["head_w"] = block.weights[0].cpu().double()
+            maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
+        layers.append(maps)
+
+    with observer:
+        observer.run(batch.to(model.device).model_inputs(), visit)
     maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
-    tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
+    tokens, key_tokens = (
+        tuple(model.tokenizer.convert_ids_to_tokens(side.input_ids[0].tolist())) for side in (batch, batch.keys)
+    )
     return Decomposition(
-        tokens=tuple(tokens),
+        tokens=tokens,
+        key_tokens=key_tokens,
         weights=maps["attn_w"],
         vectors=maps["attn_n"],
         residual=maps.get("attnres_n"),
         normalised=maps.get("attnresln_n"),
         ratios=maps["ratios"].transpose(0, 1),
         methods=methods,
+        head_weights=maps.get("head_w"),
+        head_vectors=maps.get("head_n"),
     )

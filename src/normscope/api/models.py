@@ -1,10 +1,19 @@
-"""Models for the Python interface."""
+"""Models for the Python interface: by name, or already in memory."""
 
-from normscope.config.schema import DeviceOptions, DType, ModelOptions, Pin
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.api.arguments import in_terms_of_arguments
+from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
-from normscope.models.loading import load as load_options
+from normscope.models.loading import open_model
 from normscope.models.verification import verify
+from normscope.models.wrapping import wrap_model
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PIN = Pin(
@@ -16,22 +25,112 @@ DEFAULT_PIN = Pin(
 
 
 def load(
-    name: str = DEFAULT_MODEL, *, revision: str | None = None, device: str = "auto", dtype: str = "float32"
+    name: str | Path = DEFAULT_MODEL,
+    *,
+    revision: str | None = None,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    stack: str | None = None,
+    device: str = "auto",
+    device_map: object = None,
+    dtype: str = "float32",
+    random_init: bool = False,
+    seed: int = 0,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a model and verify that it can be observed exactly.
 
     Args:
         name: Hub name or local folder; by default the model of `model=minilm`.
         revision: Branch, tag or commit on the Hub.
+        tokenizer: Another tokenizer, or its Hub name or local folder.
+        stack: Which attention of an encoder–decoder: `encoder` (default), `decoder` or `cross`. Other models have only one.
         device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
+        device_map: A device map for transformers and accelerate, in place of `device`. It must put all weights on one device.
         dtype: `float32`, `float64`, `bfloat16` or `float16`.
+        random_init: Use random weights of the same shapes, as a control.
+        seed: Seed of the random weights. The state of torch's generators is left as it was.
+        source_language: Source language of a multilingual translation model, as a code of its tokenizer.
+        target_language: Its target language, likewise.
+        allow_pickle: Whether to read pickled weights, which can run code; by default only safetensors are read.
+        trust_remote_code: Whether to run the Python files that come with a checkpoint. They can do anything that you can, so
+            read them first. A model of a family that normscope does not know is refused all the same.
 
     Raises:
         InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
     """
-    options = ModelOptions(name=name, revision=revision, pin=DEFAULT_PIN, seed=0)
-    if dtype not in list(DType):
-        raise InputError(f"dtype={dtype!r}: expected one of {', '.join(DType)}")
-    model = load_options(options, DeviceOptions(name=device, dtype=DType(dtype)))
+    with in_terms_of_arguments({"model.name": "name"}):
+        if dtype not in list(DType):
+            raise InputError(f"dtype={dtype!r}: expected one of {', '.join(DType)}")
+        loaded = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+        options = ModelOptions(
+            name=str(name),
+            revision=revision,
+            pin=DEFAULT_PIN,
+            tokenizer=None if tokenizer is None or loaded is not None else str(tokenizer),
+            stack=_stack(stack),
+            random_init=random_init,
+            seed=seed,
+            source_language=source_language,
+            target_language=target_language,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+        )
+        if device_map is not None and (device != "auto" or random_init):
+            other = "random_init=True" if random_init else f"device={device!r}"
+            raise InputError(f"device_map={device_map!r}: expected it alone, got {other} as well")
+        return _verified(options, DeviceOptions(name=device, dtype=DType(dtype)), device_map, loaded)
+
+
+def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
+    """Load a model as `load` does, with its defaults; errors speak of config keys."""
+    return _verified(
+        ModelOptions(name=name, pin=DEFAULT_PIN, stack=_stack(stack), seed=0), DeviceOptions(), None, tokenizer
+    )
+
+
+def _verified(
+    options: ModelOptions, device: DeviceOptions, device_map: object, tokenizer: PreTrainedTokenizerBase | None
+) -> LoadedModel:
+    with generators_restored():
+        model = open_model(options).load(device, device_map=device_map, tokenizer=tokenizer)
     verify(model.model, model.layout, model.name)
     return model
+
+
+def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | None = None) -> LoadedModel:
+    """Make a model that is already in memory ready to be observed, and verify that it can be observed exactly.
+
+    The model is left as it is: what is observed is a copy of its modules, in evaluation mode, which shares its weights. Further
+    training changes what is observed. After moving or casting it, or training or switching an adapter, wrap it again.
+
+    Args:
+        model: Any transformers model, with or without a head, on any device and in any dtype; or a PEFT model around one, whose
+            active adapters are merged in the copy. All weights must be on one device.
+        tokenizer: Its tokenizer.
+        stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
+
+    Raises:
+        InputError: If its family is not supported, its modules have hooks or are changed in other ways, its adapters cannot be
+            merged exactly, or observation changes its results.
+    """
+    with in_terms_of_arguments({"model.name": "model"}):
+        chosen = _stack(stack)
+        wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value)
+        verify(wrapped.model, wrapped.layout, wrapped.name)
+    return wrapped
+
+
+def generators_restored() -> AbstractContextManager[None]:
+    """A context after which torch's random number generators are as they were before it."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
+def _stack(stack: str | None) -> ModelStack | None:
+    if stack is None:
+        return None
+    if stack not in list(ModelStack):
+        raise InputError(f"stack={stack!r}: expected one of {', '.join(ModelStack)}")
+    return ModelStack(stack)

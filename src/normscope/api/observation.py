@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from transformers import BatchEncoding
 
+from normscope.api.arguments import in_terms_of_arguments
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
 from normscope.models.iteration import observe_blocks
@@ -19,12 +20,13 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
     block is requested.
 
     Args:
-        model: See `load`.
+        model: See `load` and `wrap`.
         texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
 
     Raises:
         InputError: If it is anything else, or a text too long for the model. Raised when the first block is requested.
     """
-    batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
+    with in_terms_of_arguments({"model.name": "model"}):
+        batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
     with Observer(model.model, model.layout) as observer:
         yield from observe_blocks(observer, batch.to(model.device).model_inputs())

@@ -46,6 +46,11 @@ def open_corpus(options: DatasetOptions) -> Corpus:
             corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
             assert_never(options.kind)
+    return arranged(corpus, options)
+
+
+def arranged(corpus: Corpus, options: DatasetOptions) -> Corpus:
+    """A corpus cut into examples and limited as its options say."""
     documents = options.segmentation is Segmentation.pair or options.segmentation is Segmentation.sentence
     if options.wikitext:
         corpus = WikiText(corpus, articles=options.segmentation is not Segmentation.none)

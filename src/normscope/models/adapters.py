@@ -1,11 +1,13 @@
-"""PEFT adapters, merged into the weights of their model before it is observed."""
+"""PEFT adapters, merged into the weights of their model before it is observed: from files, or in memory."""
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
@@ -79,6 +81,78 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     merged_model = adapted.merge_and_unload()
     assert isinstance(merged_model, PreTrainedModel)
     return merged_model
+
+
+def without_peft(model: object) -> object:
+    """The transformers model inside a PEFT model, with its adapted layers; anything else as it is.
+
+    Raises:
+        InputError: If the PEFT model adds tokens or prefixes to every input, which cannot be merged into weights.
+    """
+    if type(model).__module__.partition(".")[0] != "peft":
+        return model
+    from peft import PeftModel, PromptLearningConfig
+
+    if not isinstance(model, PeftModel):
+        return model
+    config = model.active_peft_config
+    if isinstance(config, PromptLearningConfig):
+        raise InputError(
+            f"model: expected an adapter that can be merged into weights, such as LoRA, got {_kind(config)}, which "
+            "adds to every input; pass model.get_base_model() to observe the model without it"
+        )
+    return model.get_base_model()
+
+
+def _kind(config: Any) -> str:
+    return str(getattr(config.peft_type, "value", config.peft_type))
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers that PEFT has replaced, by their paths; those inside others are left out."""
+    if "peft" not in sys.modules:
+        return {}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    layers: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in layers)
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
+            layers[name] = module
+    return layers
+
+
+def merge_active_adapters(model: nn.Module) -> None:
+    """Replace every adapted layer by a plain one with the weights that its active adapters make, in place.
+
+    Raises:
+        InputError: If an adapter cannot be merged.
+    """
+    for name, layer in adapted_layers(model).items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there is nothing to merge, for example
+                plain = _merged(layer)
+        except Exception as error:  # adapters that cannot be merged raise many types
+            raise InputError(
+                f"model: the adapter of {name} cannot be merged into its weights: {one_line(error)}"
+            ) from error
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, plain)
+
+
+def _merged(layer: Any) -> nn.Module:
+    """The plain layer inside an adapted one, with the active adapters merged into it."""
+    if hasattr(layer, "unload_and_optionally_merge_module"):
+        if layer.disable_adapters:
+            return layer.original_module
+        return layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+    if not layer.disable_adapters:
+        layer.merge()
+    elif layer.merged:
+        layer.unmerge()
+    return layer.get_base_layer()
 
 
 def _config(config_class: Any, folder: Path) -> Any:

@@ -28,7 +28,7 @@ class LoadedModel:
     revision: str | None
     """Commit of the Hub repository; None for weights from elsewhere."""
     weights_sha256: str | None
-    """Digest of the weight files; None for random weights."""
+    """Digest of the weight files; None for random weights and for a model that was in memory already."""
     max_length: int | None
     """The longest sequence that the model and its tokenizer accept, in tokens; None without a limit."""
 
@@ -37,6 +37,9 @@ class LoadedModel:
 
     folder: Path | None = None
     """The checkpoint's files; None for random weights."""
+
+    require_current: Callable[[], None] = lambda: None
+    """Raises InputError if `model` stands for another model in memory that has changed since."""
 
     @cached_property
     def masked_language_head(self) -> PreTrainedModel | None:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError, one_line
@@ -27,7 +28,7 @@ from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.task_heads import Head, task_head
-from normscope.models.tokenizer_loading import load_tokenizer
+from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
     check_all_used,
     check_dtypes,
@@ -65,9 +66,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if options.trust_remote_code:
-        log.warning("model.trust_remote_code=true: code from %s may be executed", options.name)
+        log.warning("trust_remote_code: code that comes with %s may be executed", options.name)
     if options.allow_pickle:
-        log.warning("model.allow_pickle=true: pickled weights, which can run code, may be read from %s", options.name)
+        log.warning("allow_pickle: pickled weights, which can run code, may be read from %s", options.name)
     adapter = adapter_folder(options.name)
     if options.architecture:
         source, config = None, config_from_architecture(options.architecture)
@@ -99,20 +100,28 @@ class OpenedModel:
         """The model's shape."""
         return ModelInfo.of(self.options.name, self.config, self.layout)
 
-    def load(self, device: DeviceOptions) -> LoadedModel:
+    def load(
+        self, device: DeviceOptions, *, device_map: object = None, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> LoadedModel:
         """Load weights and tokenizer.
+
+        Args:
+            device: Where the model runs, and in which dtype.
+            device_map: A device map for transformers, in place of the device's name.
+            tokenizer: A tokenizer that is loaded already, in place of the one that the options name.
 
         Raises:
             InputError: If they cannot be read, do not fit together, or must not be trusted; the message names the config key.
         """
-        target, name = torch_device(device.name), self.options.name
-        model = self._model(DTYPES[device.dtype])
+        name = self.options.name
+        model = self._model(DTYPES[device.dtype], device_map)
+        target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
-        _check_shape(model, self.layout, name)
-        tokenizer = load_tokenizer(self.options, self.source, model, self.layout, random_weights=self._random)
-        lengths = (self.layout.longest_sequence(model), tokenizer.model_max_length)
-        # Tokenizers without a limit have an astronomical number instead.
-        limits = [length for length in lengths if length is not None and length < 10**9]
+        check_shape(model, self.layout, name)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(self.options, self.source, model, self.layout, random_weights=self._random)
+        else:
+            check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
         model.to(target)  # type: ignore[arg-type]
         return LoadedModel(
             model=model.eval().requires_grad_(False),
@@ -121,7 +130,7 @@ class OpenedModel:
             name=name,
             revision=None if self.source is None else self.source.revision,
             weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),
-            max_length=min(limits, default=None),
+            max_length=longest_input(model, self.layout, tokenizer),
             load_head=lambda head: self._head(head, model),
             folder=None if self._random or self.source is None else self.source.folder,
         )
@@ -130,7 +139,7 @@ class OpenedModel:
     def _random(self) -> bool:
         return self.options.random_init or self.source is None
 
-    def _model(self, dtype: torch.dtype) -> PreTrainedModel:
+    def _model(self, dtype: torch.dtype, device_map: object = None) -> PreTrainedModel:
         if self._random:
             torch.manual_seed(self.options.seed)
             try:
@@ -142,7 +151,7 @@ class OpenedModel:
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
-            model = _pretrained(self.source, self.config, self.options, dtype)
+            model = _pretrained(self.source, self.config, self.options, dtype, device_map)
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
         return model.get_encoder() if self.layout.stack == "encoder" else model
@@ -182,8 +191,19 @@ def torch_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
-    """Check what transformers does not: that the model has layers, and an embedding for padding."""
+def longest_input(model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit."""
+    lengths = (layout.longest_sequence(model), tokenizer.model_max_length)
+    # Tokenizers without a limit have an astronomical number instead.
+    return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
+
+
+def check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
+    """Check what transformers does not: that the model has layers, and an embedding for padding.
+
+    Raises:
+        InputError: If it lacks one of them.
+    """
     if not len(layout.bind(model)):
         raise InputError(f"model.name={name}: expected a config with at least one layer, got none")
     padding, embeddings = model.config.pad_token_id, embeddings_of(model).num_embeddings
@@ -223,7 +243,25 @@ def _check_digest(source: Source, options: ModelOptions) -> None:
         )
 
 
-def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
+def _only_device(model: PreTrainedModel, device_map: object) -> torch.device:
+    """The device that a device map has put a model on.
+
+    Raises:
+        InputError: If there are several, or weights were offloaded: what analyses add up would be on several devices.
+    """
+    devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if len(devices) > 1 or torch.device("meta") in devices:
+        places = ", ".join(sorted("offloaded" if device.type == "meta" else str(device) for device in devices))
+        raise InputError(
+            f"device_map={device_map!r}: expected all weights on one device, got {places}; set device=cpu if no accelerator "
+            "holds the model"
+        )
+    return devices.pop()
+
+
+def _pretrained(
+    source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype, device_map: object = None
+) -> PreTrainedModel:
     check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
@@ -236,6 +274,7 @@ def _pretrained(source: Source, config: PretrainedConfig, options: ModelOptions,
                 trust_remote_code=options.trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
+                device_map=device_map,
             )
     except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error

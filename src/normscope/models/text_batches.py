@@ -29,13 +29,14 @@ def batch_from_texts(model: LoadedModel, texts: object) -> Batch:
     Raises:
         InputError: If they are anything else, or too long for the model.
     """
+    model.require_current()
     encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
     if isinstance(texts, BatchEncoding):
         return collate(_sequences(model, encoder, texts), encoder)
     texts = texts if isinstance(texts, list) else [texts]
     if not texts:
         raise InputError("expected at least one text, got none")
-    examples = [_example(model, text) for text in texts]
+    examples = [example_of(model, text) for text in texts]
     counts = CorpusCounts()
     sequences = encoder.encode(examples, counts)
     if counts.cut:
@@ -56,8 +57,12 @@ def describe_type(value: object) -> str:
     return type(value).__name__
 
 
-def _example(model: LoadedModel, text: object) -> Example:
-    """One text or one pair; other types are refused, even if they look like one."""
+def example_of(model: LoadedModel, text: object) -> Example:
+    """One text or one pair as an example.
+
+    Raises:
+        InputError: If it is anything else, even if it looks like one.
+    """
     pair = text if isinstance(text, tuple) else (text,)
     if len(pair) not in (1, 2) or (len(pair) == 1 and isinstance(text, tuple)):
         raise InputError(f"{_EXPECTED}; got {describe_type(text)}")

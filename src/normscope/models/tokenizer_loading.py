@@ -28,19 +28,45 @@ def load_tokenizer(
     Raises:
         InputError: If it cannot be loaded or does not fit the model; the message names the config key.
     """
-    name = options.tokenizer or options.name
     tokenizer = _load(source, options)
-    tokenizer.model_max_length = _longest_sequence(tokenizer, options)
+    tokenizer.model_max_length = _longest_sequence(tokenizer, options.name)
+    check_tokenizer(tokenizer, options.name, model, layout, options.tokenizer, random_weights=random_weights)
+    return tokenizer
+
+
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    tokenizer_name: str | None = None,
+    *,
+    random_weights: bool = False,
+) -> None:
+    """Check that a tokenizer and a model fit together.
+
+    Args:
+        tokenizer: The tokenizer.
+        name: The model's name, for messages.
+        model: The model that will read its tokens.
+        layout: The layout of the model's family.
+        tokenizer_name: The tokenizer's name, if it is not the model's own.
+        random_weights: Whether the model's weights are random, so that a tokenizer much smaller than the embedding is fine.
+
+    Raises:
+        InputError: If they do not; the message names the config key.
+    """
+    given = tokenizer_name or name
     embeddings = embeddings_of(model).num_embeddings
     if len(tokenizer) > embeddings:
         raise InputError(
-            f"the tokenizer of {name!r} has {len(tokenizer)} tokens, but the model has only {embeddings} embeddings; set "
+            f"the tokenizer of {given!r} has {len(tokenizer)} tokens, but the model has only {embeddings} embeddings; set "
             "model.tokenizer to the tokenizer that the model was trained with"
         )
-    check_vocabulary(tokenizer, name, None if random_weights else embeddings)
+    check_vocabulary(tokenizer, given, None if random_weights else embeddings)
     if layout.reads_target:
-        _check_targets(model, tokenizer, options)
-    return tokenizer
+        _check_targets(model, tokenizer, name, layout)
+    _longest_sequence(tokenizer, name)
 
 
 def _load(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
@@ -86,23 +112,23 @@ def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, setting: s
         )
 
 
-def _longest_sequence(tokenizer: PreTrainedTokenizerBase, options: ModelOptions) -> int:
+def _longest_sequence(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     """The tokenizer's limit on the length of a sequence, in tokens; astronomical if it has none."""
     limit = tokenizer.model_max_length
     number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if not number or not 1 <= limit < math.inf or limit != int(limit):
         raise InputError(
-            f"model.name={options.name}: expected model_max_length in its tokenizer_config.json to be a whole number of at "
+            f"model.name={name}: expected model_max_length in its tokenizer_config.json to be a whole number of at "
             f"least 1, got {printable(repr(limit), 60)}"
         )
     return int(limit)
 
 
-def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: ModelOptions) -> None:
+def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, layout: BlockLayout) -> None:
     """Check that the decoder has an embedding for every token that it may read."""
     if getattr(tokenizer, "separate_vocabs", False):
         raise InputError(
-            f"model.stack={options.stack}: {options.name} has a separate vocabulary for targets, which is not supported; set "
+            f"model.stack={layout.stack}: {name} has a separate vocabulary for targets, which is not supported; set "
             "model.stack=encoder"
         )
     embeddings = embeddings_of(model.get_decoder()).num_embeddings
@@ -110,11 +136,11 @@ def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, o
     advice = "set model.tokenizer to the tokenizer that the model was trained with, or model.stack=encoder"
     if len(tokenizer) > embeddings:
         raise InputError(
-            f"model.stack={options.stack}: the decoder of {options.name} has {embeddings} embeddings, but the tokenizer has "
+            f"model.stack={layout.stack}: the decoder of {name} has {embeddings} embeddings, but the tokenizer has "
             f"{len(tokenizer)} tokens; {advice}"
         )
     if start is not None and not 0 <= start < embeddings:
         raise InputError(
-            f"model.stack={options.stack}: the decoder of {options.name} has {embeddings} embeddings, but its "
+            f"model.stack={layout.stack}: the decoder of {name} has {embeddings} embeddings, but its "
             f"decoder_start_token_id is {start}; {advice}"
         )

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,44 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forwa
                 functools.partial(comparison.compare_feed_forward, expected),
             )
     return comparison.worst
+
+
+def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name: str) -> None:
+    """Compare the outputs of a model whose adapters were merged with those of the model before, and those of its head.
+
+    Args:
+        model: The merged model, in evaluation mode.
+        expected: The model with its adapters.
+        name: For messages.
+
+    Raises:
+        InputError: If they differ by more than the dtype can explain.
+    """
+    for lengths in _PROBE_LENGTHS:
+        inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
+        token_mask = inputs["attention_mask"].bool()
+        if model.config.is_encoder_decoder:
+            vocabulary = embeddings_of(model.get_decoder()).num_embeddings
+            target = _probe(model, vocabulary, lengths[::-1])
+            token_mask = target["attention_mask"].bool()
+            inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
+        _compare_outputs(model.base_model, expected.base_model, inputs, token_mask, name)
+        # A classifier of texts may not know padding, so its head sees one text without any.
+        first = {key: tensor[:1] for key, tensor in inputs.items()}
+        _compare_outputs(model, expected, first, token_mask[:1], name)
+
+
+def _compare_outputs(model: Any, expected: Any, inputs: Mapping[str, Tensor], token_mask: Tensor, name: str) -> None:
+    with torch.inference_mode():
+        got, reference = (full_precision(each(**inputs)[0]) for each in (model, expected))
+    if got.shape[:2] != token_mask.shape:  # one output for a text
+        token_mask = torch.ones(got.shape[:-1], dtype=torch.bool)
+    error = _relative(got, reference, reference, token_mask)
+    if not error < BOUNDS[model.dtype]:
+        raise InputError(
+            f"{name} cannot be observed exactly: with its adapters merged into its weights, its output differs by "
+            f"{error:.1e} (relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype})"
+        )
 
 
 class _Comparison:

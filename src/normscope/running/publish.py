@@ -3,22 +3,17 @@
 import dataclasses
 from collections.abc import Mapping
 
-import pandas as pd
-
 from normscope.analyses.findings import Findings
 from normscope.config.schema import RunOptions, plain
-from normscope.data.categories import ALL
-from normscope.data.examples import CorpusCounts
-from normscope.errors import InputError
-from normscope.models.interventions import InterventionRunner
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
 from normscope.reporting.tracking import Tracker
+from normscope.running.conclusions import conclude, curves_of, metrics_of, missing_categories, tables_of, tidy_curves
 from normscope.running.memory import explain_out_of_memory
-from normscope.running.session import Session, no_usable_example
+from normscope.running.session import Session
 from normscope.running.token_maps import token_maps
 
 
@@ -66,15 +61,9 @@ class Publication:
 
 
 def _findings(session: Session) -> dict[str, Findings]:
-    if not session.counts.used:
-        raise no_usable_example(session.options, session.counts)
-    _show_counts(session)
-    runner = InterventionRunner(
-        session.model, session.encoder, session.layers, session.options.device.batch_tokens, steps_bar
-    )
-    for analysis in session.analyses:
-        analysis.intervene(runner)
-    return {analysis.info.name: analysis.result() for analysis in session.analyses}
+    if session.counts.used:
+        _show_counts(session)
+    return conclude(session, steps_bar)
 
 
 def _show_counts(session: Session) -> None:
@@ -87,19 +76,7 @@ def _show_counts(session: Session) -> None:
         say(f"{counts.cut:,} of them were longer than {longest} tokens and were truncated (dataset.max_length)")
     for reason, number in counts.skipped.items():
         say(f"{number:,} examples were skipped: {reason}")
-    if not all(analysis.info.requires_cross_attention for analysis in session.analyses):
-        _show_missing_categories(session.categories, counts)
-
-
-def _show_missing_categories(categories: list[str], counts: CorpusCounts) -> None:
-    """Name the categories that do not occur; tables have no rows for them.
-
-    Raises:
-        InputError: If none of them occurs.
-    """
-    missing = [category for category in categories if category != ALL and not counts.categories[category]]
-    if len(missing) == len(categories):
-        raise InputError(f"categories=[{','.join(categories)}]: no token of these categories occurs in the corpus")
+    missing = missing_categories(session)
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
 
@@ -108,8 +85,7 @@ def _write_findings(
     findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, depth: int
 ) -> dict[str, float]:
     """Write tables, figures and curves; returns the metrics, prefixed with the name of their analysis."""
-    metrics: dict[str, float] = {}
-    curves: dict[str, pd.Series] = {}
+    metrics, curves = metrics_of(findings), curves_of(findings)
     for name, result in findings.items():
         for table_name, table in result.tables.items():
             path = results.write_table(f"{name}_{table_name}", table)
@@ -117,20 +93,9 @@ def _write_findings(
         for figure_name, figure in result.figures.items():
             picture = results.write_figure(f"{name}_{figure_name}", figure)
             tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
-        metrics |= {f"{name}/{metric}": value for metric, value in result.metrics.items()}
-        curves |= {f"{name}/{curve}": values for curve, values in result.curves.items()}
     tracker.curves(curves)
-    results.write_table("curves", _tidy_curves(curves, depth))
+    results.write_table("curves", tidy_curves(curves, depth))
     return metrics
-
-
-def _tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.DataFrame:
-    """Values by layer and by relative depth, so that models of different depth can be compared."""
-    return pd.DataFrame(
-        {"curve": name, "layer": int(layer), "depth": int(layer) / depth, "value": float(value)}
-        for name, values in curves.items()
-        for layer, value in zip(values.index.tolist(), values.tolist(), strict=True)
-    )
 
 
 def _compare(
@@ -143,8 +108,7 @@ def _compare(
     """Compare with the published numbers of the preset's paper, if there is one."""
     if options.recipe.paper is None:
         return None
-    tables = {f"{name}_{table}": rows for name, result in findings.items() for table, rows in result.tables.items()}
-    comparison = compare(options.recipe.paper, metrics, tables, plain(options))
+    comparison = compare(options.recipe.paper, metrics, tables_of(findings), plain(options))
     if len(comparison.table):
         path = results.write_table("comparison", comparison.table)
         tracker.table("comparison", comparison.table, path)

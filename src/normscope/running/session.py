@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.schema import (
     INCIDENTAL,
+    DatasetKind,
     ModelOptions,
     ModelStack,
     RunOptions,
@@ -24,14 +26,13 @@ from normscope.config.schema import (
 from normscope.config.validation import chosen_categories, chosen_layers
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.data.corpora import NumberedCorpus, open_corpus
+from normscope.data.corpora import NumberedCorpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.resources import Prepared, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
-from normscope.models.loading import open_model
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
@@ -40,6 +41,7 @@ from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
 from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.distributed import ProcessGroup
+from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
 from normscope.running.provenance import Origin, Provenance
 from normscope.running.token_maps import ExplorerText, select_examples
 
@@ -84,13 +86,31 @@ class Session:
         """
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
-            session = _prepared(options, results, folder, group, origin)
+            session = _prepared(options, results, folder, group, origin, ConfiguredInputs(options, group))
+            if group.is_main:
+                session._announce()
             if results is not None and group.size == 1:
                 session._resume(results)
         if results is not None:
             options.tracking = with_environment(options.tracking)
             results.begin(options)
         return session
+
+    @classmethod
+    def in_memory(cls, options: RunOptions, inputs: InputsInMemory) -> "Session":
+        """The same for a model and texts in memory, in this process and without a run folder.
+
+        Raises:
+            InputError: If the input is invalid.
+        """
+        return _prepared(options, None, Path(), ProcessGroup(), Origin(time.monotonic(), ""), inputs)
+
+    def _announce(self) -> None:
+        model = self.model
+        say(
+            f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
+            f"verified to {self.provenance.verification.error:.1e}",
+        )
 
     def _resume(self, results: RunFolder) -> None:
         self.checkpoint = Checkpoint(results, _identity(self), self.options.checkpoint.every_seconds)
@@ -111,17 +131,17 @@ def _identity(session: Session) -> dict[str, object]:
 
 
 def _prepared(
-    options: RunOptions, results: RunFolder | None, folder: Path, group: ProcessGroup, origin: Origin
+    options: RunOptions, results: RunFolder | None, folder: Path, group: ProcessGroup, origin: Origin, inputs: Inputs
 ) -> Session:
     torch.manual_seed(options.seed)
     kinds = _enabled(options)
     if any(kind.info.requires_cross_attention for kind in kinds):
         options.model.stack = ModelStack.cross
-    opened = open_model(_trained(options.model))
-    _refuse_cross_attention(kinds, opened.info)
-    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), opened.info) for kind in kinds}
-    _refuse_missing_feed_forward(needs, options.model, opened.info)
-    model = dataclasses.replace(opened.load(group.local_device(options.device)), name=options.model.name)
+    info = inputs.info
+    _refuse_other_attention(kinds, info)
+    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), info) for kind in kinds}
+    _refuse_missing_feed_forward(needs, options.model, info)
+    model = inputs.load()
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
     if any(requirements.masked_language_head for requirements in needs.values()):
@@ -129,21 +149,16 @@ def _prepared(
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(model, options.dataset, _words(needs))
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
-    corpus = NumberedCorpus(open_corpus(options.dataset))
+    corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
     observer = _observer(model, layers, needs.values())
     context = _context(options, model, encoder, observer, layers, categories)
-    resources = _resources(options, model, encoder, needs.values())
+    resources = _resources(options, model, encoder, needs.values(), inputs)
     analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
-    texts = _texts(options, encoder, len(layers))
+    texts = _texts(options, encoder, len(layers), inputs)
     counts = CorpusCounts()
     stream = group.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
     if group.size == 1:
         stream = _not_empty(stream, options, counts)
-    if group.is_main:
-        say(
-            f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
-            f"verified to {verification.error:.1e}",
-        )
     return Session(
         options=options,
         group=group,
@@ -169,17 +184,12 @@ def _enabled(options: RunOptions) -> list[type[Analysis]]:
     return [known[name].load() for name in enabled_analyses(options.analysis)]
 
 
-def _trained(options: ModelOptions) -> ModelOptions:
-    """The options of the model; the toy model is trained first."""
-    if not options.toy:
-        return options
-    from normscope.translation.toy import toy_model  # the trainer takes seconds to import
-
-    return dataclasses.replace(options, name=str(toy_model(options.seed, say)))
-
-
-def _refuse_cross_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
+def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
     for kind in kinds:
+        if kind.info.requires_cross_attention and not model.is_cross_attention:
+            raise InputError(
+                f"analysis={kind.info.name} needs cross-attention, which {model.name} does not show; set model.stack=cross"
+            )
         if model.is_cross_attention and not kind.info.supports_cross_attention:
             others = [name for name, info in known_analyses().items() if info.supports_cross_attention]
             raise InputError(
@@ -238,11 +248,11 @@ def _context(
 
 
 def _resources(
-    options: RunOptions, model: LoadedModel, encoder: Encoder, needs: Iterable[Requirements]
+    options: RunOptions, model: LoadedModel, encoder: Encoder, needs: Iterable[Requirements], inputs: Inputs
 ) -> dict[str, Prepared]:
     """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs for name, resource in requirements.resources.items()}
-    return prepare_resources(wanted, ResourceContext(options.dataset, encoder, model.vocabulary), open_corpus)
+    return prepare_resources(wanted, ResourceContext(options.dataset, encoder, model.vocabulary), inputs.open_corpus)
 
 
 def _analyses(
@@ -263,10 +273,10 @@ def _analyses(
     ]
 
 
-def _texts(options: RunOptions, encoder: Encoder, layers: int) -> list[ExplorerText]:
+def _texts(options: RunOptions, encoder: Encoder, layers: int, inputs: Inputs) -> list[ExplorerText]:
     if not options.report.enabled or not (options.report.examples or options.report.text):
         return []
-    return select_examples(open_corpus(options.dataset), encoder, options.report, layers)
+    return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers)
 
 
 def _not_empty(
@@ -285,6 +295,8 @@ def _not_empty(
 
 def no_usable_example(options: RunOptions, counts: CorpusCounts) -> InputError:
     """The error for a corpus without a usable example, with the reasons."""
-    where = options.dataset.path or options.dataset.kind
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
+    if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
+        return InputError(f"texts: no usable text ({reasons})")
+    where = options.dataset.path or options.dataset.kind
     return InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")

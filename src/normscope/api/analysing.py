@@ -1,0 +1,160 @@
+"""Any analysis of texts in memory, without a config, a folder or a tracker."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.analyses.info import AnalysisInfo
+from normscope.analyses.registry import analyses as known_analyses
+from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.models import generators_restored, load_stack, wrap
+from normscope.api.results import Results
+from normscope.config.python_options import run_options
+from normscope.config.schema import ModelStack
+from normscope.data.examples import Example
+from normscope.data.given_texts import GivenTexts
+from normscope.errors import InputError
+from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import Text, describe_type, example_of
+from normscope.reporting.terminal import steps_bar
+from normscope.running.in_memory import analyse
+from normscope.running.inputs import InputsInMemory
+
+
+def run(
+    analyses: str | Sequence[str],
+    *,
+    model: LoadedModel | nn.Module | str | Path,
+    texts: Text | Iterable[Text],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    layers: str | int | Sequence[int] = "all",
+    categories: str | Sequence[str] = "all",
+    token_categories: Mapping[str, Any] | None = None,
+    segmentation: str = "none",
+    max_length: int | None = None,
+    mask_fraction: float = 0.0,
+    batch_tokens: int = 4096,
+    seed: int = 0,
+    progress: bool = False,
+    **options: Any,
+) -> Results:
+    """Run one analysis or several over texts in memory.
+
+    The numbers are those of a command over the same texts. Nothing is written, and torch's generators are left as they were.
+
+    Args:
+        analyses: The name of an analysis, or several names. Plug-ins count.
+        model: What `load` or `wrap` returned; or a transformers or PEFT model, with its `tokenizer`; or a name to load.
+        texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation.
+        tokenizer: The tokenizer of a transformers or PEFT model.
+        layers: `all`, or layer numbers from 1.
+        categories: `all`, or the token categories to report.
+        token_categories: Categories of your own: a list of tokens each, or `re:` and a regular expression.
+        segmentation: How texts are cut: `none`, `sentence`, `pair` (of paragraphs) or `window` (of `max_length` tokens).
+        max_length: Maximum number of tokens of a text; longer ones are truncated. The model's maximum by default.
+        mask_fraction: Fraction of the ordinary tokens that are masked.
+        batch_tokens: Maximum number of tokens in a batch, padding included. A batch that does not fit into memory is split.
+        seed: Seed of samples and masks.
+        progress: Whether to show progress bars of analyses that run the model again.
+        **options: Options of the analyses, each for all that have it; `norms={…}` sets options of that analysis alone.
+
+    Raises:
+        InputError: If an argument is invalid, or no text can be used.
+    """
+    with in_terms_of_arguments({"model.name": "model"}):
+        infos = _chosen(analyses)
+        prepared = _prepared_model(model, tokenizer, infos)
+        dataset = {
+            "max_length": max_length,
+            "mask_fraction": mask_fraction,
+            "segmentation": segmentation,
+            "categories": token_categories or {},
+        }
+        settings = _of_model(prepared, batch_tokens) | {
+            "dataset": dataset | {"kind": "text"},
+            "report": {"enabled": False},
+        }
+        settings |= {"layers": layers, "categories": categories, "seed": seed, "analysis": _options(infos, options)}
+        inputs = InputsInMemory(prepared, GivenTexts(_examples(prepared, texts)))
+        with generators_restored():
+            outcome = analyse(
+                run_options(settings), inputs, steps_bar if progress else lambda steps, _total, _what: steps
+            )
+    return Results(outcome.findings, outcome.facts, outcome.depth)
+
+
+def _chosen(names: str | Sequence[str]) -> list[AnalysisInfo]:
+    known = known_analyses()
+    wanted = [names] if isinstance(names, str) else list(names)
+    if not wanted:
+        raise InputError(f"analyses=[]: expected at least one of {', '.join(known)}")
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"analyses={name!r}: expected one or more of {', '.join(known)}{_did_you_mean(name, known)}"
+            )
+    return [info for info in known.values() if info.name in wanted]
+
+
+def _prepared_model(
+    model: LoadedModel | nn.Module | str | Path,
+    tokenizer: PreTrainedTokenizerBase | None,
+    infos: Sequence[AnalysisInfo],
+) -> LoadedModel:
+    stack = ModelStack.cross.value if any(info.requires_cross_attention for info in infos) else None
+    if isinstance(model, str | Path):
+        return load_stack(str(model), stack, tokenizer)
+    if isinstance(model, LoadedModel):
+        if tokenizer is not None:
+            raise InputError("tokenizer: a loaded or wrapped model has one already; leave it out")
+        return model
+    if tokenizer is None:
+        raise InputError(
+            f"tokenizer: expected the tokenizer of the {type(model).__name__}; pass tokenizer=…, or a model from normscope.load"
+        )
+    return wrap(model, tokenizer, stack=stack)
+
+
+def _of_model(model: LoadedModel, batch_tokens: int) -> dict[str, Any]:
+    device = {"name": str(model.device), "dtype": str(model.dtype).removeprefix("torch."), "batch_tokens": batch_tokens}
+    return {"model": {"name": model.name, "stack": model.layout.stack}, "device": device}
+
+
+def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options of the enabled analyses."""
+    fields = {info.name: {field.name for field in dataclasses.fields(info.options)} - {"enabled"} for info in infos}
+    chosen: dict[str, dict[str, Any]] = {name: {"enabled": True} for name in fields}
+    for option, value in given.items():
+        takers = [name for name, names in fields.items() if option in names]
+        if option in fields and isinstance(value, Mapping):
+            chosen[option] |= value
+        elif takers:
+            for name in takers:
+                chosen[name][option] = value
+        else:
+            every = sorted(set().union(*fields.values()))
+            listed = f"expected one of {', '.join(every)}" if every else "expected none"
+            where = f"in {', '.join(fields)}"
+            raise InputError(f"{option}={value!r}: no such option {where}; {listed}{_did_you_mean(option, every)}")
+    return chosen
+
+
+def _examples(model: LoadedModel, texts: object) -> tuple[Example, ...]:
+    if isinstance(texts, str | tuple):
+        texts = [texts]
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
+        raise InputError(f"texts: expected texts and pairs (tuples) of texts, got {describe_type(texts)}")
+    examples = tuple(example_of(model, text) for text in texts)
+    if not examples:
+        raise InputError("texts: expected at least one text, got none")
+    return examples
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

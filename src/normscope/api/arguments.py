@@ -1,0 +1,44 @@
+"""Errors of the Python interface, which speak of arguments and not of config keys."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+
+from normscope.config.schema import DatasetOptions, DeviceOptions, ModelOptions
+from normscope.errors import InputError
+
+_GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions}
+_KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field in dataclasses.fields(options)}
+
+# Keys that are called otherwise in Python, wherever they occur.
+_ARGUMENTS = {"device.name": "device", "dataset.path": "texts", "dataset.categories": "token_categories"}
+
+
+@contextlib.contextmanager
+def in_terms_of_arguments(arguments: Mapping[str, str]) -> Iterator[None]:
+    """Replace config keys in the messages of invalid input by the arguments of a Python function.
+
+    A key without an entry becomes the argument of its last part: `device.dtype` becomes `dtype`.
+
+    Args:
+        arguments: Arguments by config key, where they differ.
+
+    Raises:
+        InputError: In place of one that speaks of config keys.
+    """
+    try:
+        yield
+    except InputError as error:
+        message = _translated(str(error), _ARGUMENTS | dict(arguments))
+        if message == str(error):
+            raise
+        raise type(error)(message).with_traceback(error.__traceback__) from error.__cause__
+
+
+def _translated(message: str, arguments: Mapping[str, str]) -> str:
+    keys = "|".join(re.escape(key) for key in sorted(_KEYS, key=len, reverse=True))
+    message = re.sub(rf"\b({keys})\b", lambda key: arguments.get(key[0], key[0].rpartition(".")[2]), message)
+    message = re.sub(r"\banalysis=(\w+)", r"\1", message)
+    message = re.sub(r"\banalysis\.\w+\.(\w+)", r"\1", message)
+    return re.sub(r"=(true|false)\b", lambda value: f"={value[1].capitalize()}", message)

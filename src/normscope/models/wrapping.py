@@ -1,0 +1,223 @@
+"""A model in memory, observed through a copy that shares its weights, so that the model itself is never touched.
+
+The copy has modules, a config and hooks of its own, and the same parameters in memory: nothing is doubled, and weights that
+training changes in place are those observed. Only layers with an adapter have weights of their own, which are the merged ones.
+"""
+
+import collections
+import copy
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.errors import InputError, one_line
+from normscope.models.adapters import adapted_layers, merge_active_adapters, without_peft
+from normscope.models.config_checks import check_supported
+from normscope.models.families import STACKS, layout_of
+from normscope.models.layout import BlockLayout, Stack
+from normscope.models.loaded import LoadedModel
+from normscope.models.loading import DTYPES, check_shape, longest_input
+from normscope.models.task_heads import Head, has_head
+from normscope.models.tokenizer_loading import check_tokenizer
+from normscope.models.verification import verify_same_outputs
+from normscope.models.weight_checks import check_finite
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+# Their forward hooks record outputs and ask for gradients; none of them changes a number.
+_HARMLESS_HOOKS = ("transformers", "peft")
+
+
+def wrap_model(model: object, tokenizer: object, stack: Stack | None = None) -> LoadedModel:
+    """A model in memory, ready to be observed.
+
+    Args:
+        model: A transformers model with or without a head, or a PEFT model around one. Active adapters are merged in the copy.
+        tokenizer: Its tokenizer.
+        stack: Which attention of an encoder–decoder; the encoder's by default.
+
+    Raises:
+        InputError: If it is no such model, its family is not supported, or it cannot be copied faithfully.
+    """
+    whole = without_peft(model)
+    if not isinstance(whole, PreTrainedModel):
+        raise InputError(
+            f"model: expected a PreTrainedModel of transformers, or a PEFT model of one, got {_kind(model)}"
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(f"tokenizer: expected the model's tokenizer, from transformers, got {_kind(tokenizer)}")
+    name = str(whole.config.name_or_path or type(whole).__name__)
+    layout = layout_of(whole.config.model_type, stack)
+    check_supported(whole.config)
+    base = _observed_part(whole, layout)
+    heads = {head for head in Head if layout.stack is None and has_head(whole, head)}
+    copied = _Copy(whole if heads else base, name)
+    observed = copied.model.base_model if heads else copied.model
+    assert isinstance(observed, PreTrainedModel)
+    check_finite(observed, name)
+    check_shape(observed, layout, name)
+    check_tokenizer(tokenizer, name, observed, layout)
+    return LoadedModel(
+        model=observed,
+        tokenizer=tokenizer,
+        layout=layout,
+        name=name,
+        revision=None,
+        weights_sha256=None,
+        max_length=longest_input(observed, layout, tokenizer),
+        load_head=lambda head: copied.model if head in heads else None,
+        require_current=copied.require_current,
+    )
+
+
+def _observed_part(whole: PreTrainedModel, layout: BlockLayout) -> PreTrainedModel:
+    """The base model, or its encoder if that is what the layout describes.
+
+    Raises:
+        InputError: If the model lacks the stack.
+    """
+    base = whole.base_model
+    base = base.get_encoder() if layout.stack == "encoder" and isinstance(base, PreTrainedModel) else base
+    try:
+        layers = layout.bind(base)
+    except AttributeError as error:
+        wanted = "" if layout.stack is None else f" with the stack {layout.stack!r}"
+        raise InputError(
+            f"model: expected a model of the family {layout.model_type}{wanted}, got {type(whole).__name__}, which lacks a "
+            f"part: {one_line(error)}"
+        ) from error
+    if layout.stack == "encoder" and layers and _reads_encoder(layers[0].whole, layout):
+        raise InputError(
+            f"model: expected an encoder or a whole encoder–decoder, got the decoder {type(whole).__name__} alone"
+        )
+    assert isinstance(base, PreTrainedModel)
+    return base
+
+
+def _reads_encoder(layer: nn.Module, layout: BlockLayout) -> bool:
+    """Whether a layer has cross-attention."""
+    module: Any = layer
+    for part in STACKS[layout.model_type]["cross"].attention.split("."):
+        module = getattr(module, part, None)
+    return module is not None
+
+
+class _Copy:
+    """The copy of a model that shares its weights.
+
+    Args:
+        original: What is copied. It is left as it is.
+        name: For messages.
+
+    Raises:
+        InputError: If something about the model cannot be copied, or its adapters cannot be merged exactly.
+    """
+
+    def __init__(self, original: PreTrainedModel, name: str) -> None:
+        _check_copyable(original)
+        self._original, self._name = weakref.ref(original), name
+        adapted = adapted_layers(original)
+        self._own = {id(parameter) for layer in adapted.values() for parameter in layer.parameters()}
+        self.model = _copy(original, frozenset(self._own))
+        if adapted:
+            unmerged = _copy(original, frozenset())
+            merge_active_adapters(self.model)
+            self.model.requires_grad_(False)
+            verify_same_outputs(self.model, unmerged, name)
+        self._state = _state(original, self._own)
+
+    def require_current(self) -> None:
+        """Check that the copy still has the weights of its original.
+
+        Raises:
+            InputError: If the original was moved, cast or given other weights, or its adapters have changed.
+        """
+        original = self._original()
+        if original is not None and _state(original, self._own) != self._state:
+            raise InputError(
+                f"{self._name} has changed since it was wrapped: its weights were moved, cast or replaced, or its adapters "
+                "trained or switched; wrap it again"
+            )
+
+
+def _state(model: nn.Module, own: set[int]) -> list[tuple[object, ...]]:
+    """Where every weight lies, and the versions of those that the copy does not share."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    state: list[tuple[object, ...]] = [
+        (name, tensor.data_ptr(), tensor._version if id(tensor) in own else 0) for name, tensor in tensors
+    ]
+    for name, layer in adapted_layers(model).items():
+        state.append((name, tuple(layer.active_adapters), layer.disable_adapters, tuple(layer.merged_adapters)))
+    return state
+
+
+def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
+    """A copy in evaluation mode, without hooks and gradients, whose weights are the original's but for some of its own."""
+    memo: dict[int, Any] = {}
+    for parameter in original.parameters():
+        values = parameter.detach()
+        memo[id(parameter)] = nn.Parameter(values.clone() if id(parameter) in own else values, requires_grad=False)
+    for buffer in original.buffers():
+        memo[id(buffer)] = buffer.detach()
+    for module in original.modules():
+        memo |= {id(hooks): collections.OrderedDict() for hooks in _all_hooks(module)}
+    try:
+        copied = copy.deepcopy(original, memo)
+    except Exception as error:  # attributes of other people's modules, which may be anything
+        raise InputError(f"model: its modules cannot be copied: {one_line(error)}") from error
+    for module in copied.modules():
+        attributes = vars(module)
+        if isinstance(attributes.get("config"), PretrainedConfig):
+            attributes["config"].use_cache = False  # as in `loading`
+        if "chunk_size_feed_forward" in attributes:
+            attributes["chunk_size_feed_forward"] = 0
+        # With its hooks gone, transformers must be free to add them again.
+        attributes.pop("_output_capturing_hooks_installed", None)
+    return copied.eval()
+
+
+def _all_hooks(module: nn.Module) -> Iterator[dict[int, Any]]:
+    for name, value in vars(module).items():
+        if name.startswith(_HOOKS) and isinstance(value, dict):
+            yield value
+
+
+def _check_copyable(model: PreTrainedModel) -> None:
+    """Check that the modules compute what their classes say, from weights that are here.
+
+    Raises:
+        InputError: If a module has hooks or another `forward`, or a weight is elsewhere or quantised.
+    """
+    for name, module in model.named_modules():
+        where = f"model: {name or type(model).__name__}"
+        if "forward" in vars(module):
+            raise InputError(
+                f"{where} has a forward of its own, from accelerate or other code, that cannot be copied; pass a model whose "
+                "modules are unchanged, on one device"
+            )
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for hook in hooks.values():
+                if str(getattr(hook, "__module__", "")).partition(".")[0] not in _HARMLESS_HOOKS:
+                    raise InputError(
+                        f"{where} has a forward hook, {getattr(hook, '__qualname__', _kind(hook))}, which may change what "
+                        "the model computes; remove it first"
+                    )
+    devices = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
+    if len(devices) > 1 or "meta" in devices:
+        raise InputError(f"model: expected all weights on one device, got {', '.join(sorted(devices))}")
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in DTYPES.values():
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise InputError(
+                f"model: expected weights in {', '.join(DTYPES)}, got {dtype} for {name}; quantised weights "
+                "are not those that a model computes with"
+            )
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}".removeprefix("builtins.")

@@ -1,0 +1,71 @@
+"""From the accumulated state of the analyses to their findings."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from normscope.analyses.findings import Findings
+from normscope.data.categories import ALL
+from normscope.errors import InputError
+from normscope.models.interventions import InterventionRunner
+from normscope.running.session import Session, no_usable_example
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""Wraps an iterable in a progress bar, given its length and a title."""
+
+
+def conclude(session: Session, progress: Progress) -> dict[str, Findings]:
+    """Run the interventions of the analyses, and return their findings by name.
+
+    Raises:
+        InputError: If there was nothing to analyse, or a number is not finite.
+    """
+    if not session.counts.used:
+        raise no_usable_example(session.options, session.counts)
+    missing_categories(session)
+    runner = InterventionRunner(
+        session.model, session.encoder, session.layers, session.options.device.batch_tokens, progress
+    )
+    for analysis in session.analyses:
+        analysis.intervene(runner)
+    return {analysis.info.name: analysis.result() for analysis in session.analyses}
+
+
+def missing_categories(session: Session) -> list[str]:
+    """The reported categories that do not occur in the corpus; tables have no rows for them.
+
+    Raises:
+        InputError: If none of them occurs.
+    """
+    if all(analysis.info.requires_cross_attention for analysis in session.analyses):
+        return []
+    categories = session.categories
+    missing = [category for category in categories if category != ALL and not session.counts.categories[category]]
+    if len(missing) == len(categories):
+        raise InputError(f"categories=[{','.join(categories)}]: no token of these categories occurs in the corpus")
+    return missing
+
+
+def tables_of(findings: Mapping[str, Findings]) -> dict[str, pd.DataFrame]:
+    """The tables of all analyses, each prefixed with the name of its analysis."""
+    return {f"{name}_{table}": rows for name, result in findings.items() for table, rows in result.tables.items()}
+
+
+def metrics_of(findings: Mapping[str, Findings]) -> dict[str, float]:
+    """The metrics of all analyses, each prefixed with the name of its analysis."""
+    return {f"{name}/{metric}": value for name, result in findings.items() for metric, value in result.metrics.items()}
+
+
+def curves_of(findings: Mapping[str, Findings]) -> "dict[str, pd.Series[float]]":
+    """The curves of all analyses, each prefixed with the name of its analysis."""
+    return {f"{name}/{curve}": values for name, result in findings.items() for curve, values in result.curves.items()}
+
+
+def tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.DataFrame:
+    """Values by layer and by relative depth, so that models of different depth can be compared."""
+    return pd.DataFrame(
+        {"curve": name, "layer": int(layer), "depth": int(layer) / depth, "value": float(value)}
+        for name, values in curves.items()
+        for layer, value in zip(values.index.tolist(), values.tolist(), strict=True)
+    )

@@ -1,0 +1,46 @@
+"""A run over texts in memory, without a folder, a tracker or a page."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from normscope.analyses.findings import Findings
+from normscope.config.schema import RunOptions
+from normscope.config.validation import check
+from normscope.running.conclusions import Progress, conclude
+from normscope.running.inputs import InputsInMemory
+from normscope.running.memory import BatchRunner, explain_out_of_memory
+from normscope.running.session import Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run has found."""
+
+    findings: Mapping[str, Findings]
+    """By analysis."""
+    facts: Mapping[str, object]
+    """Where the numbers come from; see `Provenance`."""
+    depth: int
+    """Number of layers of the model."""
+
+
+def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> Outcome:
+    """Run the enabled analyses over texts in memory, in this process.
+
+    Args:
+        options: The whole config; nothing in it says where model and texts come from.
+        inputs: The model and the texts.
+        progress: Wraps the steps of interventions in a progress bar.
+
+    Raises:
+        InputError: If the input is invalid.
+    """
+    check(options)
+    session = Session.in_memory(options, inputs)
+    runner = BatchRunner(session.observer, session.model.device, session.analyses)
+    with explain_out_of_memory(options.device.batch_tokens, session.model.device):
+        with session.observer:
+            for batch, _ in session.stream:
+                runner.run(batch)
+        findings = conclude(session, progress)
+    return Outcome(findings, session.provenance.facts(), session.model.layers)

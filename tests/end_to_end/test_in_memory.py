@@ -1,0 +1,210 @@
+"""`normscope.run` gives the numbers of a whole command over the same texts."""
+
+import dataclasses
+import inspect
+import io
+import json
+import re
+
+import pandas as pd
+import pytest
+import torch
+
+import normscope
+from normscope.api.picture import Picture
+from normscope.errors import InputError
+from normscope.running import memory
+from normscope.running.memory import run_batch
+from tests.end_to_end.shell import run_once
+from tests.tiny import STACK_CONFIGS, tiny_model
+
+TEXTS = [
+    "The cat sat on the mat, and slept.",
+    ("A dog barked.", "Nobody heard it, of course."),
+    "The mat was red.",
+    ("It was a cat.", "The dog saw the cat!"),
+    "   ",
+    "Rain fell, and the cat sat under the tree; the dog sat there as well.",
+]
+ANALYSES = ["mixing", "norms", "frequency", "outliers", "score"]
+FEW = {"controls": 1, "intervention_sequences": 2}
+FEW_PAIRS = {"exact_pairs": 1000}
+OWN = object()  # stands for the tokenizer of the model
+
+
+def as_read(table):
+    """The table as a file keeps it."""
+    stream = io.BytesIO()
+    table.to_parquet(stream, index=False)
+    return pd.read_parquet(stream)
+
+
+def assert_same_results(results, folder):
+    """Every table and metric, bit for bit."""
+    files = {path.stem: path for path in (folder / "tables").glob("*.parquet")}
+    assert set(results.tables) == set(files)
+    for name, path in files.items():
+        pd.testing.assert_frame_equal(as_read(results.tables[name]), pd.read_parquet(path), check_exact=True, obj=name)
+    assert results.metrics == json.loads((folder / "results.json").read_text())["metrics"]
+    assert set(results.figures) == {path.stem for path in (folder / "figures").glob("*.png")}
+
+
+@pytest.fixture(scope="module")
+def command(saved_model, tmp_path_factory):
+    """A whole command over these texts in a file."""
+    folder = tmp_path_factory.mktemp("command")
+    rows = [dict(zip(("text", "text_pair"), [text] if isinstance(text, str) else text, strict=False)) for text in TEXTS]
+    (folder / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    outcome = run_once(
+        f"analysis=[{','.join(ANALYSES)}]",
+        f"model.name={saved_model}",
+        "dataset=text",
+        f"dataset.path={folder / 'texts.jsonl'}",
+        "device=cpu",
+        "tracking=disabled",
+        "layers=[1,3]",
+        "analysis.score.controls=1",
+        "analysis.score.intervention_sequences=2",
+        "analysis.norms.exact_pairs=1000",
+        f"output_dir={folder / 'run'}",
+    )
+    assert outcome.status == 0, outcome.err
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def model(saved_model):
+    return normscope.load(saved_model, device="cpu")
+
+
+def test_the_numbers_are_those_of_a_command(model, command, capsys):
+    torch.manual_seed(3)
+    generator = torch.get_rng_state()
+    results = normscope.run(ANALYSES, model=model, texts=TEXTS, layers=[1, 3], norms=FEW_PAIRS, **FEW)
+    assert_same_results(results, command)
+    assert capsys.readouterr() == ("", "")
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert results.provenance["skipped"] == {"empty": 1}
+
+
+def test_a_wrapped_model_gives_the_same(model, command):
+    """From any iterable of texts, with the options of one analysis under its name."""
+    results = normscope.run(
+        ANALYSES,
+        model=model.model,
+        tokenizer=model.tokenizer,
+        texts=iter(TEXTS),
+        layers=range(1, 4, 2),
+        norms=FEW_PAIRS,
+        **FEW,
+    )
+    assert_same_results(results, command)
+
+
+def test_a_batch_that_does_not_fit_is_split(model, monkeypatch):
+    expected = normscope.run("norms", model=model, texts=TEXTS)
+    attempts = []
+
+    def limited(observer, batch, analyses):
+        attempts.append(batch.sequences)
+        if batch.sequences > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        run_batch(observer, batch, analyses)
+
+    monkeypatch.setattr(memory, "run_batch", limited)
+    split = normscope.run("norms", model=model, texts=TEXTS)
+    assert attempts[0] == 5
+    assert set(attempts[1:]) <= {1, 2, 3}
+    pd.testing.assert_frame_equal(split.tables["norms_by_layer"], expected.tables["norms_by_layer"], rtol=1e-5)
+
+
+def test_alignment_of_pairs_in_memory(tokenizer, tmp_path):
+    """It loads the stack that it needs, and takes options with several parts."""
+    config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)}
+    tiny_model(config, torch.float32).save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    pairs = [("the cat slept", "die katze schlief"), ("a red dog", "ein roter hund")]
+    (tmp_path / "gold").write_text("0-0 1-1 2-2\n0-0 1p1 2-2\n")
+    (tmp_path / "pairs").write_text("".join(f"{source} ||| {target}\n" for source, target in pairs))
+    results = normscope.run(
+        "alignment", model=tmp_path / "bart", texts=pairs, gold={"path": tmp_path / "gold"}, words="punctuated"
+    )
+    outcome = run_once(
+        "analysis=alignment",
+        f"model.name={tmp_path / 'bart'}",
+        "dataset=parallel",
+        "dataset.separator='|||'",
+        f"dataset.path={tmp_path / 'pairs'}",
+        f"analysis.alignment.gold.path={tmp_path / 'gold'}",
+        "analysis.alignment.words=punctuated",
+        "device=cpu",
+        "tracking=disabled",
+        f"output_dir={tmp_path / 'run'}",
+    )
+    assert outcome.status == 0, outcome.err
+    assert_same_results(results, tmp_path / "run")
+    encoder, cross = (normscope.load(tmp_path / "bart", stack=stack, device="cpu") for stack in ("encoder", "cross"))
+    with pytest.raises(InputError, match="needs cross-attention; leave stack out"):
+        normscope.run("alignment", model=encoder, texts=["a cat"], gold={"path": tmp_path / "gold"})
+    with pytest.raises(InputError, match=r"^score does not support cross-attention; set stack=encoder or decoder"):
+        normscope.run("score", model=cross, texts=pairs)
+
+
+def test_results_show_themselves(model, tmp_path):
+    results = normscope.run(["mixing", "norms"], model=model, texts=TEXTS)
+    assert set(results.findings) == {"mixing", "norms"}
+    shown = repr(results)
+    assert shown.startswith(f"{model.name}: 5 sequences, ")
+    for text in (*results.sentences, *results.tables, *results.figures, "Mixing ratios", "Vector norms"):
+        assert text in shown
+    page = results._repr_html_()
+    for text in (*results.tables, *results.figures, "<table", "Mixing ratios"):
+        assert text in page
+    figure = results.figures["mixing_heatmap"]
+    assert isinstance(figure, Picture)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    figure.save(tmp_path / "mixing.svg")
+    assert "<svg" in (tmp_path / "mixing.svg").read_text()
+    assert set(results.summaries) == {"mixing", "norms"}
+
+
+def test_text_in_results_is_escaped(model):
+    results = normscope.run("mixing", model=dataclasses.replace(model, name="<script>"), texts=TEXTS)
+    assert "<script>" not in results._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"analyses": "mixin"}, r"^analyses='mixin': expected one or more of mixing, .*; did you mean mixing\?$"),
+        ({"analyses": []}, r"^analyses=\[\]: expected at least one of mixing, "),
+        ({"layers": [9]}, r"^layers=\[9\]: expected all or numbers from 1 to 3 \(this model's layers\), got 9$"),
+        ({"categories": ["verbs"]}, r"^categories=\['verbs'\]: unknown category 'verbs'"),
+        ({"categories": "mask"}, r"^categories=\[mask\]: no token of these categories occurs"),
+        ({"exact_pair": 3}, r"^exact_pair=3: no such option in norms; .*; did you mean exact_pairs\?$"),
+        ({"exact_pairs": -3}, r"^exact_pairs=-3: expected a number of pairs of at least 0"),
+        ({"exact_pairs": "many"}, r"^exact_pairs: Value 'many'"),
+        ({"max_length": 999}, r"^max_length=999: expected at most 160"),
+        ({"max_length": 2}, r"^max_length=2: expected at least 3 tokens$"),
+        ({"mask_fraction": 2.0}, r"^mask_fraction=2.0: expected a share in \[0, 1\)$"),
+        ({"segmentation": "words"}, r"^segmentation: Invalid value 'words'"),
+        ({"batch_tokens": 0}, r"^batch_tokens=0: expected a whole number of at least 1$"),
+        ({"seed": -1}, r"^seed=-1: expected a whole number"),
+        ({"token_categories": {"verbs": "re:("}}, r"^token_categories"),
+        ({"texts": []}, r"^texts: expected at least one text, got none$"),
+        ({"texts": ["", " "]}, r"^texts: no usable text \(2 empty\)$"),
+        ({"texts": [3]}, r"expected a str, a pair .*; got int$"),
+        ({"texts": {"a": "b"}}, r"^texts: expected texts and pairs \(tuples\) of texts, got dict$"),
+        ({"texts": 7}, r"^texts: expected texts and pairs \(tuples\) of texts, got int$"),
+        ({"model": "nowhere/none"}, r"^model=nowhere/none: "),
+        ({"tokenizer": OWN}, r"^tokenizer: a loaded or wrapped model has one already; leave it out$"),
+        ({"model": torch.nn.Linear(2, 2)}, r"^tokenizer: expected the tokenizer of the Linear; pass tokenizer=…"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_errors_speak_of_arguments(model, arguments, message):
+    arguments = {key: model.tokenizer if value is OWN else value for key, value in arguments.items()}
+    run = inspect.unwrap(normscope.run)  # without the runtime type checker of the tests
+    with pytest.raises(InputError, match=message) as caught:
+        run(**{"analyses": "norms", "model": model, "texts": TEXTS} | arguments)
+    assert not re.search(r"\b(model|dataset|device|analysis|report)\.[a-z]|dataset=|analysis=|\n", str(caught.value))
