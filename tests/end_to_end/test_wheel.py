@@ -183,7 +183,10 @@ def test_the_commands_start_by_themselves(environment, tmp_path):
         assert f"{name} [analysis=NAME]" in page
     assert _run(tmp_path, str(environment / "bin/normscope")).returncode == 0
     [report] = tmp_path.glob("outputs/*/report.html")
-    assert "90" in report.read_text()
+    results = json.loads((report.parent / "results.json").read_text())
+    assert results["status"] == "completed"
+    assert results["provenance"]["command"] == "normscope"
+    assert results["provenance"]["examples_used"] == 200
 
 
 @pytest.mark.slow
