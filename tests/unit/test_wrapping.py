@@ -95,9 +95,9 @@ WITH_HEADS = {
 STACKS = [("t5", stack) for stack in ("encoder", "decoder", "cross")] + [("marian", "encoder"), ("bart", "cross")]
 
 
-@pytest.mark.parametrize("family", WITH_HEADS)
-def test_a_wrapped_model_is_the_one_that_is_loaded(family, tokenizer, tmp_path):
-    model = in_memory(WITH_HEADS[family], family, tokenizer)
+@pytest.mark.parametrize("model_type", WITH_HEADS)
+def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_path):
+    model = in_memory(WITH_HEADS[model_type], model_type, tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     before = record(model)
@@ -108,15 +108,15 @@ def test_a_wrapped_model_is_the_one_that_is_loaded(family, tokenizer, tmp_path):
     same(decomposition, normscope.decompose(loaded, TEXT))
     assert (wrapped.max_length, wrapped.causal, wrapped.layers) == (loaded.max_length, loaded.causal, loaded.layers)
     head, expected = wrapped.masked_language_head, loaded.masked_language_head
-    assert (head is None) == (expected is None) == (WITH_HEADS[family] is not AutoModelForMaskedLM)
+    assert (head is None) == (expected is None) == (WITH_HEADS[model_type] is not AutoModelForMaskedLM)
     if head is not None:
         inputs = token_batch(wrapped.model, (7, 4))
         assert torch.equal(head(**inputs).logits, expected(**inputs).logits)
 
 
-@pytest.mark.parametrize(("family", "stack"), STACKS)
-def test_every_stack_of_a_wrapped_encoder_decoder(family, stack, tokenizer, tmp_path):
-    model = in_memory(AutoModelForSeq2SeqLM, family, tokenizer)
+@pytest.mark.parametrize(("model_type", "stack"), STACKS)
+def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
+    model = in_memory(AutoModelForSeq2SeqLM, model_type, tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     text = TEXT if stack == "encoder" else PAIR
