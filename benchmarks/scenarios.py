@@ -14,15 +14,17 @@ from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from benchmarks.straightforward import mixing_ratios
+from benchmarks.straightforward import decomposition, mixing_ratios
 from normscope.analyses.base import Analysis, AnalysisContext, state_of
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.registry import analyses
+from normscope.attribution.scalars import attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.families import layout_of
+from normscope.models.frozen_pass import frozen_pass
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.running.memory import run_batch
@@ -52,6 +54,8 @@ SHAPES: dict[str, PretrainedConfig] = {
 BARE = "bare"
 STRAIGHTFORWARD = "straightforward"
 EXACT = "exact"
+ONE_SCALAR = "attribution of a scalar"
+ALL_VECTORS = "straightforward attribution"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,8 @@ class Scenario:
     sequences: int
     length: int
     ways: tuple[str, ...]
-    """`bare`, `straightforward`, or names of analyses joined by +; `, exact` keeps every pair for the correlation."""
+    """`bare`, `straightforward`, `attribution of a scalar`, the same by a straightforward decomposition into all vectors, or
+    names of analyses joined by +; `, exact` keeps every pair for the correlation."""
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -89,6 +94,14 @@ def shapes() -> Iterator[Scenario]:
     yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
 
 
+def attributions() -> Iterator[Scenario]:
+    """Attribution of one scalar per sequence through all layers."""
+    yield Scenario("MiniLM", 1, 128, (BARE, ONE_SCALAR, ALL_VECTORS))
+    yield Scenario("BERT-base", 1, 128, (BARE, ONE_SCALAR, ALL_VECTORS))
+    yield Scenario("BERT-base", 8, 128, (BARE, ONE_SCALAR))
+    yield Scenario("BERT-base", 2, 512, (BARE, ONE_SCALAR))
+
+
 def lengths() -> Iterator[Scenario]:
     """Cost by length, for a wide model and for tiny ones, which spend nearly all their time in attention."""
     for shape, sizes in {
@@ -112,7 +125,12 @@ def cuda() -> Iterator[Scenario]:
             yield Scenario("BERT-base, 3", 1, length, (BARE, "mixing", "norms", ALL_FOUR), device="cuda")
 
 
-SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {"shapes": shapes, "lengths": lengths, "cuda": cuda}
+SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
+    "shapes": shapes,
+    "attributions": attributions,
+    "lengths": lengths,
+    "cuda": cuda,
+}
 
 
 def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
@@ -131,10 +149,17 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     def straightforward() -> None:
         mixing_ratios(model, inputs)
 
+    def one_scalar() -> None:
+        with frozen_pass(model, layout_of(model.config.model_type), inputs) as passed:
+            attribute_scalars(passed, (passed.hidden * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
+
+    def all_vectors() -> None:
+        decomposition(model, inputs)
+
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))
 
-    ways = {BARE: bare, STRAIGHTFORWARD: straightforward}
+    ways = {BARE: bare, STRAIGHTFORWARD: straightforward, ONE_SCALAR: one_scalar, ALL_VECTORS: all_vectors}
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
 
 

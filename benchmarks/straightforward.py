@@ -1,4 +1,4 @@
-"""Mixing ratios as the paper defines them, with every vector built explicitly: query × key × model.
+"""Mixing ratios and attribution as the papers define them, with every vector built explicitly: query × key × model.
 
 The tests use it as a reference, and the benchmark shows how much the algebraic shortcuts save. It supports only BERT's layout
 and handles one sequence at a time, since its tensors are `tokens` times as large as the model's own.
@@ -36,6 +36,54 @@ def mixing_ratios(model: BertModel, inputs: Mapping[str, Tensor]) -> Tensor:
                 alpha = output.attentions[index][sequence][:, tokens][:, :, tokens]
                 ratios[:, index, sequence, tokens] = _of_block(layer.attention, x, alpha)
     return ratios
+
+
+def decomposition(model: BertModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """DecompX's vectors x_{i⇐k} after the last layer, of each sequence: query, source, model. The last source is the bias.
+
+    Args:
+        model: Any BERT without dropout, in evaluation mode.
+        inputs: `input_ids`, `attention_mask` and whatever else its forward takes.
+    """
+    model.set_attn_implementation("eager")
+    decompositions = []
+    with torch.inference_mode():
+        output = model(**inputs, output_attentions=True, output_hidden_states=True)
+        for sequence, tokens in enumerate(inputs["attention_mask"].bool()):
+            x = output.hidden_states[0][sequence, tokens]
+            vectors = torch.cat(
+                [torch.diag_embed(torch.ones(len(x), dtype=x.dtype)), torch.zeros_like(x[:, :1])], dim=1
+            )
+            vectors = vectors.unsqueeze(-1) * x.unsqueeze(1)
+            for index, layer in enumerate(model.encoder.layer):
+                alpha = output.attentions[index][sequence][:, tokens][:, :, tokens]
+                vectors = _through_layer(layer, vectors, alpha)
+            decompositions.append(vectors)
+    return decompositions
+
+
+def _through_layer(layer: Any, vectors: Tensor, alpha: Tensor) -> Tensor:
+    attention, bias = layer.attention, slice(-1, None)
+    value = vectors @ attention.self.value.weight.T
+    value[:, bias] += attention.self.value.bias
+    heads = value.unflatten(-1, (len(alpha), -1))
+    context = torch.einsum("hqk,kshd->qshd", alpha, heads).flatten(start_dim=2)
+    attended = context @ attention.output.dense.weight.T
+    attended[:, bias] += attention.output.dense.bias
+    vectors = _normalised(attention.output.LayerNorm, vectors + attended)
+    inner = vectors @ layer.intermediate.dense.weight.T
+    inner[:, bias] += layer.intermediate.dense.bias
+    u = inner.sum(dim=1, keepdim=True)
+    added = inner * (layer.intermediate.intermediate_act_fn(u) / u) @ layer.output.dense.weight.T
+    added[:, bias] += layer.output.dense.bias
+    return _normalised(layer.output.LayerNorm, vectors + added)
+
+
+def _normalised(norm: Any, vectors: Tensor) -> Tensor:
+    deviation = (vectors.sum(dim=1).var(dim=-1, correction=0) + norm.eps).sqrt()
+    scaled = (vectors - vectors.mean(dim=-1, keepdim=True)) * norm.weight / deviation[:, None, None]
+    scaled[:, -1] += norm.bias
+    return scaled
 
 
 def _of_block(attention: Any, x: Tensor, alpha: Tensor) -> Tensor:

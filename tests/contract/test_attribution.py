@@ -5,6 +5,7 @@ from operator import attrgetter
 import pytest
 import torch
 
+from benchmarks.straightforward import decomposition
 from normscope.attribution.methods import BiasRule
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import carried
@@ -64,6 +65,18 @@ def test_vectors_are_those_built_explicitly(model_type):
         vectors = carried(passed, range(tokens.shape[1]), BiasRule.TOKEN).permute(1, 2, 0, 3)
     exact = {"rtol": 1e-5, "atol": 1e-5} if _rounds(layout) else {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(vectors[tokens], expected[tokens], **exact)
+
+
+def test_the_straightforward_decomposition_gives_the_same():
+    """The benchmark's own implementation, which shares nothing with ours, bias and all."""
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    inputs = token_batch(model, LENGTHS)
+    with frozen_pass(model, layout_of("bert"), inputs) as passed:
+        vectors = carried(passed, range(max(LENGTHS) + 1), BiasRule.TOKEN)
+    for row, expected in enumerate(decomposition(model, inputs)):
+        length = LENGTHS[row]
+        sources = [*range(length), max(LENGTHS)]
+        torch.testing.assert_close(vectors[sources, row, :length].transpose(0, 1), expected, rtol=1e-6, atol=1e-6)
 
 
 def _rounds(layout) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -246,9 +247,11 @@ def test_what_a_notebook_shows(encoder):
     assert "<b>" not in page
     assert page.count("<span") == len(found.tokens) + 2
     whole = normscope.similarity(encoder, TEXT, OTHER, pooling="mean")
-    top = whole.table.iloc[0]
-    assert top["value"] == whole.matrix.max()
-    assert f"{top['token_a']}–{top['token_b']}" in repr(whole)
+    assert whole.table["value"].tolist() == sorted(whole.matrix.ravel(), reverse=True)
+    row, column = np.unravel_index(whole.matrix[:-1, :-1].argmax(), whole.matrix[:-1, :-1].shape)
+    best = f"{whole.tokens_a[row]}–{whole.tokens_b[column]} {whole.matrix[row, column]:.3f}"
+    assert f"The pairs that add most: {best}," in repr(whole)
+    assert f"pairs of tokens add {whole.matrix[:-1, :-1].sum():.3f}," in repr(whole)
     assert "data:image/png" in whole._repr_html_()
 
 

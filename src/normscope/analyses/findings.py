@@ -121,6 +121,8 @@ class WordMaps:
     frame: str
     """Column with `sure` for cells with a solid frame and `possible` for cells with a dashed frame."""
     caption: str
+    largest: float | None = None
+    """Where the colour scale ends on both sides of zero, for values of both signs; None if no value is negative."""
 
 
 class Sentence(str):

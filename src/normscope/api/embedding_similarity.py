@@ -64,8 +64,10 @@ class Similarity:
                 frame="frame",
                 caption=(
                     "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
-                    f"second). The cells add up to {self.value:.3f}; darker is more."
+                    f"second). All cells add up to {self.value:.3f}: red raises it, blue lowers it."
                 ),
+                # Biases say nothing about words, and would often wash out all other cells.
+                largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             )
         )
 
@@ -83,9 +85,14 @@ class Similarity:
 
     @property
     def _summary(self) -> str:
-        best = self.table.head(_SHOWN)
+        table = self.table
+        best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
+        words = float(self.matrix[:-1, :-1].sum())
         pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
-        return f"Cosine similarity {self.value:.3f}. The pairs that add most: {pairs}."
+        return (
+            f"Cosine similarity {self.value:.3f}: pairs of tokens add {words:.3f}, biases {self.value - words:.3f}. "
+            f"The pairs that add most: {pairs}."
+        )
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(self._summary)}</p>{self.figure()._repr_html_()}"

@@ -274,7 +274,10 @@ def _word_maps(figure: WordMaps) -> Canvas:
         table = figure.table[figure.table[figure.panel] == panel]
         grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
         # In reading order: the first word is at the top.
-        axes.imshow(grid, cmap=FROM_WHITE, vmin=0, aspect="auto")
+        if figure.largest is None:
+            axes.imshow(grid, cmap=FROM_WHITE, vmin=0, aspect="auto")
+        else:
+            axes.imshow(grid, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="auto")
         for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):
             for cell in table[table[figure.frame] == kind].itertuples():
                 corner = (getattr(cell, figure.column) - 0.5, getattr(cell, figure.row) - 0.5)
