@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 from normscope.analyses.findings import WordMaps
 from normscope.api.choices import chosen, single_text
 from normscope.api.picture import Picture
-from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage
+from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage, check_supported
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
@@ -111,6 +111,7 @@ def attribution_maps(
     names = [methods] if isinstance(methods, str) else list(methods)
     wanted = [chosen("methods", name, MapMethod) for name in names]
     at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, BiasRule)
+    check_supported(model.layout)
     batch = single_text(model, text, "attribution_maps")
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
         _ = model.layers_verification

@@ -12,7 +12,7 @@ from normscope.analyses.findings import WordMaps
 from normscope.api.choices import chosen, single_text
 from normscope.api.picture import Picture
 from normscope.api.targets import embedding_pooling
-from normscope.attribution.methods import BiasRule
+from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.similarities import similarity_parts
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
@@ -64,7 +64,7 @@ class Similarity:
                 frame="frame",
                 caption=(
                     "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: red raises it, blue lowers it."
+                    f"second). All cells add up to {self.value:.3f}: warm colours raise it, cold ones lower it."
                 ),
                 # Biases say nothing about words, and would often wash out all other cells.
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
@@ -124,6 +124,7 @@ def similarity(
     Raises:
         InputError: If an argument is none of these, or a text is too long.
     """
+    check_supported(model.layout)
     rule, how = chosen("bias", bias, BiasRule), embedding_pooling(model, pooling)
     batches = [single_text(model, text, "similarity") for text in (text_a, text_b)]
     _ = model.layers_verification
