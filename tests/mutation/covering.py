@@ -81,7 +81,7 @@ def _measured(paths: list[str]) -> Covering:
         process.start()
         process.join()
         if not report.exists():
-            raise RuntimeError("pytest ended before it had run the tests")
+            raise RuntimeError("pytest ended before it had run the tests; `python -m pytest` says why")
         covering: Covering = json.loads(report.read_text())
         return covering
 
@@ -124,8 +124,10 @@ class _Recorder:
         if report.failed:
             self._failed.add(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._coverage.stop()
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):  # a file that cannot be imported, say
+            return
         data = self._coverage.get_data()
         lines: dict[str, dict[str, set[int]]] = collections.defaultdict(lambda: collections.defaultdict(set))
         for file in data.measured_files():
