@@ -105,7 +105,7 @@ def comparison(draw: random.Random, stock: Stock) -> Case:
     return Case(
         f"{module.rpartition('.')[2]} {where}{name} {options}",
         ["before", *options, *named],
-        ["before", "--", *options, "finished", "wandb", "run"],
+        ["before", "--", *(option[:99] for option in options), "finished", "wandb", "run"],
         prepare,
         statuses=EITHER,
         module=module,
