@@ -228,6 +228,14 @@ def test_causal_attention_is_respected():
         torch.testing.assert_close(block.mixing[:, 0], torch.zeros_like(block.mixing[:, 0]), **EXACT)
 
 
+def test_a_token_that_sees_only_itself_mixes_nothing(family, family_model):
+    """Exactly: a difference left to rounding would be ranked by analyses of single tokens."""
+    for block in blocks_of(family_model, family, token_batch(family_model, (7, 1))):
+        alone = block.token_mask & (block.visible_counts == 1)
+        assert alone[1, 0]
+        assert all((ratio[alone] == 0).all() for ratio in block.mixing_ratios.values())
+
+
 def _attention(*arguments):
     from normscope.maths.attention import attention
 

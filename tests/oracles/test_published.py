@@ -67,9 +67,7 @@ LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9),
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_frequency(specimen, left_out):
     layers = [2, 3]  # as in test_norms
-    # The first token of a causal model sees itself alone: its mixing ratio is 0 up to rounding, which cannot be ranked.
-    first = {int(sequence.ids[0]) for sequence in specimen.sequences} if specimen.loaded.causal else set()
-    tokens = [token for token in range(specimen.loaded.vocabulary) if token in first or LEFT_OUT[left_out](token)]
+    tokens = [token for token in range(specimen.loaded.vocabulary) if LEFT_OUT[left_out](token)]
     rank, count = frequency_oracle.counted(specimen, tokens)
     found = specimen.findings(
         "frequency",

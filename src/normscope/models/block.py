@@ -255,13 +255,36 @@ class AttentionBlock:
 
     @cached_property
     def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch query"]]:
-        """r_i of every token by method, for the methods that are defined for the block."""
+        """r_i of every token by method, for the methods that are defined for the block.
+
+        A token that can see no other, such as the first of a causal model, has exactly 0: its difference from 0 would be
+        rounding, which a ranking of tokens takes at face value.
+        """
         ratios = mixing_ratios(self.self_weights, self.composition)
+        if not self.is_cross_attention:
+            ratios = {method: r.masked_fill(self._sees_only_itself, 0) for method, r in ratios.items()}
         return {
             method: r
             for method, r in ratios.items()
             if not self.is_cross_attention or method in CROSS_ATTENTION_METHODS
         }
+
+    @property
+    def _sees_only_itself(self) -> Bool[Tensor, "batch query"]:
+        """Tokens that see neither neighbour. Every mask shows a query an interval around itself, so they see nothing else."""
+        mask, (batch, tokens) = self.mask or Mask(), self.key_mask.shape
+        sequence = torch.arange(batch, device=self.key_mask.device)[:, None]
+        earlier = torch.arange(tokens - 1, device=self.key_mask.device)
+        pairs = self.key_mask[:, :-1] & self.key_mask[:, 1:]
+
+        def seen(query: Tensor, key: Tensor) -> Tensor:
+            visible = mask.sees(sequence, query, key)
+            return pairs if visible is None else pairs & visible
+
+        with_neighbour = torch.zeros_like(self.key_mask)
+        with_neighbour[:, :-1] |= seen(earlier, earlier + 1)
+        with_neighbour[:, 1:] |= seen(earlier + 1, earlier)
+        return ~with_neighbour
 
     def pair_maps(self) -> dict[Method, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.
