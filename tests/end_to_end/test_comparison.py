@@ -91,7 +91,8 @@ def test_the_page_in_a_browser(sweep):
     _, folder = sweep
     shown, console = opened(folder / "comparison.html")
     assert console == []
-    assert shown.count("<polyline") >= 2
+    assert shown.count('aria-roledescription="line mark"') >= 2
+    assert shown.count("<caption>") == 3
     assert re.search(r'<select id="along">.*</select>', shown)
 
 

@@ -4,12 +4,16 @@ import html
 import json
 import re
 import runpy
+import shlex
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from tests.end_to_end.browser import needs_browser, opened
+from normscope.reporting.page.elements import SHOWN_ROWS, asset
+from normscope.rounding import number, percentage
+from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, draw_nothing, run_here
 
@@ -51,64 +55,196 @@ def test_the_page_holds_everything_and_fetches_nothing(reported):
     assert f"{metrics['mixing/attnresln_n/mean']:.1%}" in page
     assert "python run.py" in page
     assert "kobayashi-etal-2021-incorporating" in page
-    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page), "nothing is fetched"
+    assert not re.search(r"""<[^>]*(src|href)\s*=\s*["']?(https?:)?//""", page), "nothing is fetched"
     assert "default-src 'none'" in page
+    assert "unsafe-eval" not in page.split("</head>")[0]
     # The corpus's tags are text, in tables and in the script's data.
     assert "<script>console.error" not in page
     assert "<img src=x" not in page
-    assert len(page) < 8_000_000
+    assert len(page) < 3_000_000
 
 
-@needs_browser
-@pytest.mark.parametrize(
-    ("head", "measure", "token"),
-    [
-        (0, "attn_w", 3),
-        (0, "attn_n", 3),
-        (0, "attnres_n", 0),
-        (0, "attnresln_n", 5),
-        (2, "attn_w", 2),
-        (3, "attn_n", 1),
-    ],
-)
-def test_the_explorer_shows_the_numbers_of_the_tables(reported, head, measure, token):
-    layer, sentence = 2, 1
+EXPLORED = [
+    (1, 0, "attn_w", 3),
+    (1, 0, "attn_n", 3),
+    (1, 0, "attnres_n", 0),
+    (1, 0, "attnresln_n", 5),
+    (1, 2, "attn_w", 2),
+    (2, 3, "attn_n", 1),
+]
+LAYER = 2
+
+
+def fragment(sentence, head, measure, token, **more):
+    given = {"sentence": sentence, "layer": LAYER, "head": head, "measure": measure, "token": token} | more
+    return "#explore?" + "&".join(f"{name}={value}" for name, value in given.items())
+
+
+VIEWS = {
+    "layer": fragment(1, 0, "attn_n", 2, minus="layer:1"),
+    "measure": fragment(1, 0, "attn_n", 2, minus="measure:attn_w"),
+    "words": fragment(3, 0, "attn_n", 10, words=1),
+    "every head": fragment(1, -1, "attn_w", 2, hideSelf=1, log=1),
+}
+
+
+@pytest.fixture(scope="module")
+def wide(reported, tmp_path_factory):
+    """The report in a window as wide as a desk, light."""
+    fragments = [fragment(*chosen) for chosen in EXPLORED] + list(VIEWS.values())
+    return checked(reported / "report.html", tmp_path_factory.mktemp("wide"), fragments, size=(1400, 900))
+
+
+@pytest.fixture(scope="module")
+def narrow(reported, tmp_path_factory):
+    """The report on a phone, dark, for a reader who wants no motion."""
+    flags = ["--force-dark-mode", "--force-prefers-reduced-motion"]
+    return checked(reported / "report.html", tmp_path_factory.mktemp("narrow"), size=(390, 844), flags=flags)
+
+
+def pairs_of(reported, sentence, head):
     pairs = pd.read_parquet(reported / "tables/explorer_pairs.parquet")
-    chosen = pairs[(pairs["sentence"] == sentence) & (pairs["layer"] == layer) & (pairs["head"] == head)]
-    fragment = f"#explore?sentence={sentence}&layer={layer}&head={head}&measure={measure}&token={token}"
-    shown, console = opened(reported / "report.html", fragment)
-    assert console == []
-    lists = re.findall(r'<ol class="ranks">(.*?)</ol>', shown)
+    return pairs[(pairs["sentence"] == sentence) & (pairs["head"] == head)]
+
+
+def assert_lists(lists, expected, name):
+    """Both lists of the explorer: what a token receives, and what it contributes. `expected` is query, key and value."""
     assert len(lists) == 2
-    for listed, side, other in ((lists[0], "query", "key"), (lists[1], "key", "query")):
-        expected = chosen[chosen[side] == token].set_index(other)
-        found = re.findall(r"<span>(.*?) \((\d+)\)</span><b>([\d.]+)</b>", listed)
-        assert len(found) == min(12, len(expected))
-        for name, place, number in found:
-            row = expected.loc[int(place)]
-            assert html.unescape(name) == row[f"{other}_token"]
-            assert float(number) == pytest.approx(row[measure], abs=1.2e-4, rel=1e-4)
-    cells = len(re.findall(r"<rect[^>]* data-at=", shown))
-    assert cells == len(chosen)
+    for listed, side, other, token in ((lists[0], "query", "key", name), (lists[1], "key", "query", name)):
+        row = expected[expected[side] == token].set_index(other)
+        assert len(listed) == min(10, len(row))
+        for label, shown in listed:
+            text, place = re.fullmatch(r"(.*) \((\d+)\)", label, re.DOTALL).groups()
+            own = row.loc[int(place)]
+            assert text == own[f"{other}_token"]
+            digits, _, power = shown.replace("−", "-").replace("+", "").partition("×10")
+            exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+            # Half of the third digit, and the step of 16 bits.
+            assert float(digits) * 10**exponent == pytest.approx(own["value"], rel=6e-3, abs=6e-5)
 
 
 @needs_browser
-def test_hostile_text_stays_text_in_the_browser(reported):
-    for size in ((1280, 900), (390, 844)):
-        shown, console = opened(
-            reported / "report.html", "#explore?sentence=2&layer=1&head=0&measure=attn_n", size=size
-        )
-        assert console == []
-        assert "&lt;" in shown
+def test_the_explorer_shows_the_numbers_of_the_tables(reported, wide):
+    seen, console = wide
+    assert console == []
+    assert "error" not in seen, seen
+    for sentence, head, measure, token in EXPLORED:
+        pairs = pairs_of(reported, sentence, head)
+        shown = seen["explored"][fragment(sentence, head, measure, token)]
+        rows = pairs[pairs["layer"] == LAYER]
+        assert shown["cells"] == len(rows)
+        assert_lists(shown["lists"], rows.assign(value=rows[measure]), token)
+        # The scale is shared over layers, and over heads where single heads are shown.
+        every = pd.read_parquet(reported / "tables/explorer_pairs.parquet")
+        every = every[(every["sentence"] == sentence) & ((every["head"] > 0) == (head > 0))]
+        assert f"{every[measure].max():#.3g}" in shown["legend"]
 
 
-def test_every_result_is_stated_in_words_with_its_number(reported):
+@needs_browser
+def test_the_explorer_shows_differences_words_and_all_heads(reported, wide):
+    seen, _ = wide
+    pairs = pairs_of(reported, 1, 0)
+    now, before = (pairs[pairs["layer"] == layer].reset_index(drop=True) for layer in (LAYER, 1))
+    assert_lists(seen["explored"][VIEWS["layer"]]["lists"], now.assign(value=now["attn_n"] - before["attn_n"]), 2)
+    shares = {name: now[name] / now.groupby("query")[name].transform("sum") for name in ("attn_n", "attn_w")}
+    shown = seen["explored"][VIEWS["measure"]]
+    assert_lists(shown["lists"], now.assign(value=shares["attn_n"] - shares["attn_w"]), 2)
+    assert "as shares of a row" in shown["legend"]
+    words = pairs_of(reported, 3, 0)
+    words = words[words["layer"] == LAYER]
+    # The last but two tokens are "com" and "##ma": one word, number 10.
+    words = words.assign(
+        query=words["query"].map(lambda at: at - (at > 10)), key=words["key"].map(lambda at: at - (at > 10))
+    )
+    names = words.drop_duplicates("key").set_index("key")["key_token"].to_dict() | {10: "comma"}
+    # Summed over the tokens of a column's word, averaged over those of a row's.
+    sums = words.groupby(["query", "key"])["attn_n"].sum()
+    sums = sums.reset_index(name="value")
+    sums["value"] /= sums["query"].map(lambda at: 2 if at == 10 else 1)
+    sums = sums.assign(query_token=sums["query"].map(names), key_token=sums["key"].map(names))
+    assert_lists(seen["explored"][VIEWS["words"]]["lists"], sums, 10)
+    assert "(logarithmic)" in seen["explored"][VIEWS["every head"]]["legend"]
+
+
+@needs_browser
+@pytest.mark.parametrize("window", ["wide", "narrow"])
+def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, window):
+    seen, console = request.getfixturevalue(window)
+    assert console == []
+    assert "error" not in seen, seen
+    assert seen["faint"] == [], "WCAG AA: text has a contrast of 4.5 at least"
+    assert seen["dark"] == ("#ffffff" if window == "wide" else "#15171a")
+    assert seen["smooth"] == ("smooth" if window == "wide" else "auto")
+    assert seen["wider"] <= 0, "the page does not scroll sideways"
+    assert seen["dead"] == [], "links lead somewhere"
+    assert seen["sticky"] == ["sticky", "sticky"]
+    drawn = {file.stem for file in (reported / "figures").glob("*.png")}
+    assert set(seen["charts"]) == drawn
+    assert all(chart["marks"] or chart["canvas"] for chart in seen["charts"].values()), seen["charts"]
+    tap = seen["tapped"]
+    assert not tap["hidden"]
+    assert tap["near"]
+    assert tap["pinned"].endswith("receives from")
+    for name, table in seen["tables"].items():
+        rows = len(pd.read_parquet(reported / f"tables/{name.removeprefix('table_')}.parquet"))
+        assert table["rows"] == min(rows, SHOWN_ROWS)
+        assert f"{rows:,}" in table["caption"]
+        assert table["focused"]
+        assert table["sorted"] in ("ascending", "descending")
+        assert table["left"] == 0
+
+
+@needs_browser
+def test_numbers_are_written_alike_in_python_and_in_the_page(tmp_path):
+    generator = np.random.default_rng(0)
+    values = [
+        0.0,
+        2.125,
+        -2.125,
+        9.996,
+        99.95,
+        999.5,
+        13059.0,
+        999_600.0,
+        0.001,
+        0.00099995,
+        1e-7,
+        -1e9,
+        0.125,
+        0.00125,
+    ]
+    values += (generator.normal(size=300) * 10.0 ** generator.integers(-8, 9, size=300)).tolist()
+    script = f"{asset('rounding.js')}; const values = {json.dumps(values)};"
+    written = "JSON.stringify(values.map((value) => [formatNumber(value), formatNumber(value, true), formatPercentage(value)]))"
+    page = f'<meta charset="utf-8"><pre id="out"></pre><script>{script} out.textContent = {written};</script>'
+    (tmp_path / "page.html").write_text(page)
+    shown, console = opened(tmp_path / "page.html")
+    assert console == []
+    found = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', shown)[1]))
+    assert found == [[number(value), number(value, signed=True), percentage(value)] for value in values]
+
+
+def test_every_finding_has_its_number_and_links(reported):
     page = (reported / "report.html").read_text()
-    found = re.search(r'<ul class="findings">(.*?)</ul>', page, re.DOTALL)
+    found = re.search(r'<ol class="findings">(.*?)</ol>', page, re.DOTALL)
     assert found is not None
-    sentences = re.findall(r"<li[^>]*>(.*?)</li>", found[1])
+    sentences = re.findall(r"<li[^>]*>(.*?)</li>", found[1], re.DOTALL)
     assert len(sentences) >= 5
-    assert all(re.search(r"\d", sentence) for sentence in sentences)
+    for sentence in sentences:
+        assert re.search(r"\d", sentence)
+        assert re.search(r'href="#table_\w+"', sentence)
+
+
+def test_the_command_of_the_page_works_when_it_is_pasted(capsys, monkeypatch, reported, tmp_path):
+    page = (reported / "report.html").read_text()
+    (command,) = re.findall(r"<pre[^>]*>(python run.py.*?)</pre>", page)
+    monkeypatch.chdir(tmp_path)
+    outcome = run_here(capsys, monkeypatch, *shlex.split(html.unescape(command))[2:], "report.enabled=false")
+    assert outcome.status == 0, outcome.err
+    (results,) = tmp_path.glob("outputs/*/results.json")
+    assert json.loads(results.read_text())["metrics"] == pytest.approx(
+        json.loads((reported / "results.json").read_text())["metrics"]
+    )
 
 
 def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):

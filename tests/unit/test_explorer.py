@@ -18,7 +18,7 @@ from normscope.models import block as blocks
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import TokenMaps, pairs_table, payload
 from normscope.running import token_maps as exploration
-from normscope.running.token_maps import select_examples, token_maps
+from normscope.running.token_maps import select_examples, token_maps, words_of
 
 
 class Texts(Corpus):
@@ -118,6 +118,20 @@ def test_the_table_is_within_its_bound_even_if_nothing_can_be_compressed(tmp_pat
     pairs_table([sentence]).to_parquet(tmp_path / "pairs.parquet", index=False)
     assert (tmp_path / "pairs.parquet").stat().st_size < 20_000_000
     assert len(json.dumps(payload([sentence]))) < 5_500_000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ("[CLS] un ##believ ##able . [SEP]", (0, 1, 1, 1, 2, 3)),
+        ("<s> un believ able Ġthing . </s>", (0, 1, 1, 1, 2, 2, 3)),
+        ("▁The ▁th ing </s>", (0, 1, 1, 2)),
+        ("[CLS] no marks here [SEP]", None),
+        ("▁every ▁token ▁is ▁one </s>", None),
+    ],
+)
+def test_words_are_read_off_the_marks_of_the_tokenizer(tokens, words):
+    assert words_of(tokens.split(), {"[CLS]", "[SEP]", "<s>", "</s>"}) == words
 
 
 def random_sentence(generator, layers, heads, length, single_heads=True):

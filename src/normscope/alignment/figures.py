@@ -27,7 +27,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             value_label="alignment error rate (%)",
             limits=(0.0, 100.0),
             caption=(
-                "Alignment error rate of each layer by weights (attn_w) and by vector norms (attn_n); lower (lighter) is "
+                "Alignment error rate of each layer by weights (attn_w) and by vector norms (attn_n); lower is "
                 "better. With output: the row in which a word is predicted; with input: the row in which it is read."
             ),
         ),
@@ -38,7 +38,10 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             row="layer",
             column="head",
             limits=(0.0, 100.0),
-            caption="Alignment error rate of each head by weights (left) and by vector norms (right); light heads align words.",
+            caption=(
+                "Alignment error rate of each head by weights (left) and by vector norms (right); heads with low rates align "
+                "words."
+            ),
         ),
         "norm_and_aer": Scatter(
             table=heads[heads["method"] == Method.ATTN_N],

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.figure_text import log_scale, word_label
-from normscope.reporting.palette import COLOURS, DIVERGING, FROM_WHITE, LINE_COLOURS, MARKERS, STYLE
+from normscope.reporting.palette import COLOURS, DIVERGING, LINE_COLOURS, MARKERS, STYLE
 
 
 def draw(figure: Figure, paths: Sequence[Path]) -> None:
@@ -243,7 +243,7 @@ def _scatter(figure: Scatter) -> Canvas:
             rows[figure.x], rows[figure.y], s=size, alpha=strength, color=LINE_COLOURS[0], linewidths=0, rasterized=True
         )
         if figure.medians and len(rows) > 20:
-            middle = _medians(rows, figure)
+            middle = medians(rows, figure)
             axes.plot(middle[figure.x], middle[figure.y], color=LINE_COLOURS[3], linewidth=2, label="median")
         axes.set_title(f"{figure.panel_titles[panel]} ({len(rows):,})")
         if figure.log_x:
@@ -255,7 +255,7 @@ def _scatter(figure: Scatter) -> Canvas:
     return canvas
 
 
-def _medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:
+def medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:
     """Median of y in bins along x, equally wide on the scale of the axis."""
     x = np.log(rows[figure.x]) if figure.log_x else rows[figure.x]
     bins = pd.cut(x, 16, labels=False)
@@ -275,7 +275,7 @@ def _word_maps(figure: WordMaps) -> Canvas:
         grid = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
         # In reading order: the first word is at the top.
         if figure.largest is None:
-            axes.imshow(grid, cmap=FROM_WHITE, vmin=0, aspect="auto")
+            axes.imshow(grid, cmap=COLOURS, vmin=0, aspect="auto")
         else:
             axes.imshow(grid, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="auto")
         for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):

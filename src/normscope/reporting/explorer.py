@@ -11,11 +11,15 @@ import pandas as pd
 from normscope.statistics.tidy import tidy
 
 MEASURES = {
-    "attn_w": "α: attention weight",
-    "attn_n": "‖αf‖: weighted vector",
-    "attnres_n": "with the residual connection",
-    "attnresln_n": "with residual and layer normalisation: the block",
+    "attn_w": "α (attention weight)",
+    "attn_n": "‖αf(x)‖ (weighted vector)",
+    "attnres_n": "‖αf(x) + x‖ (with the residual connection)",
+    "attnresln_n": "‖LN(αf(x) + x)‖ (the whole block)",
 }
+"""Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
+
+HEAD_MEASURES = ("attn_w", "attn_n")
+"""Measures of single heads: α and α‖f(x)‖."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +42,9 @@ class TokenMaps:
     """‖f(x)‖: layer, head, key."""
     maps: Mapping[str, np.ndarray]
     """Norms of the vectors that the whole block passes from key to query, by method: layer, query, key."""
+    query_words: tuple[int, ...] | None = None
+    """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
+    key_words: tuple[int, ...] | None = None
 
     @property
     def heads(self) -> int:
@@ -51,7 +58,7 @@ class TokenMaps:
         for name in ("attn_w", *self.maps):
             measures[name] = np.full((self.heads + 1, layers, queries, keys), np.nan, dtype=np.float32)
             measures[name][0] = self.weights.mean(axis=1) if name == "attn_w" else self.maps[name]
-            if name in ("attn_w", "attn_n"):
+            if name in HEAD_MEASURES:
                 factors = 1 if name == "attn_w" else self.norms[:, :, None, :]
                 measures[name][1:] = (self.weights * factors).swapaxes(0, 1)[: self.heads]
         tokens = {
@@ -75,8 +82,12 @@ def pairs_table(sentences: Sequence[TokenMaps]) -> pd.DataFrame:
 
 
 def payload(sentences: Sequence[TokenMaps]) -> dict[str, Any]:
-    """The JSON content that the page's script reads."""
-    return {"sentences": [_packed(sentence) for sentence in sentences], "measures": MEASURES}
+    """The JSON content that the explorer's script reads."""
+    return {
+        "sentences": [_packed(sentence) for sentence in sentences],
+        "measures": MEASURES,
+        "head_measures": HEAD_MEASURES,
+    }
 
 
 def _packed(sentence: TokenMaps) -> dict[str, Any]:
@@ -88,6 +99,8 @@ def _packed(sentence: TokenMaps) -> dict[str, Any]:
         "is_cross_attention": sentence.is_cross_attention,
         "layers": sentence.layers,
         "heads": sentence.heads,
+        "query_words": sentence.query_words,
+        "key_words": sentence.key_words,
         "weights": _scaled(sentence.weights),
         "maps": {name: _scaled(values) for name, values in sentence.maps.items()},
     }

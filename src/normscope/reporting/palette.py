@@ -4,14 +4,24 @@ from typing import Any
 
 import matplotlib as mpl
 
-# Perceptually uniform and safe for colour-blind readers; darker means larger, as in print.
-COLOURS = mpl.colormaps["viridis_r"]
-# For maps in which most cells are close to zero: zero is white.
-FROM_WHITE = mpl.colormaps["Blues"]
-DIVERGING = mpl.colormaps["RdBu_r"]
+# Magnitudes: little is light, much is dark, in print as on the page (`page/page.css`).
+COLOURS = mpl.colormaps["Blues"]
+# Differences: zero is white.
+DIVERGING = mpl.colormaps["PuOr_r"]
 # Okabe and Ito's palette: distinct for all common kinds of colour vision.
 LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
+CATEGORY_COLOURS = {
+    "cls": "#0072B2",
+    "sep": "#E69F00",
+    "punctuation": "#009E73",
+    "other": "#D55E00",
+    "mask": "#CC79A7",
+    "all": "#000000",
+}
+"""The same colour for the same category of tokens in every chart."""
 MARKERS = "osD^vPX*"
+# The same markers, by the names that Vega gives them.
+SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,

@@ -132,7 +132,5 @@ def _write_page(
     facts = session.provenance.facts()
     if session.options.report.enabled:
         report = Report(session.options, findings, facts, comparison, sentences, left_out)
-        with results.writing():  # the page contains the figures, which it reads from the folder
-            content = page(report, results.path)
-        tracker.page("report", results.write_page("report.html", content))
+        tracker.page("report", results.write_page("report.html", page(report)))
     return facts

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -156,12 +156,15 @@ def _sentence(
     with observer:
         observer.run(batch.to(model.device).model_inputs(), visit)
     sides = [batch] if batch.source is None else [batch.source, batch]
-    words = [model.tokenizer.convert_ids_to_tokens(side.input_ids[0].tolist()) for side in (batch, batch.keys)]
+    ids = [side.input_ids[0].tolist() for side in (batch, batch.keys)]
+    tokens = [tuple(map(str, model.tokenizer.convert_ids_to_tokens(numbers))) for numbers in ids]
+    special = set(map(str, model.tokenizer.all_special_tokens))
+    words = [words_of(side, special) for side in tokens]
     title = " → ".join(_text(model, side.input_ids[0].tolist()) for side in sides)
     return TokenMaps(
         title=f"{title} …" if text.cut else title,
-        queries=tuple(map(str, words[0])),
-        keys=tuple(map(str, words[1])),
+        queries=tokens[0],
+        keys=tokens[1],
         is_cross_attention=batch.is_cross_attention,
         layers=tuple(layers),
         single_heads=single_heads,
@@ -172,7 +175,28 @@ def _sentence(
             for name in block_maps[0]
             if all(name in maps for maps in block_maps)
         },
+        query_words=words[0] if None not in words else None,
+        key_words=words[1] if None not in words else None,
     )
+
+
+def words_of(tokens: Sequence[str], special: Collection[str]) -> tuple[int, ...] | None:
+    """The word that each token is part of, by the marks of its tokenizer; every special token is a word of its own.
+
+    Returns:
+        Numbers from 0, or None if there are no marks, or no word has two tokens.
+    """
+    if any(token.startswith("##") for token in tokens):
+        starts = [not token.startswith("##") for token in tokens]
+    elif any(token.startswith(("▁", "Ġ")) for token in tokens):
+        starts = [token.startswith(("▁", "Ġ")) for token in tokens]
+    else:
+        return None
+    words: list[int] = []
+    for position, token in enumerate(tokens):
+        begins = starts[position] or token in special or position == 0 or tokens[position - 1] in special
+        words.append((words[-1] if words else -1) + begins)
+    return tuple(words) if words[-1] + 1 < len(words) else None
 
 
 def _text(model: LoadedModel, tokens: list[int]) -> str:

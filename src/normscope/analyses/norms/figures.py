@@ -80,7 +80,7 @@ def _by_head(table: pd.DataFrame) -> HeatmapGrid:
         row="layer",
         column="head",
         caption=(
-            "Weight (left) and vector norm (right) by layer and head. Where a category is dark on the left and light on the "
+            "Weight (left) and vector norm (right) by layer and head. Where a category is high on the left and low on the "
             "right, the heads attend to tokens that contribute little."
         ),
     )

@@ -48,8 +48,8 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             column="head",
             diverging=True,
             caption=(
-                "Mean contribution C_j of up to six outlier dimensions by category of the key. If a category is redder than "
-                "the others in a head, the dimension favours its keys, whatever the query."
+                "Mean contribution C_j of up to six outlier dimensions by category of the key. If a category is more "
+                "orange than the others in a head, the dimension favours its keys, whatever the query."
             ),
         )
     figures["concentration"] = Lines(

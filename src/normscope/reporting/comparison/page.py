@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from normscope.reporting.page.elements import asset, environment, script_data, table
+from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
 
 if TYPE_CHECKING:
     from normscope.reporting.comparison.compare import RunComparison
@@ -25,22 +25,32 @@ def comparison_page(comparison: "RunComparison") -> str:
         ]
         for metric, metric_rows in layers.groupby("metric", sort=False)
     }
+    tables = {"metrics-table": table_data(comparison.metrics, "Metrics of the runs", limit=_ROWS, digits=9)}
+    if len(comparison.metrics.columns) > 2:
+        caption = f"Metrics less those of {comparison.baseline}"
+        tables["differences-table"] = table_data(_differences(comparison), caption, limit=_ROWS, digits=9)
+    if len(comparison.seeds):
+        tables["seeds-table"] = table_data(comparison.seeds, "Means over seeds", limit=_ROWS, digits=9)
     return (
         environment()
         .get_template("comparison.html")
         .render(
             css=asset("page.css"),
-            script=asset("tables.js") + asset("comparison.js"),
+            libraries=vega() if curves else "",
+            script=script("rounding.js", "dom.js", "charts.js", "tables.js", "comparison.js"),
             count=len(comparison.runs),
             failures=comparison.failures,
-            runs=table(comparison.runs),
-            metrics=table(comparison.metrics, limit=2000),
-            differences=table(_differences(comparison), limit=2000) if len(comparison.metrics.columns) > 2 else None,
+            runs=table(comparison.runs, "Runs"),
+            names=list(tables),
+            tables=script_data(tables),
             baseline=comparison.baseline,
-            seeds=table(comparison.seeds, limit=2000) if len(comparison.seeds) else None,
             curves=script_data({"curves": curves}) if curves else None,
         )
     )
+
+
+_ROWS = 2_000
+"""Rows of a table that the page holds at most."""
 
 
 def _differences(comparison: "RunComparison") -> pd.DataFrame:

@@ -1,11 +1,10 @@
-"""Building blocks of HTML pages: templates, assets, tables, images."""
+"""Building blocks of HTML pages: templates, assets, tables, data for scripts."""
 
-import base64
 import functools
 import importlib.resources
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -13,8 +12,21 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
-SHOWN_ROWS = 300
-"""Rows of a table that a page shows at most; the files hold all of them."""
+from normscope.rounding import number
+
+SHOWN_ROWS = 1_000
+"""Rows of a table that a page holds at most; the files hold all of them."""
+
+EXPLORER_SCRIPTS = (
+    "rounding.js",
+    "dom.js",
+    "explorer_data.js",
+    "explorer_colours.js",
+    "explorer_map.js",
+    "explorer_export.js",
+    "explorer.js",
+)
+"""The explorer's scripts, in order: it needs no others."""
 
 
 @functools.cache
@@ -30,46 +42,94 @@ def asset(name: str) -> Markup:
     return Markup((importlib.resources.files("normscope.reporting") / "page" / name).read_text(encoding="utf-8"))
 
 
-def table(rows: pd.DataFrame, *, limit: int = SHOWN_ROWS) -> Markup:
-    """An HTML table that can be sorted by clicking a column header."""
-    numeric = {name: pd.api.types.is_numeric_dtype(rows[name]) and rows[name].dtype != bool for name in rows}
-    head = "".join(
-        f'<th scope="col"{"" if numeric[name] else _WORD}><button type="button">{escape(name)}</button></th>'
-        for name in rows
-    )
+def script(*names: str) -> Markup:
+    """Scripts as one, whose names stay out of the page's global scope."""
+    return Markup('(() => {\n"use strict";\n{}\n})();').replace("{}", Markup("\n").join(map(asset, names)), 1)
+
+
+@functools.cache
+def vega() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed as one script. They draw without `unsafe-eval`, by their interpreter of expressions."""
+    import vl_convert
+
+    # A closing tag in one of its texts would end the script element.
+    # Its stub does not know that the snippet has a default.
+    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    return Markup(bundle.replace("</script", "<\\/script"))
+
+
+def table(rows: pd.DataFrame, caption: str) -> Markup:
+    """A small HTML table."""
+    numeric = {name: _is_numeric(rows[name]) for name in rows}
+    head = "".join(f'<th scope="col"{"" if numeric[name] else _WORD}>{escape(name)}</th>' for name in rows)
     body = "".join(
         f"<tr>{''.join(_cell(value, numeric[name]) for name, value in zip(rows, row, strict=True))}</tr>"
-        for row in rows.head(limit).itertuples(index=False, name=None)
+        for row in rows.itertuples(index=False, name=None)
     )
-    inside = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return Markup(f'<div class="scroll" tabindex="0">{inside}</div>')
+    inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return Markup(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>{inside}</table></div>'
+    )
+
+
+def table_data(
+    rows: pd.DataFrame,
+    caption: str,
+    ranked_by: Sequence[str] = (),
+    *,
+    meanings: Mapping[str, str] = MappingProxyType({}),
+    limit: int = SHOWN_ROWS,
+    digits: int = 5,
+) -> dict[str, Any]:
+    """A table for the page's script, which builds it when the reader opens it.
+
+    Args:
+        rows: The table.
+        caption: What it shows, and where the rest is if it is cut.
+        ranked_by: Columns to sort by, largest magnitude first.
+        meanings: What the columns mean, as far as that is known.
+        limit: Number of rows to keep.
+        digits: Significant digits to keep; the reader sees three, and the others serve to sort.
+    """
+    if ranked_by:
+        keys = rows[list(ranked_by)].apply(lambda values: values.astype(float).abs())
+        order = keys.sort_values(list(ranked_by), ascending=False, kind="stable").index
+        rows = rows.loc[order]
+    columns = []
+    for name, values in rows.head(limit).items():
+        kind = "word" if not _is_numeric(values) else "integer" if pd.api.types.is_integer_dtype(values) else "number"
+        plain = [_plain(value, kind, digits) for value in values]
+        columns.append({"name": str(name), "about": meanings.get(str(name), ""), "kind": kind, "values": plain})
+    return {"caption": caption, "columns": columns}
 
 
 _WORD = ' class="word"'
+
+
+def _is_numeric(values: "pd.Series[Any]") -> bool:
+    return bool(pd.api.types.is_numeric_dtype(values)) and values.dtype != bool
+
+
+def _plain(value: Any, kind: str, digits: int) -> Any:
+    if kind == "word":
+        return (
+            "yes"
+            if value is True or value is np.True_
+            else "no"
+            if value is False or value is np.False_
+            else str(value)
+        )
+    if pd.isna(value):
+        return None
+    return int(value) if kind == "integer" else float(f"{float(value):.{digits}g}")
 
 
 def _cell(value: Any, numeric: bool) -> str:
     if not numeric:
         return f"<td{_WORD}>{escape(value)}</td>"
     if pd.isna(value):
-        return '<td data-value=""></td>'
-    if isinstance(value, int | np.integer):
-        return f"<td>{value}</td>"
-    return f'<td data-value="{float(value):.9g}">{number(float(value))}</td>'
-
-
-def number(value: float) -> str:
-    """A number with a readable number of digits."""
-    if value == 0 or not np.isfinite(value):
-        return f"{value:g}"
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
-
-
-def image_url(path: Path) -> str:
-    """A figure as a data URL: the SVG if it is small, otherwise the PNG."""
-    svg = path.with_suffix(".svg")
-    file, kind = (svg, "svg+xml") if svg.stat().st_size <= path.stat().st_size * 2 else (path, "png")
-    return f"data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+        return "<td></td>"
+    return f"<td>{value:,}</td>" if isinstance(value, int | np.integer) else f"<td>{number(float(value))}</td>"
 
 
 def script_data(content: Mapping[str, Any]) -> Markup:

@@ -1,205 +1,275 @@
-// The explorer: one token map at a time, drawn from 16-bit values.
-(() => {
-  const dataElement = document.getElementById("explorer-data");
-  if (!dataElement) return;
-  const data = JSON.parse(dataElement.textContent);
-  const element = (id) => document.getElementById(id);
-  const [sentenceBox, layerBox, headBox, measureBox] = ["sentence", "layer", "head", "measure"].map(element);
-  const decoded = new Map();
+// The explorer: the token maps of a few sentences, with controls. It builds all its elements below one root and needs nothing
+// but its data, so that pages and notebooks can show it alike.
 
-  // Viridis from light to dark: the darker, the larger.
-  const stops = ["#fde725", "#b5de2b", "#6ece58", "#35b779", "#1f9e89", "#26828e", "#31688e", "#3e4989", "#482878", "#440154"];
-  const channels = stops.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
-  function colour(share) {
-    const at = Math.min(Math.max(share, 0), 1) * (channels.length - 1), low = Math.min(Math.floor(at), channels.length - 2);
-    return `rgb(${channels[low].map((value, i) => Math.round(value + (channels[low + 1][i] - value) * (at - low))).join()})`;
-  }
+const SHORTLIST = 10;
+const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 
-  function steps(array) {
-    if (!decoded.has(array)) {
-      const bytes = Uint8Array.from(atob(array.steps), (letter) => letter.charCodeAt(0));
-      decoded.set(array, new DataView(bytes.buffer));
+class Explorer {
+  // `data` is what normscope.reporting.explorer.payload returns; `usesAddress` keeps the selection in the page's address.
+  constructor(root, data, { usesAddress = false } = {}) {
+    Object.assign(this, { root, data, usesAddress });
+    const last = data.sentences[0].layers.length - 1;
+    this.state = { sentence: 0, layer: last, head: BLOCK, ...DEFAULTS };
+    this.pinned = undefined; // a row and, unless keys are another sequence, the same column
+    this.build();
+    if (usesAddress) {
+      this.fromAddress();
+      addEventListener("hashchange", () => { if (this.addressed()) this.fromAddress(); });
     }
-    return decoded.get(array);
-  }
-  const value = (array, layer, at) => (steps(array).getUint16(2 * at, true) / 65535) * array.largest[layer];
-
-  function state() {
-    return { sentence: Number(sentenceBox.value), layer: Number(layerBox.value), head: Number(headBox.value), measure: measureBox.value };
+    onColourScheme(() => this.draw());
+    new ResizeObserver(() => setTimeout(() => this.resize())).observe(this.view.node);
   }
 
-  function valuesOf({ sentence, layer, head, measure }) {
-    const example = data.sentences[sentence], [n, m] = [example.queries.length, example.keys.length];
-    const heads = example.heads || 1, result = [];
-    for (let i = 0; i < n; i++) for (let j = 0; j < m; j++) {
-      if (!head && measure !== "attn_w") result.push(value(example.maps[measure], layer, (layer * n + i) * m + j));
-      else {
-        const weight = (h) => value(example.weights, layer, ((layer * heads + h) * n + i) * m + j);
-        if (!head) {
-          let sum = 0;
-          for (let h = 0; h < heads; h++) sum += weight(h);
-          result.push(sum / heads);
-        } else {
-          const norm = measure === "attn_n" ? value(example.norms, layer, (layer * heads + head - 1) * m + j) : 1;
-          result.push(weight(head - 1) * norm);
-        }
-      }
-    }
-    return result;
+  build() {
+    this.view = new MapView({ onMove: (at) => this.reading(at), onPin: (row, column) => this.pin(row, column) });
+    this.every = make("div", { className: "every-head", hidden: true });
+    this.legend = make("div", { className: "legend" });
+    this.live = make("p", { className: "reading", "aria-live": "polite" });
+    this.lists = make("div", { className: "lists" });
+    const left = make("div", { className: "map-side" }, this.view.node, this.every, this.legend, this.live);
+    this.root.classList.add("explorer");
+    this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists));
   }
 
-  function setOptions(box, entries, selected) {
-    box.replaceChildren(...entries.map(([name, title]) => new Option(title, name)));
-    if (entries.some(([name]) => String(name) === String(selected))) box.value = selected;
-  }
-
-  let pinned = null, cell = null, current = [];
-  let cellSize = 15;
-  const format = (number) => (number >= 100 ? number.toFixed(1) : number.toFixed(4));
-
-  function updateMenus(requested) {
-    setOptions(sentenceBox, data.sentences.map((s, i) => [i, `${i + 1}: ${s.title.length > 70 ? `${s.title.slice(0, 69)}…` : s.title}`]), requested.sentence);
-    const example = data.sentences[Number(sentenceBox.value)];
-    setOptions(layerBox, example.layers.map((layer, i) => [i, layer]), requested.layer);
-    setOptions(headBox, [[0, "block (all heads)"], ...Array.from({ length: example.heads }, (_, i) => [i + 1, i + 1])], requested.head);
-    const single = Number(headBox.value) > 0;
-    const names = single ? ["attn_w", "attn_n"] : ["attn_w", ...Object.keys(example.maps)];
-    setOptions(measureBox, names.map((name) => [name, data.measures[name]]), requested.measure);
-  }
-
-  const svgNode = (name, attributes, text) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, content] of Object.entries(attributes)) node.setAttribute(key, content);
-    if (text !== undefined) node.textContent = text;
-    return node;
-  };
-
-  function draw(remember = true) {
-    const selection = state(), example = data.sentences[selection.sentence];
-    current = valuesOf(selection);
-    const longest = (tokens) => 8 + 6.8 * Math.max(...tokens.map((token) => Math.min(token.length, 18)));
-    const left = longest(example.queries), top = longest(example.keys), most = current.reduce((a, b) => Math.max(a, b), 0);
-    const [n, m] = [example.queries.length, example.keys.length];
-    cellSize = Math.min(Math.max(Math.floor(640 / m), 13), 30);
-    const [width, height] = [left + m * cellSize + 8, top + n * cellSize + 8];
-    const svg = svgNode("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
-    const clipped = (token) => (token.length > 18 ? `${token.slice(0, 17)}…` : token);
-    example.queries.forEach((token, i) => svg.append(svgNode("text", { x: left - 4, y: top + (i + 0.75) * cellSize, "text-anchor": "end",
-      class: `token${pinned === i ? " pinned" : ""}`, "data-token": i }, clipped(token))));
-    example.keys.forEach((token, j) => svg.append(svgNode("text", { transform: `translate(${left + (j + 0.75) * cellSize} ${top - 4}) rotate(-90)`,
-      class: `token${pinned === j && !example.is_cross_attention ? " pinned" : ""}`, "data-key": j }, clipped(token))));
-    current.forEach((number, at) => svg.append(svgNode("rect", { x: left + (at % m) * cellSize, y: top + Math.floor(at / m) * cellSize,
-      width: cellSize, height: cellSize, fill: colour(most ? number / most : 0), "data-at": at })));
-    svg.append(svgNode("rect", { id: "cursor", width: cellSize, height: cellSize, fill: "none", stroke: "#d55e00", "stroke-width": 2, visibility: "hidden" }));
-    element("map").replaceChildren(svg);
-    mark();
-    ranks();
-    const address = { sentence: selection.sentence + 1, layer: example.layers[selection.layer], head: selection.head, measure: selection.measure };
-    if (pinned !== null) address.token = pinned;
-    if (remember) history.replaceState(null, "", `#explore?${new URLSearchParams(address)}`);
-  }
-
-  function mark() {
-    const { sentence } = state(), example = data.sentences[sentence], m = example.keys.length;
-    if (cell === null || cell >= current.length) { element("reading").textContent = ""; return; }
-    const [i, j] = [Math.floor(cell / m), cell % m], cursor = element("cursor");
-    const target = element("map").querySelector(`rect[data-at="${cell}"]`);
-    for (const name of ["x", "y"]) cursor.setAttribute(name, target.getAttribute(name));
-    cursor.setAttribute("visibility", "visible");
-    element("reading").textContent = `${example.queries[i]} (${i}) takes from ${example.keys[j]} (${j}): ${format(current[cell])}`;
-  }
-
-  function list(title, tokens, numbers) {
-    const heading = document.createElement("h3"), ranked = document.createElement("ol"), most = Math.max(...numbers);
-    heading.textContent = title;
-    ranked.className = "ranks";
-    numbers.map((number, at) => [number, at]).sort(([a], [b]) => b - a).slice(0, 12).forEach(([number, at]) => {
-      const row = document.createElement("li"), bar = document.createElement("i"), name = document.createElement("span"), figure = document.createElement("b");
-      bar.style.width = `${most ? (100 * number) / most : 0}%`;
-      [name.textContent, figure.textContent] = [`${tokens[at]} (${at})`, format(number)];
-      row.append(bar, name, figure);
-      ranked.append(row);
-    });
-    return [heading, ranked];
-  }
-
-  function ranks() {
-    const example = data.sentences[state().sentence], m = example.keys.length;
-    if (pinned === null || pinned >= example.queries.length) { element("pinned").replaceChildren(); return; }
-    const token = example.queries[pinned], row = current.slice(pinned * m, (pinned + 1) * m);
-    const parts = list(`${token} takes from`, example.keys, row);
-    if (!example.is_cross_attention) parts.push(...list(`${token} gives to`, example.queries, example.queries.map((_, i) => current[i * m + pinned])));
-    element("pinned").replaceChildren(...parts);
-  }
-
-  function pin(token) {
-    pinned = pinned === token ? null : token;
-    draw();
-  }
-
-  element("map").addEventListener("mousemove", (event) => {
-    const at = event.target.dataset?.at;
-    if (at !== undefined) { cell = Number(at); mark(); }
-  });
-  element("map").addEventListener("click", (event) => {
-    const example = data.sentences[state().sentence], { token, key, at } = event.target.dataset ?? {};
-    if (token !== undefined) pin(Number(token));
-    else if (key !== undefined && !example.is_cross_attention) pin(Number(key));
-    else if (at !== undefined) { cell = Number(at); mark(); pin(Math.floor(cell / example.keys.length)); }
-  });
-  element("map").addEventListener("keydown", (event) => {
-    const m = data.sentences[state().sentence].keys.length, moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: m, ArrowUp: -m };
-    if (event.key in moves) {
-      event.preventDefault();
-      cell = Math.min(Math.max((cell ?? -moves[event.key]) + moves[event.key], 0), current.length - 1);
-      mark();
-      element("cursor").scrollIntoView({ block: "nearest", inline: "nearest" });
-    } else if (event.key === "Enter" && cell !== null) pin(Math.floor(cell / m));
-  });
-  for (const box of [sentenceBox, layerBox, headBox, measureBox]) box.addEventListener("change", () => {
-    if (box === sentenceBox) { pinned = null; cell = null; }
-    updateMenus(state());
-    draw();
-  });
-
-  const fileName = () => { const { sentence, layer, head, measure } = state(); return `sentence${sentence + 1}_layer${data.sentences[sentence].layers[layer]}_${head ? `head${head}` : "block"}_${measure}`; };
-  function drawing() {
-    const copy = element("map").firstChild.cloneNode(true);
-    copy.querySelector("#cursor").remove();
-    copy.prepend(svgNode("style", {}, "text { font: 11px monospace; }"), svgNode("rect", { width: "100%", height: "100%", fill: "#fff" }));
-    return new XMLSerializer().serializeToString(copy);
-  }
-  element("as-svg").addEventListener("click", () => download(`${fileName()}.svg`, "image/svg+xml", drawing()));
-  element("as-png").addEventListener("click", () => {
-    const image = new Image(), size = element("map").firstChild;
-    image.onload = () => {
-      const canvas = document.createElement("canvas");
-      [canvas.width, canvas.height] = [2 * size.getAttribute("width"), 2 * size.getAttribute("height")];
-      const context = canvas.getContext("2d");
-      context.scale(2, 2);
-      context.drawImage(image, 0, 0);
-      canvas.toBlob((blob) => download(`${fileName()}.png`, "image/png", blob));
+  controls() {
+    const select = (name) => {
+      const box = make("select", { name, onchange: () => this.change({ [name]: ["minus", "measure", "scale"].includes(name) ? box.value : Number(box.value) }) });
+      return (this.boxes[name] = box);
     };
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawing())}`;
-  });
-  element("as-csv").addEventListener("click", () => {
-    const { sentence } = state(), example = data.sentences[sentence], m = example.keys.length;
-    // Double the quotes, and keep spreadsheets from reading a token as a formula.
-    const quoted = (token) => `"${token.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`;
-    const rows = current.map((number, at) => [Math.floor(at / m), quoted(example.queries[Math.floor(at / m)]), at % m, quoted(example.keys[at % m]), number]);
-    download(`${fileName()}.csv`, "text/csv", ["query,query_token,key,key_token,value", ...rows.map((row) => row.join())].join("\n"));
-  });
-
-  const addressSelects = () => location.hash.startsWith("#explore?");
-  function fromAddress() {
-    const requested = new URLSearchParams(addressSelects() ? location.hash.split("?")[1] : ""), number = (name) => Number(requested.get(name) ?? 0);
-    const sentence = Math.min(Math.max(number("sentence") - 1, 0), data.sentences.length - 1), example = data.sentences[sentence];
-    const layer = example.layers.indexOf(number("layer"));
-    pinned = requested.has("token") && number("token") < example.queries.length ? number("token") : null;
-    updateMenus({ sentence, layer: layer < 0 ? example.layers.length - 1 : layer, head: number("head"), measure: requested.get("measure") ?? "attn_n" });
-    draw(false);
-    if (addressSelects()) element("explorer").scrollIntoView();
+    const step = (by, sign, label) => make("button", { type: "button", className: "step", title: label, "aria-label": label, onclick: () => this.stepLayer(by) }, sign);
+    const tick = (name, text) => {
+      const box = make("input", { type: "checkbox", name, onchange: () => this.change({ [name]: box.checked }) });
+      this.boxes[name] = box;
+      return make("label", { className: "tick" }, box, text);
+    };
+    const field = (text, ...inside) => make("label", { className: "field" }, make("span", {}, text), ...inside);
+    const save = (name, action) => make("button", { type: "button", onclick: action, "aria-label": `Save as ${name}` }, name);
+    this.boxes = {};
+    const layer = make("div", { className: "field", role: "group", "aria-label": "layer" }, make("span", {}, "layer"),
+      make("div", { className: "stepper" }, step(-1, "◂", "previous layer"), select("layer"), step(1, "▸", "next layer")));
+    this.boxes.layer.setAttribute("aria-label", "layer");
+    return make("div", { className: "controls" },
+      field("sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
+      field("minus", select("minus")), field("scale", select("scale")),
+      make("div", { className: "ticks" }, tick("log", "logarithmic"), tick("hideSelf", "hide self"), tick("words", "whole words")),
+      make("div", { className: "saves", role: "group", "aria-label": "Save the map" },
+        save("SVG", () => this.save("svg")), save("PNG", () => this.save("png")), save("CSV", () => this.save("csv")),
+        make("button", { type: "button", onclick: () => this.fullScreen() }, "Full screen")));
   }
-  addEventListener("hashchange", () => { if (addressSelects()) fromAddress(); });
-  fromAddress();
-})();
+
+  resize() {
+    if (this.view.node.clientWidth && this.view.node.clientWidth !== this.view.width) this.draw();
+  }
+
+  get sentence() {
+    return this.data.sentences[this.state.sentence];
+  }
+
+  // The head whose map the lists and files are about; with all heads side by side, the block.
+  get selection() {
+    return { ...this.state, head: Math.max(this.state.head, BLOCK) };
+  }
+
+  change(changes) {
+    if ("sentence" in changes || "words" in changes) {
+      this.pinned = undefined;
+      this.view.at = undefined;
+    }
+    Object.assign(this.state, changes);
+    this.draw();
+    this.remember();
+  }
+
+  stepLayer(by) {
+    const layer = this.state.layer + by;
+    if (layer >= 0 && layer < this.sentence.layers.length) this.change({ layer });
+  }
+
+  // Makes the menus agree with the state, and the state with what the menus offer.
+  menus() {
+    const { data, state, sentence } = this;
+    const offer = (name, options) => {
+      const box = this.boxes[name];
+      box.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+      if (!options.some(([value]) => String(value) === String(state[name]))) state[name] = options[0][0];
+      box.value = state[name];
+    };
+    const short = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
+    offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${short(title)}`]));
+    offer("layer", sentence.layers.map((layer, at) => [at, layer]));
+    const single = Array.from({ length: sentence.heads }, (_, at) => [at + 1, String(at + 1)]);
+    offer("head", [[BLOCK, "block (all heads)"], ...(single.length ? [[EVERY_HEAD, "each, side by side"]] : []), ...single]);
+    const measures = measuresOf(data, sentence, this.measuredHead);
+    offer("measure", measures.map((name) => [name, data.measures[name]]));
+    offer("minus", [["", "nothing"],
+      ...measures.filter((name) => name !== state.measure).map((name) => [`measure:${name}`, `${symbolOf(data.measures[name])}, as shares of a row`]),
+      ...sentence.layers.filter((_, at) => at !== state.layer).map((layer) => [`layer:${layer}`, `layer ${layer}`])]);
+    offer("scale", [["all", "same for all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
+      [value, value === "all" && this.measuredHead !== BLOCK ? "same for all layers and heads" : text]));
+    for (const name of ["log", "hideSelf", "words"]) this.boxes[name].checked = state[name];
+    this.boxes.log.disabled = Boolean(state.minus);
+    this.boxes.words.closest("label").hidden = !sentence.query_words;
+    this.boxes.hideSelf.closest("label").hidden = sentence.is_cross_attention;
+  }
+
+  // EVERY_HEAD offers what single heads have.
+  get measuredHead() {
+    return this.state.head === EVERY_HEAD ? 1 : this.state.head;
+  }
+
+  draw() {
+    if (!this.root.isConnected) return;
+    this.menus();
+    const side = this.state.head === EVERY_HEAD;
+    this.view.node.hidden = side;
+    this.every.hidden = !side;
+    this.map = mapOf(this.data, this.selection);
+    this.pinned ??= this.map.rows.length > 1 ? 1 : 0;
+    this.colours = palette(this.root, this.state.minus ? "--diverging" : "--sequential");
+    this.scale = this.scaleOf(this.map);
+    if (side) this.drawHeads();
+    else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
+    this.drawLegend();
+    this.drawLists();
+  }
+
+  scaleOf(map) {
+    const { scale, log, minus, hideSelf } = this.state;
+    const hidden = hideSelf && !this.sentence.is_cross_attention;
+    const largest = scale === "all" ? this.largestOfAll(hidden) : largestOf(map.values, map.columns.length, hidden);
+    return { largest, perRow: scale === "row", difference: Boolean(minus), log: log && !minus, hideSelf: hidden };
+  }
+
+  // Over all layers, and over all heads if single heads are shown.
+  largestOfAll(hideSelf) {
+    const { sentence, selection } = this;
+    const heads = this.measuredHead === BLOCK ? [BLOCK] : Array.from({ length: sentence.heads }, (_, at) => at + 1);
+    const key = JSON.stringify([selection.sentence, selection.measure, selection.minus, selection.words, hideSelf, heads.length]);
+    if (this.extents?.key !== key) {
+      const sizes = sentence.layers.flatMap((_, layer) => heads.map((head) => {
+        const map = mapOf(this.data, { ...selection, layer, head });
+        return largestOf(map.values, map.columns.length, hideSelf);
+      }));
+      this.extents = { key, largest: Math.max(...sizes) };
+    }
+    return this.extents.largest;
+  }
+
+  drawHeads() {
+    const maps = Array.from({ length: this.sentence.heads }, (_, at) => mapOf(this.data, { ...this.state, head: at + 1 }));
+    if (this.state.scale === "map") this.scale.largest = Math.max(...maps.map((map) => largestOf(map.values, map.columns.length, this.scale.hideSelf)));
+    this.every.replaceChildren(...maps.map((map, at) => {
+      const canvas = make("canvas", { role: "img", "aria-label": `head ${at + 1}` });
+      paint(canvas, map, this.scale, this.colours);
+      return make("button", { type: "button", onclick: () => this.change({ head: at + 1 }) }, canvas, make("span", {}, `head ${at + 1}`));
+    }));
+  }
+
+  measureTitle() {
+    const { measure, minus } = this.state;
+    const [kind, name] = minus.split(":");
+    const title = this.data.measures[measure];
+    if (kind === "measure") return `${symbolOf(title)} − ${symbolOf(this.data.measures[name])}, as shares of a row`;
+    return kind === "layer" ? `${title}: layer ${this.sentence.layers[this.state.layer]} − layer ${name}` : title;
+  }
+
+  drawLegend() {
+    const { largest, difference, log, perRow } = this.scale;
+    const end = perRow ? "the row's largest" : formatNumber(largest);
+    const low = log ? (perRow ? "a ten-thousandth of it" : formatNumber(largest / 10 ** DECADES)) : "0";
+    const ticks = difference ? [perRow ? "less" : MINUS + end, "0", perRow ? "more" : `+${end}`] : [low, end];
+    const stops = Array.from({ length: 17 }, (_, at) => `rgb(${this.colours(at / 16)})`);
+    const bar = make("i", { className: "bar" });
+    bar.style.background = `linear-gradient(to right, ${stops})`;
+    this.legend.replaceChildren(make("div", { className: "ramp" }, bar, make("div", { className: "ramp-ticks" }, ...ticks.map((tick) => make("span", {}, tick)))),
+      make("span", { className: "legend-title" }, `${this.measureTitle()}${log ? " (logarithmic)" : ""}`));
+  }
+
+  reading(at) {
+    const columns = this.map.columns.length;
+    const [row, column] = [Math.floor(at / columns), at % columns];
+    const value = formatNumber(this.map.values[at], Boolean(this.state.minus));
+    const tokens = `${this.map.rows[row]} (${row}) ← ${this.map.columns[column]} (${column})`;
+    this.live.textContent = `${this.map.rows[row]} (${row}) receives ${value} from ${this.map.columns[column]} (${column})`;
+    return { value, tokens };
+  }
+
+  pin(row, column) {
+    if (row === undefined && this.sentence.is_cross_attention) return;
+    this.pinned = row ?? column;
+    this.drawLists();
+    this.remember();
+  }
+
+  drawLists() {
+    const { map, pinned } = this;
+    const columns = map.columns.length;
+    const token = map.rows[pinned];
+    const where = this.state.head === EVERY_HEAD ? " (all heads)" : "";
+    this.view.markPinned(pinned, this.sentence.is_cross_attention ? undefined : pinned);
+    const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
+    const lists = [this.ranking(`${token} receives from${where}`, map.columns, received)];
+    if (!this.sentence.is_cross_attention) {
+      lists.push(this.ranking(`${token} contributes to${where}`, map.rows, map.rows.map((_, row) => map.values[row * columns + pinned])));
+    }
+    this.lists.replaceChildren(...lists);
+  }
+
+  ranking(title, tokens, values) {
+    const largest = Math.max(...values.map(Math.abs)) || 1;
+    const ranked = values.map((value, at) => [value, at]).sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+    const rows = ranked.map(([value, at]) => {
+      const bar = make("i", {});
+      bar.style.width = `${(100 * Math.abs(value)) / largest}%`;
+      return make("li", {}, make("span", { className: "token" }, `${tokens[at]} (${at})`), make("span", { className: "track" }, bar),
+        make("b", {}, formatNumber(value, Boolean(this.state.minus))));
+    });
+    return make("section", {}, make("h3", {}, title), make("ol", { className: "ranks" }, ...rows));
+  }
+
+  save(kind) {
+    const { sentence, layer, head, measure } = this.selection;
+    const name = `sentence${sentence + 1}_layer${this.sentence.layers[layer]}_${head ? `head${head}` : "block"}_${measure}`;
+    const onPaper = palette(this.root, this.state.minus ? "--paper-diverging" : "--paper-sequential");
+    const svg = () => mapSvg(this.map, this.scale, onPaper, `${this.measureTitle()}, layer ${this.sentence.layers[layer]}`);
+    if (kind === "csv") download(`${name}.csv`, "text/csv", mapCsv(this.map));
+    else if (kind === "svg") download(`${name}.svg`, "image/svg+xml", svg());
+    else downloadPng(`${name}.png`, svg());
+  }
+
+  fullScreen() {
+    if (document.fullscreenElement) document.exitFullscreen();
+    else this.root.requestFullscreen?.();
+  }
+
+  addressed() {
+    return location.hash.startsWith("#explore?");
+  }
+
+  remember() {
+    if (!this.usesAddress) return;
+    const { sentence, layer, minus, scale, head, measure } = this.state;
+    const kept = { sentence: sentence + 1, layer: this.sentence.layers[layer], head, measure, token: this.pinned, scale, minus };
+    for (const name of ["log", "hideSelf", "words"]) if (this.state[name]) kept[name] = 1;
+    history.replaceState(null, "", `#explore?${new URLSearchParams(Object.entries(kept).filter(([, value]) => value !== ""))}`);
+  }
+
+  fromAddress() {
+    const given = new URLSearchParams(this.addressed() ? location.hash.split("?")[1] : "");
+    const number = (name, missing) => (given.has(name) ? Number(given.get(name)) : missing);
+    const { data, state } = this;
+    state.sentence = Math.min(Math.max(number("sentence", 1) - 1, 0), data.sentences.length - 1) || 0;
+    const layer = this.sentence.layers.indexOf(number("layer"));
+    state.layer = layer < 0 ? this.sentence.layers.length - 1 : layer;
+    state.head = number("head", BLOCK);
+    for (const name of ["measure", "minus", "scale"]) state[name] = given.get(name) ?? DEFAULTS[name];
+    for (const name of ["log", "hideSelf", "words"]) state[name] = given.has(name);
+    const token = number("token");
+    this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
+    this.draw();
+    if (this.addressed()) this.root.closest("section")?.scrollIntoView();
+  }
+}
+
+// The symbol of a measure's title: "‖αf(x)‖ (weighted vector)".
+const symbolOf = (title) => title.split(" (")[0];

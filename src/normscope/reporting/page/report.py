@@ -1,6 +1,7 @@
 """The HTML report of one run."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,25 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from normscope.analyses.findings import Findings
+from normscope.analyses.findings import Figure, Findings
 from normscope.analyses.registry import analyses
 from normscope.config.schema import RunOptions, plain
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
-from normscope.reporting.page.elements import SHOWN_ROWS, asset, environment, image_url, script_data, table
+from normscope.reporting.page.charts import chart, is_wide
+from normscope.reporting.page.elements import (
+    EXPLORER_SCRIPTS,
+    SHOWN_ROWS,
+    asset,
+    environment,
+    script,
+    script_data,
+    table,
+    table_data,
+    vega,
+)
 from normscope.reporting.published import Comparison
+from normscope.rounding import duration
 
 # Longer tables grow with the corpus: they are files only, not part of the page.
 _LONGEST = 200_000
@@ -30,54 +43,92 @@ class Report:
     comparison: Comparison | None
     sentences: Sequence[TokenMaps]
     not_shown: Sequence[str] = ()
-    """Notes on texts that the explorer cuts or leaves out."""
+    """Notes on texts that the explorer truncates or leaves out."""
 
 
-def page(report: Report, folder: Path) -> str:
-    """The report as self-contained HTML.
-
-    Args:
-        report: The content.
-        folder: The run folder, in which the figures have been drawn.
-    """
+def page(report: Report) -> str:
+    """The report as self-contained HTML."""
     facts, options = report.provenance, report.options
-    explorer = payload(report.sentences) if report.sentences else None
-    config = plain(options)
-    comparison = report.comparison and {
-        "refusal": report.comparison.refusal,
-        "table": table(report.comparison.table),
+    sections = [_section(name, findings) for name, findings in report.findings.items()]
+    charts = {
+        f"{name}_{figure_name}": chart(figure)
+        for name, findings in report.findings.items()
+        for figure_name, figure in findings.figures.items()
+    }
+    tables = {
+        _table_id(name, table_name): _table_data(name, table_name, rows, findings)
+        for name, findings in report.findings.items()
+        for table_name, rows in findings.tables.items()
+        if len(rows) <= _LONGEST
     }
     return (
         environment()
         .get_template("report.html")
         .render(
-            title=f"{', '.join(_title(name) for name in report.findings)}: {_name(facts['model'])}",
-            subtitle=f"normscope, {facts['finished']}"
-            + (f", experiment={options.recipe.name}" if options.recipe.name else ""),
-            css=asset("page.css"),
-            script=asset("tables.js") + asset("explorer.js"),
-            sections=[_section(name, findings, folder) for name, findings in report.findings.items()],
+            title=f"{_name(facts['model'])} on {_corpus(options)}",
+            analyses=" · ".join(_title(name) for name in report.findings),
+            facts=_facts(facts, options),
+            css=asset("page.css") + asset("explorer.css"),
+            libraries=vega(),
+            script=script(*EXPLORER_SCRIPTS, "charts.js", "tables.js", "report.js"),
+            sections=sections,
+            charts=script_data(charts),
+            tables=script_data(tables),
             notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
-            facts={
-                "model": _name(facts["model"]),
-                "data": config["dataset"]["name"] or config["dataset"]["path"] or config["dataset"]["kind"],
-                "sequences": f"{facts['sequences']:,}",
-                "tokens": f"{facts['tokens']:,}",
-                "layers": str(options.layers),
-                "device": f"{facts['device']}, {facts['dtype']}",
-                "largest verification error": f"{facts['verification_error']:.1e}",
-                "time": f"{facts['seconds']:.0f} s",
-            },
-            comparison=comparison,
-            explorer=explorer and script_data(explorer),
+            comparison=report.comparison and _published(report.comparison),
+            explorer=script_data(payload(report.sentences)) if report.sentences else None,
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),
-            provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"])),
-            config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-            command=facts["command"],
+            provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
+            config=yaml.safe_dump(plain(options), sort_keys=False, allow_unicode=True),
+            command=repeated(facts["command"]),
             citations=citations(report.findings),
         )
     )
+
+
+def repeated(command: str) -> str:
+    """The command that makes the run again when it is pasted.
+
+    The run's own folder is left out, because it already holds results. A run that was resumed is made again from its folder.
+    """
+    words = [text for text in shlex.split(command) if not text.startswith(_FOLDERS)]
+    return shlex.join(
+        f"reproduce={text.removeprefix('resume=')}" if text.startswith("resume=") else text for text in words
+    )
+
+
+_FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
+
+
+def _published(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "refusal": comparison.refusal,
+        "table": table(comparison.table, "Measured values beside those of the paper"),
+    }
+
+
+def _facts(facts: Mapping[str, Any], options: RunOptions) -> list[str]:
+    """What was run, as the header says it."""
+    error = f"{facts['verification_error']:.0e}".replace("e-0", "e−").replace("e-", "e−")
+    layers = "all layers" if options.layers == "all" else f"layers {', '.join(map(str, options.layers))}"
+    experiment = [f"experiment={options.recipe.name}"] if options.recipe.name else []
+    return [
+        f"{facts['sequences']:,} sequences",
+        f"{facts['tokens']:,} tokens",
+        layers,
+        f"{facts['dtype']} on {facts['device']}",
+        duration(float(facts["seconds"])),
+        f"verified to {error}",
+        *experiment,
+        f"{facts['finished']}",
+    ]
+
+
+def _corpus(options: RunOptions) -> str:
+    dataset = plain(options)["dataset"]
+    name = str(dataset["name"] or dataset["path"] or dataset["kind"])
+    return "the sample corpus" if name == "sample" else _name(name)
 
 
 def _name(model: str) -> str:
@@ -89,34 +140,62 @@ def _title(name: str) -> str:
     return analyses()[name].title
 
 
-def _section(name: str, findings: Findings, folder: Path) -> dict[str, Any]:
+def _section(name: str, findings: Findings) -> dict[str, Any]:
+    tables = {table_name: len(rows) for table_name, rows in findings.tables.items() if len(rows) <= _LONGEST}
     return {
         "name": name,
         "title": _title(name),
-        "sentences": findings.sentences,
-        "figures": [
-            {
-                "caption": figure.caption,
-                "source": image_url(folder / "figures" / f"{name}_{figure_name}.png"),
-                "wide": len(findings.figures) == 1
-                or type(figure).__name__ in ("HeatmapPanels", "Profiles", "HeatmapGrid"),
-            }
-            for figure_name, figure in findings.figures.items()
-        ],
+        "sentences": [_linked(name, sentence, findings) for sentence in findings.sentences],
+        "figures": _figures(name, findings.figures),
         "tables": [
-            {
-                "name": f"{name}_{table_name}",
-                "extent": _extent(len(rows), f"tables/{name}_{table_name}.parquet"),
-                "html": table(rows),
-            }
-            for table_name, rows in findings.tables.items()
-            if len(rows) <= _LONGEST
+            {"id": _table_id(name, table_name), "title": table_name.replace("_", " "), "extent": f"{rows:,} rows"}
+            for table_name, rows in tables.items()
         ],
     }
 
 
-def _extent(rows: int, file: str) -> str:
-    return f"{rows:,} rows" if rows <= SHOWN_ROWS else f"the first {SHOWN_ROWS:,} of {rows:,} rows; all of them: {file}"
+def _figures(name: str, figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
+    """The figures of a section. Narrow ones stand in pairs, and the last is wide if there is no other for it."""
+    narrow = [figure_name for figure_name, figure in figures.items() if not is_wide(figure)]
+    alone = narrow[-1] if len(narrow) % 2 else None
+    return [
+        {
+            "id": f"{name}_{figure_name}",
+            "caption": figure.caption,
+            "wide": figure_name not in narrow or figure_name == alone,
+        }
+        for figure_name, figure in figures.items()
+    ]
+
+
+def _linked(name: str, sentence: str, findings: Findings) -> dict[str, str]:
+    """A finding, and the parts of the page that show it."""
+    figure, table_name = getattr(sentence, "figure", ""), getattr(sentence, "table", "")
+    has_table = table_name in findings.tables and len(findings.tables[table_name]) <= _LONGEST
+    return {
+        "text": str(sentence),
+        "figure": f"{name}_{figure}" if figure in findings.figures else "",
+        "table": _table_id(name, table_name) if has_table else "",
+    }
+
+
+def _table_id(name: str, table_name: str) -> str:
+    """Figures and tables may have the same name."""
+    return f"table_{name}_{table_name}"
+
+
+def _table_data(name: str, table_name: str, rows: pd.DataFrame, findings: Findings) -> dict[str, Any]:
+    """A table with its caption: what there is a row for, and where all rows and digits are."""
+    about = analyses()[name].outputs.tables.get(table_name)
+    row = f"One row per {about.row}. " if about else ""
+    file = f"tables/{name}_{table_name}.parquet"
+    extent = f"{len(rows):,} rows" if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
+    return table_data(
+        rows,
+        f"{row}{extent}; all of it is in {file}.",
+        findings.ranked_by.get(table_name, ()),
+        meanings=about.columns if about else {},
+    )
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

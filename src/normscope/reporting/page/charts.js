@@ -1,0 +1,130 @@
+// Charts: sizes Vega-Lite specifications for the window, colours them for light or dark, and shows them.
+
+// Data by column to data by row.
+function rowsOf({ columns }) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));
+}
+
+function withRows(spec) {
+  const copy = { ...spec };
+  if (copy.data?.columns) copy.data = { values: rowsOf(copy.data) };
+  if (copy.concat) copy.concat = copy.concat.map(withRows);
+  return copy;
+}
+
+// What specifications name: the page's colours, those of numbers on cells, and where the latter change.
+function named(spec, node) {
+  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little") };
+  const change = styleValue(node, "--on-switch");
+  return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
+}
+
+const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, map: 330 };
+
+// Panels across, and the width of each, in the room that there is.
+function panelsIn(width, { across, narrow = 1 }) {
+  const fitting = Math.max(1, Math.floor(width / (ROOM.smallest + ROOM.axis)));
+  const columns = Math.min(across, fitting > 1 || across === 1 ? fitting : narrow);
+  return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis)) };
+}
+
+// Small heat maps share their rows' axis, so that more of them fit.
+function heatmapsIn(width, { across, narrow }) {
+  const columns = width < 640 ? Math.min(across, narrow) : across;
+  return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis) / columns - ROOM.gap)) };
+}
+
+function sized(spec, width) {
+  const { usermeta } = spec;
+  if (usermeta.cell) return sizedHeatmaps(spec, width);
+  const { columns, panel } = panelsIn(width, usermeta);
+  if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
+  return { ...spec, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
+}
+
+function sizedHeatmaps(spec, width) {
+  const { cell, rows } = spec.usermeta;
+  const height = cell * rows;
+  if (spec.facet) {
+    const { columns, panel } = heatmapsIn(width, spec.usermeta);
+    const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.gap, labelFontSize: 11 } };
+    return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
+  }
+  const columns = Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map)));
+  const panel = Math.max(70, Math.floor(width / columns - ROOM.axis - ROOM.label - 20));
+  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...map.spec, width: panel, height } })) };
+}
+
+function themeOf(node, width) {
+  const [text, faint, line, ground] = ["--text", "--faint", "--line", "--ground"].map((name) => styleValue(node, name));
+  const list = (name) => styleValue(node, name).split(",").map((stop) => stop.trim());
+  const font = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif";
+  return {
+    background: ground, font, view: { stroke: null },
+    axis: { labelColor: text, titleColor: text, titleFontWeight: "normal", gridColor: line, domainColor: faint, tickColor: faint, labelFontSize: 11, titleFontSize: 12, tickCount: 5 },
+    legend: { orient: "bottom", labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340, columns: width < 460 ? 1 : width < 800 ? 2 : 4 },
+    header: { labelColor: text, titleColor: text, labelFontSize: 12, labelFontWeight: "bold", labelLimit: 200 },
+    title: { color: text, fontSize: 12, anchor: "start" },
+    text: { color: text },
+    range: { heatmap: list("--sequential"), ramp: list("--sequential"), diverging: list("--diverging") },
+  };
+}
+
+// With fingers, dragging must scroll the page.
+function withoutZoom(spec) {
+  if (!matchMedia("(pointer: coarse)").matches) return spec;
+  return JSON.parse(JSON.stringify(spec), (name, value) => (name === "params" ? value.filter((param) => param.name !== "zoom") : value));
+}
+
+const LARGE = 1500;
+
+async function showChart(node, spec, name) {
+  const width = Math.floor(node.clientWidth);
+  const many = (spec.data?.values ?? []).length > LARGE;
+  const { view } = await vegaEmbed(node, named(withoutZoom(sized(spec, width)), node), {
+    ast: true, config: themeOf(node, width), renderer: many ? "canvas" : "svg", mode: "vega-lite", downloadFileName: name,
+    actions: { export: true, source: false, compiled: false, editor: false }, tooltip: { theme: "custom" },
+  });
+  return view;
+}
+
+// A chart that is drawn again when its place, its colours or its content change.
+class Chart {
+  constructor(node, spec, name) {
+    Object.assign(this, { node, name, spec: withRows(spec), done: Promise.resolve() });
+  }
+
+  // One at a time: a request while the chart is being drawn waits for that.
+  show() {
+    this.width = this.node.clientWidth;
+    this.done = this.done.then(async () => {
+      this.view?.finalize();
+      this.view = await showChart(this.node, this.spec, this.name);
+    });
+    return this.done;
+  }
+
+  resize() {
+    if (Math.abs(this.node.clientWidth - this.width) > 1) this.show();
+  }
+
+  replace(spec) {
+    this.spec = withRows(spec);
+    this.show();
+  }
+}
+
+// Shows charts one after another, so that the page can be read meanwhile, and follows the window and its colours.
+async function mountCharts(charts) {
+  let waiting;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => charts.forEach((chart) => chart.resize()), 150);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.show()));
+  for (const chart of charts) {
+    await chart.show();
+    await new Promise((resolve) => setTimeout(resolve));
+  }
+}

@@ -1,0 +1,428 @@
+"""Figures as interactive charts: Vega-Lite specifications that the page's script sizes, colours and shows.
+
+Sizes and colours depend on the reader's window and on light or dark, so the specifications leave them open: `usermeta.across`
+is the largest number of panels side by side, and what begins with `@` stands for the page's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.reporting.drawing import medians
+from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, SHAPES
+
+Spec = dict[str, Any]
+
+_POINTS = 2_000
+"""Points of a scatter plot that a page shows; more slow it down without showing more."""
+_TEXT = "@text"
+_DIGITS = ",.3r"
+"""d3's format with three significant digits."""
+
+_PLAIN: Spec = {"interpolate": "rgb"}
+"""Colours between two of the palette's are mixed as the explorer mixes them."""
+
+_ZOOM: Spec = {
+    "name": "zoom",
+    "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"},
+    "bind": "scales",
+}
+
+
+def chart(figure: Figure) -> Spec:
+    """A figure as a Vega-Lite specification without sizes."""
+    match figure:
+        case HeatmapPanels():
+            spec = _heatmap_panels(figure)
+        case HeatmapGrid():
+            spec = _heatmap_grid(figure)
+        case Lines():
+            spec = _lines(figure)
+        case Profiles():
+            spec = _profiles(figure)
+        case Scatter():
+            spec = _scatter(figure)
+        case WordMaps():
+            spec = _word_maps(figure)
+        case _:
+            assert_never(figure)
+    return {"description": figure.caption} | spec
+
+
+def is_wide(figure: Figure) -> bool:
+    """Whether a figure needs a row of the page for itself."""
+    match figure:
+        case HeatmapPanels():
+            return len(figure.panel_titles) > 2
+        case Lines():
+            return figure.panel is not None and figure.table[figure.panel].nunique() > 2
+        case Scatter():
+            return len(figure.panel_titles) > 2
+    return True
+
+
+def _columns(table: pd.DataFrame) -> Spec:
+    """Data by column, which takes half the characters of data by row; the page's script turns it round."""
+    columns: Spec = {}
+    for name, values in table.items():
+        if pd.api.types.is_float_dtype(values):
+            columns[str(name)] = [None if not np.isfinite(value) else float(f"{value:.4g}") for value in values]
+        else:
+            columns[str(name)] = values.tolist()
+    return {"columns": columns}
+
+
+def _field(name: str, title: str, kind: str = "quantitative", **more: Any) -> Spec:
+    return {"field": name, "type": kind, "title": title} | more
+
+
+def _tooltip(*fields: tuple[str, str, str]) -> list[Spec]:
+    """Names, titles and kinds of what a tooltip lists; `Q` is a number, `N` anything else."""
+    return [
+        _field(name, title, format=_DIGITS) if kind == "Q" else _field(name, title, "nominal")
+        for name, title, kind in fields
+    ]
+
+
+def _heatmap_panels(figure: HeatmapPanels) -> Spec:
+    titles = figure.panel_titles
+    table = figure.table[figure.table[figure.panel].isin(list(titles))]
+    rows = pd.DataFrame(
+        {
+            "panel": table[figure.panel].astype(str).map({str(key): title for key, title in titles.items()}),
+            "row": table[figure.row],
+            "column": table[figure.column].astype(str),
+            "value": table[figure.value],
+        }
+    )
+    shown = [title for title in titles.values() if (rows["panel"] == title).any()]
+    low, high = figure.limits
+    colour = _field("value", figure.value_label, scale=_PLAIN | {"domain": list(figure.limits)}, legend=_ramp())
+    return {
+        "usermeta": {"across": len(shown), "narrow": 2, "cell": 24, "rows": int(rows["row"].nunique())},
+        "data": _columns(rows),
+        "facet": {"field": "panel", "type": "nominal", "sort": shown, "title": None},
+        "spec": {
+            "encoding": {
+                "x": _field("column", "", "nominal", sort=None, axis={"title": None, "labelAngle": -40}),
+                "y": _field("row", figure.row, "ordinal", sort="descending"),
+                "tooltip": _tooltip(
+                    ("row", figure.row, "N"), ("column", figure.column, "N"), ("value", figure.value_label, "Q")
+                ),
+            },
+            "layer": [
+                {"mark": "rect", "encoding": {"color": colour}},
+                {
+                    "mark": {"type": "text", "fontSize": 10},
+                    "encoding": {
+                        "text": _field("value", "", format=".0f"),
+                        "color": {
+                            "condition": {
+                                "test": f"(datum.value - {low}) / {high - low} > @switch",
+                                "value": "@on-much",
+                            },
+                            "value": "@on-little",
+                        },
+                    },
+                },
+            ],
+        },
+    }
+
+
+_SMALL: Spec = {"labelFontSize": 9, "labelOverlap": True, "ticks": False}
+
+
+def _ramp(**more: Any) -> Spec:
+    return {"gradientLength": 220, "gradientThickness": 9, "direction": "horizontal"} | more
+
+
+def _heatmap_grid(figure: HeatmapGrid) -> Spec:
+    table = figure.table
+    extreme = float(table[list(figure.values)].abs().to_numpy().max())
+    maps = []
+    for value, title in figure.values.items():
+        scale: Spec = _PLAIN | ({"domain": list(figure.limits)} if figure.limits else {})
+        if figure.diverging:
+            scale = _PLAIN | {"domain": [-extreme, extreme], "range": "diverging"}
+        rows = table[[figure.grid_row, figure.row, figure.column]].assign(value=table[value])
+        maps.append(
+            {
+                "data": _columns(rows),
+                "title": title,
+                "facet": {
+                    "row": {
+                        "field": figure.grid_row,
+                        "type": "nominal",
+                        "title": None,
+                        "sort": list(dict.fromkeys(table[figure.grid_row].astype(str))),
+                        "header": {"labelAngle": 0, "labelAlign": "left", "labelFontSize": 11},
+                    }
+                },
+                "spec": {
+                    "mark": "rect",
+                    "encoding": {
+                        "x": _field(figure.column, figure.column, "ordinal", axis=_SMALL | {"labelAngle": 0}),
+                        "y": _field(figure.row, figure.row, "ordinal", sort="descending", axis=_SMALL),
+                        "color": _field("value", "", scale=scale, legend=_ramp(gradientLength=120, title=None)),
+                        "tooltip": _tooltip(
+                            *((name, name, "N") for name in (figure.grid_row, figure.row, figure.column)),
+                            ("value", title, "Q"),
+                        ),
+                    },
+                },
+            }
+        )
+    return {
+        "usermeta": {"across": len(maps), "narrow": 1, "cell": 9, "rows": int(table[figure.row].nunique())},
+        "concat": maps,
+        "resolve": {"scale": {"color": "shared" if figure.diverging or figure.limits else "independent"}},
+    }
+
+
+def _lines(figure: Lines) -> Spec:
+    titles = figure.series_titles
+    names = [figure.x, figure.y, figure.series, *(figure.band or ()), *([figure.panel] if figure.panel else [])]
+    rows = figure.table[names].copy()
+    series = rows[figure.series]
+    rows[figure.series] = series.map(dict(titles)) if titles else series.astype(str)
+    rows = rows.dropna(subset=[figure.series])
+    y_scale: Spec = {"type": "log"} if figure.log_y else {"domain": list(figure.limits)} if figure.limits else {}
+    integers = {"tickMinStep": 1, "format": "d", "grid": False}
+    encoding: Spec = {
+        "x": _field(figure.x, figure.x, scale={"zero": False, "nice": False, "padding": 8}, axis=integers),
+        "y": _field(figure.y, figure.y_label, scale=y_scale),
+        "tooltip": _tooltip(
+            (figure.series, figure.series, "N"), (figure.x, figure.x, "N"), (figure.y, figure.y_label, "Q")
+        ),
+    }
+    layers = _plain_lines(figure) if titles is None else _titled_lines(figure, titles, set(series))
+    layers[0]["params"] = [*layers[0].get("params", []), _zoom(figure.panel is None)]
+    return _panelled({"encoding": encoding, "layer": layers}, rows, figure.panel, figure.panel_titles)
+
+
+def _zoom(both: bool) -> Spec:
+    """Shift and wheel zoom, dragging moves. Panels with y-axes of their own share x alone."""
+    return _ZOOM if both else _ZOOM | {"select": {**_ZOOM["select"], "encodings": ["x"]}}
+
+
+def _plain_lines(figure: Lines) -> list[Spec]:
+    return [
+        {
+            "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.55, "color": LINE_COLOURS[0]},
+            "encoding": {"detail": {"field": figure.series, "type": "nominal"}},
+        }
+    ]
+
+
+def _titled_lines(figure: Lines, titles: Mapping[Any, str], present: set[Any]) -> list[Spec]:
+    """Lines with markers and a legend that toggles them."""
+    keys = [key for key in titles if key in present]
+    shown = [titles[key] for key in keys]
+    palette, shapes = series_style(keys)
+    legend = {"title": None, "symbolType": "stroke"}
+    colour = _field(
+        figure.series,
+        "",
+        "nominal",
+        scale={"domain": shown, "range": palette},
+        legend=legend | {"symbolType": "circle"},
+    )
+    faded = {"condition": {"param": "series", "value": 1}, "value": 0.08}
+    chosen = {
+        "name": "series",
+        "select": {"type": "point", "fields": [figure.series], "toggle": "true"},
+        "bind": "legend",
+    }
+    layers: list[Spec] = [
+        {
+            "params": [chosen],
+            "mark": {"type": "line", "strokeWidth": 2},
+            "encoding": {"color": colour, "opacity": faded},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 55},
+            "encoding": {
+                "color": colour,
+                "opacity": faded,
+                "shape": _field(
+                    figure.series, "", "nominal", scale={"domain": shown, "range": shapes}, legend={"title": None}
+                ),
+            },
+        },
+    ]
+    if figure.band is not None:
+        low, high = figure.band
+        bounds = {"y": _field(low, figure.y_label), "y2": {"field": high}, "tooltip": None}
+        band = {"mark": {"type": "area", "opacity": 0.18}, "encoding": {"color": colour, **bounds}}
+        layers.insert(1, band)
+    return layers
+
+
+def series_style(keys: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Colours and markers of series. A category of tokens has the same ones in every figure."""
+    named = [key if key in CATEGORY_COLOURS else None for key in keys]
+    if any(named):
+        spare = [colour for colour in LINE_COLOURS if colour not in CATEGORY_COLOURS.values()]
+        colours = [CATEGORY_COLOURS[key] if key else spare.pop(0) if spare else _TEXT for key in named]
+        order = list(CATEGORY_COLOURS)
+        numbers = [order.index(key) if key else len(order) for key in named]
+    else:
+        colours = [LINE_COLOURS[number % len(LINE_COLOURS)] for number in range(len(keys))]
+        numbers = list(range(len(keys)))
+    return [_TEXT if colour == "#000000" else colour for colour in colours], [
+        SHAPES[at % len(SHAPES)] for at in numbers
+    ]
+
+
+def _panelled(unit: Spec, rows: pd.DataFrame, panel: str | None, titles: Mapping[Any, str] | None) -> Spec:
+    """One chart, or one per panel with scales of its own."""
+    if panel is None:
+        return {"usermeta": {"across": 1}, "data": _columns(rows)} | unit
+    keys = [key for key in titles or sorted(rows[panel].unique()) if (rows[panel] == key).any()]
+    named = {key: (titles or {}).get(key, f"{panel} {key}") for key in keys}
+    rows = rows[rows[panel].isin(keys)].assign(panel=lambda table: table[panel].map(named))
+    return {
+        "usermeta": {"across": 2 if len(keys) == 4 else min(3, len(keys))},
+        "data": _columns(rows.drop(columns=panel) if panel != "panel" else rows),
+        "facet": {"field": "panel", "type": "nominal", "sort": list(named.values()), "title": None},
+        "spec": unit,
+        "resolve": {"scale": {"y": "independent"}, "axis": {"x": "independent"}},
+    }
+
+
+def _profiles(figure: Profiles) -> Spec:
+    """The values of every dimension; with several series, their range, which shows the same outline with less."""
+    values = figure.table.groupby([figure.panel, figure.x])[figure.y]
+    rows = pd.DataFrame({"low": values.min(), "high": values.max()}).reset_index()
+    rows["value"] = rows["high"].where(rows["high"].abs() >= rows["low"].abs(), rows["low"])
+    rows["label"] = (
+        rows[figure.x].where(rows[figure.x].isin(figure.labelled)).map(lambda x: "" if pd.isna(x) else str(int(x)))
+    )
+    title = figure.y_label if figure.series is None else f"{figure.y_label}, furthest {figure.series}"
+    rows["base"] = 0 if figure.series is None else rows["low"].clip(upper=0)
+    rows["top"] = rows["value"] if figure.series is None else rows["high"].clip(lower=0)
+    tooltip = _tooltip((figure.x, figure.x, "N"), ("value", title, "Q"))
+    room = {"padding": 14}  # for the labels, in pixels
+    unit: Spec = {
+        "encoding": {
+            "x": _field(figure.x, figure.x, axis={"grid": False, "format": "d"}, scale={"nice": False}),
+            "tooltip": tooltip,
+        },
+        "layer": [
+            {
+                "params": [_zoom(both=False)],
+                "mark": {"type": "rule", "color": LINE_COLOURS[0], "strokeWidth": 1},
+                "encoding": {"y": _field("base", figure.y_label, scale=room), "y2": {"field": "top"}},
+            },
+        ],
+    }
+    if figure.labelled:
+        unit["layer"].append(
+            {
+                "transform": [{"filter": "datum.label != ''"}],
+                "mark": {"type": "text", "dy": {"expr": "datum.value < 0 ? 9 : -7"}, "color": "@mark", "fontSize": 10},
+                "encoding": {"y": _field("value", figure.y_label, scale=room), "text": _field("label", "", "nominal")},
+            }
+        )
+    return _panelled(unit, rows.drop(columns=["low", "high"]), figure.panel, None)
+
+
+def _scatter(figure: Scatter) -> Spec:
+    panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
+    table = figure.table[figure.table[figure.panel].isin(panels)]
+    step = max(1, -(-len(table) // _POINTS))
+    points = table.groupby(figure.panel, sort=False, observed=True).nth(slice(None, None, step))[
+        [figure.x, figure.y, figure.panel]
+    ]
+    counts = table[figure.panel].value_counts()
+    titles = {panel: f"{figure.panel_titles[panel]} ({counts[panel]:,})" for panel in panels}
+    parts = [points.assign(kind="point")]
+    if figure.medians:
+        parts += [
+            medians(rows, figure).assign(kind="median", **{figure.panel: panel})
+            for panel, rows in table.groupby(figure.panel, sort=False, observed=True)
+            if len(rows) > 20
+        ]
+    scales: Spec = {"x": {"type": "log"} if figure.log_x else {}, "y": {"type": "log"} if figure.log_y else {}}
+    unit: Spec = {
+        "encoding": {
+            "x": _field(figure.x, figure.x_label, scale=scales["x"] | {"nice": False, "zero": False}),
+            "y": _field(figure.y, figure.y_label, scale=scales["y"]),
+            "tooltip": _tooltip((figure.x, figure.x_label, "Q"), (figure.y, figure.y_label, "Q")),
+        },
+        "layer": [
+            {
+                "params": [_zoom(figure.sharey)],
+                "transform": [{"filter": "datum.kind == 'point'"}],
+                "mark": {
+                    "type": "circle",
+                    "size": 14 if len(points) > 300 else 40,
+                    "opacity": 0.55,
+                    "color": LINE_COLOURS[0],
+                },
+            },
+        ],
+    }
+    if figure.medians:
+        line = {"type": "line", "strokeWidth": 2, "color": LINE_COLOURS[3]}
+        unit["layer"].append({"transform": [{"filter": "datum.kind == 'median'"}], "mark": line})
+    rows = pd.concat(parts, ignore_index=True).sort_values(figure.x, kind="stable")
+    spec = _panelled(unit, rows, figure.panel, titles)
+    spec["usermeta"]["across"] = min(4, len(panels))
+    spec["resolve"] = {"scale": {"y": "shared" if figure.sharey else "independent"}, "axis": {"x": "independent"}}
+    return spec
+
+
+def _word_maps(figure: WordMaps) -> Spec:
+    """Word-by-word maps; a frame marks the links of people."""
+    table = figure.table[figure.table[figure.panel].isin(list(figure.panel_titles))]
+    rows = pd.DataFrame(
+        {
+            "panel": table[figure.panel].map(dict(figure.panel_titles)),
+            "row": table[figure.row],
+            "column": table[figure.column],
+            # Two words of a sentence may be the same, so that axes count them.
+            "row_word": table[figure.row].astype(str) + " " + table[figure.row_label].astype(str),
+            "column_word": table[figure.column].astype(str) + " " + table[figure.column_label].astype(str),
+            "value": table[figure.value],
+            "frame": table[figure.frame].fillna("").astype(str),
+        }
+    )
+    scale = _PLAIN | {"domainMin": 0}
+    if figure.largest is not None:
+        scale = _PLAIN | {"domain": [-figure.largest, figure.largest], "range": "diverging"}
+    word = {"labelExpr": "slice(datum.label, indexof(datum.label, ' ') + 1)", "title": None, "labelLimit": 90}
+    framed = {"condition": {"test": "datum.frame == 'possible'", "value": [3, 2]}, "value": [1, 0]}
+    return {
+        "usermeta": {
+            "across": len(figure.panel_titles),
+            "narrow": 1,
+            "cell": 16,
+            "rows": int(rows["row"].nunique()),
+        },
+        "data": _columns(rows),
+        "facet": {"field": "panel", "type": "nominal", "sort": list(figure.panel_titles.values()), "title": None},
+        "spec": {
+            "encoding": {
+                "x": _field("column_word", "", "nominal", sort={"field": "column"}, axis=word | {"labelAngle": -60}),
+                "y": _field("row_word", "", "nominal", sort={"field": "row"}, axis=word),
+                "tooltip": _tooltip(("row_word", "row", "N"), ("column_word", "column", "N"), ("value", "value", "Q")),
+            },
+            "layer": [
+                {
+                    "mark": "rect",
+                    "encoding": {"color": _field("value", "", scale=scale, legend=None)},
+                },
+                {
+                    "transform": [{"filter": "datum.frame == 'sure' || datum.frame == 'possible'"}],
+                    "mark": {"type": "rect", "filled": False, "stroke": LINE_COLOURS[3], "strokeWidth": 1.5},
+                    "encoding": {"strokeDash": framed},
+                },
+            ],
+        },
+        "resolve": {"scale": {"color": "independent"}},
+    }

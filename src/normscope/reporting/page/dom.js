@@ -1,0 +1,29 @@
+// Small helpers for building elements and saving files.
+
+// An element with properties (className, textContent, onclick, …), attributes (with a dash, or `role`) and children.
+function make(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role" || name === "for") node.setAttribute(name, value);
+    else node[name] = value;
+  }
+  node.append(...children);
+  return node;
+}
+
+function download(name, type, content) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// A custom property of the page's style; colours are defined there, for light and dark.
+function styleValue(node, name) {
+  return getComputedStyle(node).getPropertyValue(name).trim();
+}
+
+// Calls back once now and whenever the reader switches between light and dark.
+function onColourScheme(callback) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", callback);
+  callback();
+}

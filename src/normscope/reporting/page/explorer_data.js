@@ -1,0 +1,99 @@
+// The explorer's numbers: maps of a sentence, packed as 16-bit integers relative to the largest value of their layer.
+
+const BLOCK = 0; // The head that stands for the whole block; heads count from 1.
+const EVERY_HEAD = -1;
+
+const unpacked = new WeakMap();
+
+function stepsOf(packed) {
+  if (!unpacked.has(packed)) {
+    const bytes = Uint8Array.from(atob(packed.steps), (letter) => letter.charCodeAt(0));
+    unpacked.set(packed, new DataView(bytes.buffer));
+  }
+  return unpacked.get(packed);
+}
+
+const unpack = (packed, layer, at) => (stepsOf(packed).getUint16(2 * at, true) / 65535) * packed.largest[layer];
+
+// Values of one map, row by row: `layer` is an index, `head` is BLOCK or a number from 1.
+function tokenValues(sentence, measure, layer, head) {
+  const [n, m] = [sentence.queries.length, sentence.keys.length];
+  const heads = sentence.heads || 1; // without single heads there is only their mean
+  const weight = (h, at) => unpack(sentence.weights, layer, (layer * heads + h) * n * m + at);
+  return Float64Array.from({ length: n * m }, (_, at) => {
+    if (head !== BLOCK) {
+      const norm = measure === "attn_w" ? 1 : unpack(sentence.norms, layer, (layer * heads + head - 1) * m + (at % m));
+      return weight(head - 1, at) * norm;
+    }
+    if (measure in sentence.maps) return unpack(sentence.maps[measure], layer, layer * n * m + at);
+    let sum = 0;
+    for (let h = 0; h < heads; h++) sum += weight(h, at);
+    return sum / heads;
+  });
+}
+
+// The measures that exist for single heads, and for the block.
+function measuresOf(data, sentence, head) {
+  const names = Object.keys(data.measures);
+  return names.filter((name) => (head === BLOCK ? name === "attn_w" || name in sentence.maps : data.head_measures.includes(name)));
+}
+
+// The tokens of each word: [[0], [1, 2], …].
+function membersOf(words) {
+  const members = [];
+  words.forEach((word, token) => (members[word] ??= []).push(token));
+  return members;
+}
+
+// A word map: summed over the tokens of a column's word, averaged over those of a row's word.
+function wordValues(values, m, rows, columns) {
+  const result = new Float64Array(rows.length * columns.length);
+  rows.forEach((queries, i) => columns.forEach((keys, j) => {
+    let sum = 0;
+    for (const query of queries) for (const key of keys) sum += values[query * m + key];
+    result[i * columns.length + j] = sum / queries.length;
+  }));
+  return result;
+}
+
+// Each row divided by its sum, so that measures with different units can be compared.
+function rowShares(values, m) {
+  const shares = Float64Array.from(values);
+  for (let start = 0; start < shares.length; start += m) {
+    const row = shares.subarray(start, start + m);
+    const sum = row.reduce((a, b) => a + b, 0);
+    if (sum) row.forEach((value, at) => { row[at] = value / sum; });
+  }
+  return shares;
+}
+
+// Rows and columns of what is shown: tokens, or words where the reader wants them.
+function axesOf(sentence, byWord) {
+  const label = (tokens, members) => members.map((word) => word.map((token, at) => bare(tokens[token], at > 0)).join(""));
+  if (!byWord || !sentence.query_words) return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null };
+  const [rowWords, columnWords] = [membersOf(sentence.query_words), membersOf(sentence.key_words)];
+  return { rows: label(sentence.queries, rowWords), columns: label(sentence.keys, columnWords), rowWords, columnWords };
+}
+
+// A token without the marks of its tokenizer, if it continues a word.
+const bare = (token, continues) => (continues ? token.replace(/^##/, "") : token.replace(/^[▁Ġ]/, ""));
+
+// The map that a selection shows: rows, columns and values; a difference if something is subtracted.
+function mapOf(data, selection) {
+  const sentence = data.sentences[selection.sentence];
+  const axes = axesOf(sentence, selection.words);
+  const values = (measure, layer) => {
+    const tokens = tokenValues(sentence, measure, layer, selection.head);
+    return axes.rowWords ? wordValues(tokens, sentence.keys.length, axes.rowWords, axes.columnWords) : tokens;
+  };
+  const shown = values(selection.measure, selection.layer);
+  const [kind, name] = (selection.minus || "").split(":");
+  if (kind === "layer") return { ...axes, values: minus(shown, values(selection.measure, sentence.layers.indexOf(Number(name)))) };
+  if (kind === "measure") {
+    const shares = (array) => rowShares(array, axes.columns.length);
+    return { ...axes, values: minus(shares(shown), shares(values(name, selection.layer))) };
+  }
+  return { ...axes, values: shown };
+}
+
+const minus = (a, b) => a.map((value, at) => value - b[at]);

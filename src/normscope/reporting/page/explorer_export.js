@@ -1,0 +1,44 @@
+// The shown map as SVG, PNG and CSV.
+
+const escapeXml = (text) => text.replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[sign]);
+
+// A drawing of its own on white, so that it can go into a paper.
+function mapSvg(map, scale, colours, title) {
+  const [cell, columns] = [20, map.columns.length];
+  const length = (tokens) => 10 + 7 * Math.max(...tokens.map((token) => clipped(token).length));
+  const [left, top] = [length(map.rows), length(map.columns) + 18];
+  const [width, height] = [left + columns * cell + 8, top + map.rows.length * cell + 8];
+  const fills = cellColours(map, scale, colours).map((colour, at) => colour &&
+    `<rect x="${left + (at % columns) * cell}" y="${top + Math.floor(at / columns) * cell}" width="${cell}" height="${cell}" fill="rgb(${colour})"/>`);
+  const rows = map.rows.map((token, i) =>
+    `<text x="${left - 5}" y="${top + (i + 0.7) * cell}" text-anchor="end">${escapeXml(clipped(token))}</text>`);
+  const heads = map.columns.map((token, j) =>
+    `<text transform="translate(${left + (j + 0.7) * cell} ${top - 5}) rotate(-90)">${escapeXml(clipped(token))}</text>`);
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">` +
+    "<style>text { font: 11px ui-monospace, monospace; fill: #1a1a1a; }</style>" +
+    `<rect width="100%" height="100%" fill="#fff"/><text x="5" y="14">${escapeXml(title)}</text>${[...fills, ...rows, ...heads].filter(Boolean).join("")}</svg>`;
+}
+
+function downloadPng(name, svg) {
+  const image = new Image();
+  image.onload = () => {
+    const canvas = make("canvas", { width: 2 * image.width, height: 2 * image.height });
+    const context = canvas.getContext("2d");
+    context.scale(2, 2);
+    context.drawImage(image, 0, 0);
+    canvas.toBlob((blob) => download(name, "image/png", blob));
+  };
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+}
+
+// Quotes are doubled, and no spreadsheet reads a token as a formula.
+const quotedCell = (text) => `"${text.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`;
+
+function mapCsv(map) {
+  const columns = map.columns.length;
+  const rows = Array.from(map.values, (value, at) => {
+    const [i, j] = [Math.floor(at / columns), at % columns];
+    return [i, quotedCell(map.rows[i]), j, quotedCell(map.columns[j]), value].join();
+  });
+  return ["query,query_token,key,key_token,value", ...rows].join("\n");
+}

@@ -1,0 +1,122 @@
+// One token map: cells on a canvas, labels that stay visible while scrolling, and the value beside the pointer.
+
+const CELL = { smallest: 18, largest: 52 };
+const LONGEST_LABEL = 16;
+
+const clipped = (token) => (token.length > LONGEST_LABEL ? `${token.slice(0, LONGEST_LABEL - 1)}…` : token);
+
+class MapView {
+  // `onMove(cell)` is called when the pointer or the keys reach a cell, `onPin(row, column)` when the reader chooses one;
+  // a label chooses with the other one undefined.
+  constructor({ onMove, onPin }) {
+    Object.assign(this, { onMove, onPin });
+    this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.cursor = make("div", { className: "cursor", hidden: true });
+    this.columns = make("div", { className: "column-labels", "aria-hidden": "true" });
+    this.rows = make("div", { className: "row-labels", "aria-hidden": "true" });
+    this.cells = make("div", { className: "cells" }, this.canvas, this.cursor);
+    this.tip = make("div", { className: "tip", hidden: true, "aria-hidden": "true" });
+    const corner = make("div", { className: "corner", "aria-hidden": "true" });
+    this.grid = make("div", { className: "map-grid" }, corner, this.columns, this.rows, this.cells);
+    this.viewport = make("div", {
+      className: "viewport", tabIndex: 0, role: "application",
+      "aria-label": "Token map. Arrow keys move from cell to cell; Enter lists what the row's token receives and contributes.",
+    }, this.grid);
+    this.node = make("div", { className: "map" }, this.viewport, this.tip);
+    this.listen();
+  }
+
+  listen() {
+    this.cells.addEventListener("pointermove", (event) => this.pointAt(event));
+    this.cells.addEventListener("pointerdown", (event) => this.pointAt(event));
+    this.cells.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") this.hideTip(); });
+    this.cells.addEventListener("click", (event) => {
+      this.pointAt(event);
+      this.onPin(Math.floor(this.at / this.map.columns.length), this.at % this.map.columns.length);
+    });
+    for (const [labels, pin] of [[this.rows, (at) => this.onPin(at, undefined)], [this.columns, (at) => this.onPin(undefined, at)]]) {
+      labels.addEventListener("click", (event) => {
+        const label = event.target.closest("[data-at]");
+        if (label) pin(Number(label.dataset.at));
+      });
+    }
+    this.viewport.addEventListener("keydown", (event) => this.press(event));
+    this.viewport.addEventListener("scroll", () => this.hideTip());
+  }
+
+  show(map, paintCells) {
+    this.map = map;
+    const [rows, columns] = [map.rows.length, map.columns.length];
+    const labelWidth = Math.max(...map.rows.map((token) => clipped(token).length)) * 7.3 + 14;
+    this.width = this.node.clientWidth;
+    const room = (this.width || 700) - labelWidth - 4;
+    const size = Math.min(Math.max(Math.floor(room / columns), CELL.smallest), CELL.largest);
+    this.size = size;
+    for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
+      this.grid.style.setProperty(name, value);
+    }
+    const label = (token, at) => make("span", { title: token, "data-at": at }, clipped(token));
+    this.rows.replaceChildren(...map.rows.map(label));
+    this.columns.replaceChildren(...map.columns.map(label));
+    paintCells(this.canvas);
+    this.hideTip();
+    this.move(this.at < map.values.length ? this.at : undefined);
+  }
+
+  // The cell under the pointer.
+  pointAt(event) {
+    const box = this.cells.getBoundingClientRect();
+    const [column, row] = [event.clientX - box.left, event.clientY - box.top].map((offset) => Math.floor(offset / this.size));
+    if (row < 0 || column < 0 || row >= this.map.rows.length || column >= this.map.columns.length) return;
+    this.move(row * this.map.columns.length + column);
+    this.showTip(event.clientX, event.clientY, event.pointerType === "touch");
+  }
+
+  move(at) {
+    this.at = at;
+    this.cursor.hidden = at === undefined;
+    const [row, column] = at === undefined ? [] : [Math.floor(at / this.map.columns.length), at % this.map.columns.length];
+    for (const [labels, current] of [[this.rows, row], [this.columns, column]]) {
+      labels.querySelector(".current")?.classList.remove("current");
+      labels.children[current]?.classList.add("current");
+    }
+    if (at === undefined) return;
+    this.cursor.style.transform = `translate(${column * this.size}px, ${row * this.size}px)`;
+    this.text = this.onMove(at);
+  }
+
+  // Beside the pointer; above a finger, which would hide it.
+  showTip(x, y, above) {
+    const box = this.node.getBoundingClientRect();
+    this.tip.replaceChildren(make("b", {}, this.text.value), make("span", {}, this.text.tokens));
+    this.tip.hidden = false;
+    const left = Math.min(Math.max(x - box.left + (above ? -this.tip.offsetWidth / 2 : 14), 0), box.width - this.tip.offsetWidth);
+    const top = y - box.top + (above ? -this.tip.offsetHeight - 22 : 16);
+    this.tip.style.transform = `translate(${left}px, ${Math.max(top, -this.tip.offsetHeight)}px)`;
+  }
+
+  hideTip() {
+    this.tip.hidden = true;
+  }
+
+  press(event) {
+    const columns = this.map.columns.length;
+    const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
+    if (event.key === "Enter" && this.at !== undefined) this.onPin(Math.floor(this.at / columns), this.at % columns);
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    const next = this.at === undefined ? 0 : this.at + moves[event.key];
+    if (next < 0 || next >= this.map.values.length) return;
+    this.move(next);
+    this.cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const box = this.cursor.getBoundingClientRect();
+    this.showTip(box.right, box.bottom, false);
+  }
+
+  markPinned(row, column) {
+    for (const [labels, pinned] of [[this.rows, row], [this.columns, column]]) {
+      labels.querySelector(".pinned")?.classList.remove("pinned");
+      labels.children[pinned]?.classList.add("pinned");
+    }
+  }
+}

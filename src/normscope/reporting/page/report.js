@@ -1,0 +1,40 @@
+// The report: its explorer, charts and tables, the table of contents and the copy buttons.
+const dataOf = (id) => {
+  const node = document.getElementById(id);
+  return node && JSON.parse(node.textContent);
+};
+
+// Marks the section that is being read.
+function mountContents() {
+  const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new Set();
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) isIntersecting ? seen.add(target.id) : seen.delete(target.id);
+    const current = [...links.keys()].find((id) => seen.has(id));
+    for (const [id, link] of links) id === current ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  }, { rootMargin: "-15% 0px -70% 0px" });
+  for (const id of links.keys()) observer.observe(document.getElementById(id));
+}
+
+function mountCopyButtons() {
+  for (const block of document.querySelectorAll(".code")) {
+    const button = make("button", { type: "button" }, "Copy");
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(block.querySelector("pre").textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(block.querySelector("pre"));
+        button.textContent = "Selected";
+      }
+    });
+    block.append(button);
+  }
+}
+
+const explorerData = dataOf("explorer-data");
+if (explorerData) new Explorer(document.getElementById("explorer-root"), explorerData, { usesAddress: true });
+mountCharts(Object.entries(dataOf("charts-data")).map(([name, spec]) => new Chart(document.querySelector(`[data-chart="${name}"]`), spec, name)));
+mountTables(dataOf("tables-data"));
+mountContents();
+mountCopyButtons();

@@ -1,0 +1,131 @@
+"""Charts hold the numbers of their figures. Whether they are drawn is a question for a browser (end_to_end/test_report.py)."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.reporting.page import charts
+from normscope.reporting.page.charts import chart, is_wide, series_style
+from normscope.reporting.page.elements import table_data
+from normscope.reporting.page.report import repeated
+
+GRID = pd.DataFrame(
+    [
+        (layer, head, category, 0.1 * layer - head)
+        for layer in (1, 2)
+        for head in (1, 2, 3)
+        for category in ("cls", "sep")
+    ],
+    columns=["layer", "head", "category", "value"],
+)
+
+
+def rows(spec):
+    assert json.loads(json.dumps(spec)) == spec
+    return pd.DataFrame(spec["data"]["columns"])
+
+
+def lines(table=GRID[GRID["head"] == 1], **options):
+    return Lines(table, "layer", "value", "category", "caption", "values", **options)
+
+
+def test_lines_hold_their_table_under_their_titles():
+    spec = chart(lines(series_titles={"sep": "separators", "cls": "classes", "mask": "masks"}))
+    found = rows(spec).set_index(["layer", "category"])["value"].to_dict()
+    expected = {(layer, title): 0.1 * layer - 1 for layer in (1, 2) for title in ("classes", "separators")}
+    assert found == pytest.approx(expected)
+    scale = spec["layer"][0]["encoding"]["color"]["scale"]
+    assert scale == {"domain": ["separators", "classes"], "range": ["#E69F00", "#0072B2"]}
+
+
+def test_panels_of_lines_are_in_order():
+    spec = chart(lines(GRID, panel="head", panel_titles={3: "third", 1: "first"}))
+    assert spec["facet"]["sort"] == ["third", "first"]
+    assert rows(spec)["panel"].value_counts().to_dict() == {"third": 4, "first": 4}
+
+
+def test_a_category_has_one_colour_everywhere():
+    colours, shapes = series_style(["sep", "all", "first"])
+    assert colours[:2] == ["#E69F00", "@text"]
+    assert colours[2] not in charts.CATEGORY_COLOURS.values()
+    assert shapes[0] == series_style(["cls", "sep"])[1][1]
+    assert series_style(["rate", "other rate"])[0] == ["#0072B2", "#E69F00"]
+
+
+def test_heat_maps_hold_every_cell():
+    panels = HeatmapPanels(
+        GRID[GRID["head"] == 1],
+        "category",
+        "layer",
+        "head",
+        "value",
+        "caption",
+        {"sep": "S", "cls": "C"},
+        "%",
+        (0.0, 1.0),
+    )
+    assert len(rows(chart(panels))) == 4
+    grid = HeatmapGrid(GRID, "category", {"value": "a value"}, "layer", "head", "caption", diverging=True)
+    (part,) = chart(grid)["concat"]
+    assert rows(part)["value"].tolist() == pytest.approx(GRID["value"].tolist(), rel=1e-3)
+    assert part["spec"]["encoding"]["color"]["scale"]["domain"] == pytest.approx([-2.9, 2.9])
+
+
+def test_profiles_hold_the_furthest_series():
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame(
+        [(1, head, dimension, generator.normal()) for head in (1, 2, 3) for dimension in range(20)],
+        columns=["layer", "head", "dimension", "mean"],
+    )
+    found = rows(chart(Profiles(table, "layer", "dimension", "mean", [7], "mean C_j", "caption", series="head")))
+    for dimension, own in table.groupby("dimension"):
+        furthest = max(own["mean"], key=abs)
+        row = found[found["dimension"] == dimension].iloc[0]
+        assert row["value"] == pytest.approx(furthest, rel=1e-3)
+        assert row["base"] == pytest.approx(min(0, own["mean"].min()), rel=1e-3)
+        assert row["top"] == pytest.approx(max(0, own["mean"].max()), rel=1e-3)
+    assert found["label"].tolist() == ["7" if dimension == 7 else "" for dimension in range(20)]
+
+
+def test_scatter_plots_are_thinned_and_say_how_many_points_there_are(monkeypatch):
+    monkeypatch.setattr(charts, "_POINTS", 50)
+    table = pd.DataFrame({"x": np.arange(1.0, 201), "y": np.arange(200.0) % 7, "kind_of": ["a"] * 150 + ["b"] * 50})
+    figure = Scatter(table, "x", "y", "kind_of", {"a": "A", "b": "B", "c": "C"}, "x", "y", "caption", medians=True)
+    found = rows(spec := chart(figure))
+    assert spec["facet"]["sort"] == ["A (150)", "B (50)"]
+    points = found[found["kind"] == "point"]
+    assert len(points) <= 51
+    assert set(points["x"]) <= set(table["x"])
+    assert (found["kind"] == "median").sum() == 32
+
+
+def test_word_maps_tell_equal_words_apart():
+    table = pd.DataFrame(
+        [("w", i, "same", j, "word", 0.5 * i + j, "sure" if i == j else "") for i in (0, 1) for j in (0, 1)],
+        columns=["map", "target", "target_word", "source", "source_word", "value", "link"],
+    )
+    figure = WordMaps(
+        table, "map", {"w": "weights"}, "target", "target_word", "source", "source_word", "value", "link", "caption"
+    )
+    found = rows(chart(figure))
+    assert sorted(set(found["row_word"])) == ["0 same", "1 same"]
+    assert is_wide(figure)
+
+
+def test_tables_are_ranked_by_magnitude():
+    table = pd.DataFrame(
+        {"dimension": [0, 1, 2, 3], "score": [9.0, -1.5, np.nan, 3.0], "is_outlier": [False, True, False, True]}
+    )
+    data = table_data(table, "caption", ("is_outlier", "score"), limit=3)
+    columns = {column["name"]: column["values"] for column in data["columns"]}
+    assert columns == {"dimension": [3, 1, 0], "score": [3.0, -1.5, 9.0], "is_outlier": ["yes", "yes", "no"]}
+    assert table_data(table, "caption")["columns"][1]["values"] == [9.0, -1.5, None, 3.0]
+
+
+def test_the_command_to_repeat_a_run_needs_no_folder():
+    typed = "python run.py 'analysis=[mixing,norms]' output_dir=/tmp/run dataset.limit=3"
+    assert repeated(typed) == "python run.py 'analysis=[mixing,norms]' dataset.limit=3"
+    assert repeated("python run.py resume=outputs/run") == "python run.py reproduce=outputs/run"
