@@ -16,6 +16,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
+import normscope
 from normscope.analyses.registry import analyses
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,8 @@ BENCHMARKS = ROOT / "benchmarks" / "measured"
 EXPLORER = "explorer"
 SENTENCE = "The old bridge was closed, so we crossed the river in the next town."
 """What the explorer's picture shows."""
+SIMILAR = ("A man plays the guitar.", "Someone is making music.")
+"""The texts whose similarity is taken apart."""
 SELECTION = "explore?layer=4&measure=attn_n&token=1"
 """The layer, the measure and the clicked token in the page's address."""
 
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The default model on the sample corpus with every analysis that applies, and the toy translation model."""
+    """The default model on the sample corpus with every analysis that applies, the toy translation model, and Python."""
     names = [name for name, info in analyses().items() if not info.requires_cross_attention]
     return [
         _run(
@@ -79,7 +82,18 @@ def _runs(folder: Path) -> list[Path]:
             f"report.text='{SENTENCE}'",
         ),
         _run(folder / "toy", "experiment=alignment_toy"),
+        _from_python(folder / "python"),
     ]
+
+
+def _from_python(folder: Path) -> Path:
+    """Figures that the Python interface makes."""
+    figures = folder / "figures"
+    figures.mkdir(parents=True)
+    model = normscope.load()
+    normscope.attribution_maps(model, SENTENCE, "decompx")["decompx"].figure().save(figures / "attribution_decompx.png")
+    normscope.similarity(model, *SIMILAR).figure().save(figures / "similarity.png")
+    return folder
 
 
 def _run(folder: Path, *overrides: str) -> Path:

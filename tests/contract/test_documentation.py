@@ -143,6 +143,16 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("page", ["tutorials/python.md", "measures/attribution.md"])
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    assert len(blocks) > 2
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+
+
 @pytest.mark.slow
 def test_the_readme_says_what_the_first_run_says(tmp_path):
     readme = (ROOT / "README.md").read_text()
