@@ -20,7 +20,7 @@ from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.explorer import TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.run_tables import RUN_TABLES
-from normscope.running.publish import _tidy_curves
+from normscope.running.conclusions import tidy_curves
 from tests.oracles import frequency_oracle, specimens, test_alignment_published
 from tests.oracles.specimens import Specimen
 
@@ -112,7 +112,7 @@ def test_the_tables_of_every_run_are_described():
         maps={name: np.ones((1, 2, 2)) for name in ("attn_n", "attnres_n", "attnresln_n")},
     )
     tables = {
-        "curves": list(_tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),
+        "curves": list(tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),
         "explorer_pairs": list(pairs_table([maps])),
         "comparison": list(COLUMNS),
     }
