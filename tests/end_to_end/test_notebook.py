@@ -14,5 +14,7 @@ def test_the_tour(monkeypatch):
     shown = [output.get("data", {}) for cell in tour.cells for output in cell.get("outputs", [])]
     assert any("attnresln_n" in data.get("text/html", "") and "<img" in data["text/html"] for data in shown)
     assert any("image/png" in data for data in shown)
+    assert any("Cosine similarity" in data.get("text/html", "") for data in shown)
+    assert any("= tokens" in data.get("text/html", "") and "onion" in data["text/html"] for data in shown)
     printed = "".join(output.get("text", "") for cell in tour.cells for output in cell.get("outputs", []))
     assert printed.count("[CLS] gets") == 6

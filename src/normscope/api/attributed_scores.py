@@ -10,14 +10,13 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.api.choices import chosen, single_text
+from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import Target, prepared
 from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.scalars import attribute_scalars
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
-
-_MORE, _LESS = (230, 97, 1), (94, 60, 153)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,21 +47,16 @@ class Attribution:
         rest = (
             ""
             if abs(self.remainder) < 1e-6 * max(abs(self.target), 1e-300)
-            else f" + remainder {_number(self.remainder)}"
+            else f" + remainder {signed(self.remainder)}"
         )
         scores = float(self.scores.sum())
-        return f"{self.what} {_number(self.target)} = tokens {_number(scores)} + biases {_number(self.bias)}{rest}"
+        return f"{self.what[0].upper()}{self.what[1:]} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"
 
     def _repr_html_(self) -> str:
-        largest = float(np.abs(self.scores).max(initial=0)) or 1.0
-        words = "".join(
-            _word(token, score, score / largest) for token, score in zip(self.tokens, self.scores, strict=True)
-        )
-        legend = f"{_patch(1.0)} raises it&ensp;{_patch(-1.0)} lowers it&ensp;(hover over a token for its score)"
+        largest = float(np.abs(self.scores).max(initial=0))
         return (
-            '<div style="font-family:system-ui,sans-serif;max-width:50em;line-height:1.5">'
-            f"<p>{html.escape(self._sum)}</p>"
-            f'<p style="line-height:2.6">{words}</p><p style="color:#5a5f66;font-size:90%">{legend}</p></div>'
+            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
+            f"<p>{html.escape(self._sum)}</p>{coloured(self.tokens, self.scores, largest)}{LEGEND}</div>"
         )
 
     def __repr__(self) -> str:
@@ -113,23 +107,3 @@ def attribute(
         what=what,
         error=float(parts.error),
     )
-
-
-def _word(token: str, score: float, strength: float) -> str:
-    """A token on a background that says how much it adds."""
-    style = f"background:{_colour(strength)};padding:.3em .25em;margin:0 1px;border-radius:3px;color:#1a1a1a"
-    return f'<span style="{style}" title="{_number(score)}">{html.escape(token)}</span> '
-
-
-def _patch(strength: float) -> str:
-    return f'<span style="background:{_colour(strength)};padding:0 .7em;border-radius:3px"></span>'
-
-
-def _colour(strength: float) -> str:
-    # At most 60 % of the full colour, so that black text stays readable.
-    red, green, blue = _MORE if strength > 0 else _LESS
-    return f"rgba({red},{green},{blue},{0.6 * abs(strength):.3f})"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}".replace("-", "\u2212")

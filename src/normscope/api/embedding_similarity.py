@@ -10,6 +10,7 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.choices import chosen, single_text
+from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.picture import Picture
 from normscope.api.targets import embedding_pooling
 from normscope.attribution.methods import BiasRule, check_supported
@@ -89,13 +90,18 @@ class Similarity:
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
         words = float(self.matrix[:-1, :-1].sum())
         pairs = ", ".join(f"{row.token_a}\u2013{row.token_b} {row.value:.3f}" for row in best.itertuples(index=False))
-        return (
-            f"Cosine similarity {self.value:.3f}: pairs of tokens add {words:.3f}, biases {self.value - words:.3f}. "
-            f"The pairs that add most: {pairs}."
-        )
+        biases = self.value - words
+        text = f"Cosine similarity {self.value:.3f}: pairs of tokens add {words:.3f}, pairs with a bias {biases:.3f}. "
+        return f"{text}The pairs that add most: {pairs}.".replace("-0.", "\u22120.")
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._summary)}</p>{self.figure()._repr_html_()}"
+        rows, columns = self.matrix.sum(axis=1)[:-1], self.matrix.sum(axis=0)[:-1]
+        largest = float(max(np.abs(rows).max(initial=0), np.abs(columns).max(initial=0)))
+        return (
+            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
+            f"<p>{html.escape(self._summary)}</p>{coloured(self.tokens_a, rows, largest)}"
+            f"{coloured(self.tokens_b, columns, largest)}{LEGEND}</div>{self.figure()._repr_html_()}"
+        )
 
     def __repr__(self) -> str:
         return self._summary
