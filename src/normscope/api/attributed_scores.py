@@ -50,7 +50,8 @@ class Attribution:
             else f" + remainder {signed(self.remainder)}"
         )
         scores = float(self.scores.sum())
-        return f"{self.what[0].upper()}{self.what[1:]} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"
+        what = f"{self.what[0].upper()}{self.what[1:]}"
+        return f"{what} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"
 
     def _repr_html_(self) -> str:
         largest = float(np.abs(self.scores).max(initial=0))

@@ -150,9 +150,11 @@ class _LastVectors:
 
     def __init__(self, model: PreTrainedModel, layout: BlockLayout, calls: Sequence[LayerCall]) -> None:
         layers = layout.passes(model)
-        self._layers, self._calls, self._layout = len(layers), calls, layout
-        self._norm: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
-        self.handle = (layers[-1] if self._norm is None else self._norm).register_forward_hook(self._leave)
+        self._layers, self._calls = len(layers), calls
+        module: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+        # Reading a norm may run it, so it is read before it has the hook.
+        self._norm = None if module is None else normalisation(module, unit_offset=layout.unit_offset)
+        self.handle = (layers[-1] if module is None else module).register_forward_hook(self._leave)
         self.vectors = torch.empty(0)
         self.final_norm: FrozenNorm | None = None
 
@@ -160,8 +162,7 @@ class _LastVectors:
         if len(self._calls) < self._layers:  # layers that share their modules share the hook
             return None
         if self._norm is not None:
-            norm = normalisation(self._norm, unit_offset=self._layout.unit_offset)
-            self.final_norm = FrozenNorm.at(norm, full_precision(args[0]))
+            self.final_norm = FrozenNorm.at(self._norm, full_precision(args[0]))
         vectors = output[0] if isinstance(output, tuple) else output
         self.vectors = vectors.detach().clone().requires_grad_()
         torch.set_grad_enabled(True)  # until the pass ends, which restores the mode
