@@ -19,12 +19,12 @@ POSITIONS = ("bert", "gpt2", "gpt_neox", "olmo2", "llama")
 LENGTHS = (7, 4)
 
 
-def model_of(family):
-    return tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
+def model_of(model_type):
+    return tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
 
 
-def blocks_of(family):
-    model, layout = model_of(family)
+def blocks_of(model_type):
+    model, layout = model_of(model_type)
     blocks = []
     with Observer(model, layout, feed_forward=True) as observer:
         observer.run(token_batch(model, LENGTHS), lambda _block: None, None, blocks.append)
@@ -62,9 +62,9 @@ def assert_same(got, expected, block):
 
 
 @pytest.mark.usefixtures("_strips")
-@pytest.mark.parametrize("family", POSITIONS)
-def test_alti_and_norms_are_those_of_explicit_vectors(family):
-    for block in (each.attention for each in blocks_of(family)):
+@pytest.mark.parametrize("model_type", POSITIONS)
+def test_alti_and_norms_are_those_of_explicit_vectors(model_type):
+    for block in (each.attention for each in blocks_of(model_type)):
         stages = explicit_pairs(block)
         last = list(stages)[-1]
         output = block.composition.output(block.composition.stages[-1])
@@ -88,12 +88,12 @@ def test_globenc_norms_both_normalisations():
 
 
 @pytest.mark.usefixtures("_strips")
-@pytest.mark.parametrize("family", POSITIONS)
-def test_value_zeroing_is_the_model_run_again_without_one_value(family):
+@pytest.mark.parametrize("model_type", POSITIONS)
+def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
     """The layer of the model itself, with the value of one token set to zero at its projection to the output."""
-    model, layout = model_of(family)
+    model, layout = model_of(model_type)
     inputs = token_batch(model, LENGTHS)
-    blocks = blocks_of(family)
+    blocks = blocks_of(model_type)
     tokens = inputs["attention_mask"].bool()
     for modules, block in zip(layout.bind(model), blocks, strict=True):
         expected = []
@@ -133,9 +133,9 @@ def _layer_with(model, inputs, modules, contexts):
 
 
 @pytest.mark.usefixtures("_strips")
-@pytest.mark.parametrize("family", POSITIONS)
-def test_norms_of_the_layer_are_those_of_its_network_per_pair(family):
-    for block in blocks_of(family):
+@pytest.mark.parametrize("model_type", POSITIONS)
+def test_norms_of_the_layer_are_those_of_its_network_per_pair(model_type):
+    for block in blocks_of(model_type):
         attention, parameters = block.attention, block.parameters
         pairs = list(explicit_pairs(attention).values())[-1]
         identity = torch.eye(pairs.shape[1], dtype=pairs.dtype)[None, :, :, None]
@@ -153,9 +153,9 @@ def test_norms_of_the_layer_are_those_of_its_network_per_pair(family):
         torch.testing.assert_close(got[attention.token_mask], expected[attention.token_mask], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_maps_of_the_model_are_products_with_the_last_layer_on_the_left(family):
-    model, layout = model_of(family)
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_maps_of_the_model_are_products_with_the_last_layer_on_the_left(model_type):
+    model, layout = model_of(model_type)
     inputs = token_batch(model, LENGTHS)
     methods = [MapMethod.ROLLOUT, MapMethod.ALTI, MapMethod.VALUE_ZEROING, MapMethod.NORM_ROLLOUT]
     kept = model_maps(model, layout, inputs, methods, keep=True)
@@ -171,11 +171,11 @@ def test_maps_of_the_model_are_products_with_the_last_layer_on_the_left(family):
         torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_padding_changes_no_map(family):
-    model, layout = model_of(family)
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_padding_changes_no_map(model_type):
+    model, layout = model_of(model_type)
     inputs = token_batch(model, LENGTHS)
-    methods = [method for method in MapMethod if method is not MapMethod.GLOBENC or family == "bert"]
+    methods = [method for method in MapMethod if method is not MapMethod.GLOBENC or model_type == "bert"]
     together = model_maps(model, layout, inputs, methods)
     for row, length in enumerate(LENGTHS):
         alone = model_maps(
@@ -188,7 +188,7 @@ def test_padding_changes_no_map(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "stage", "message"),
+    ("model_type", "method", "stage", "message"),
     [
         ("gpt2", "globenc", "layer", "globenc is defined where both layer normalisations follow"),
         (
@@ -200,8 +200,8 @@ def test_padding_changes_no_map(family):
         ("deberta-v2", "alti", "layer", "a convolution beside its first layer mixes tokens past attention"),
     ],
 )
-def test_what_is_not_defined_says_so(family, method, stage, message):
-    model, layout = model_of(family)
+def test_what_is_not_defined_says_so(model_type, method, stage, message):
+    model, layout = model_of(model_type)
     with pytest.raises(InputError, match=message):
         model_maps(model, layout, token_batch(model, LENGTHS), [MapMethod(method)], stage=MapStage(stage))
 
