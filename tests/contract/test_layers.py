@@ -5,7 +5,7 @@ import pytest
 import torch
 from captum.attr import IntegratedGradients
 
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.feed_forward import BiasRule, Slopes
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.models.families import layout_of
@@ -189,10 +189,10 @@ def test_the_network_is_what_captum_gives(model_type):
     inputs = tuple(part[position : position + 1] for part in (u, w) if part is not None)
     attributions = IntegratedGradients(output).attribute(inputs, n_steps=200, method="gausslegendre")
     expected = sum(part.sum(dim=-1)[0] for part in attributions)
-    _, contributions = block.composition()._pairs(
-        slice(position, position + 1), explicit_pairs(block)[:, position : position + 1], is_cross_attention=False
-    )
-    made = contributions[0, 0, :, dimension]
+    composition = block.composition()
+    slopes = composition.network.slopes(block.pre_activations, block.multipliers)
+    slopes = Slopes(*(None if slope is None else slope[0, position] for slope in slopes))
+    made = composition.network.contribution(read[position, :-1], slopes)[:, dimension]
     # Llama's norms compute in float32 even here.
     bound = INSIDE if layout.feed_forward[0].float32_inside else 1e-8
     torch.testing.assert_close(made, expected[:-1], rtol=bound, atol=bound)

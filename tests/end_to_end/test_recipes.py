@@ -14,7 +14,8 @@ from tests.end_to_end.shell import ROOT, run_here
 
 RECIPES = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
 # Those of translation models are run in test_alignment.py.
-MASKED = [name for name in RECIPES if "alignment" not in name]
+# Kobayashi et al. 2024 have published curves, not numbers: there is nothing to compare with.
+MASKED = [name for name in RECIPES if "alignment" not in name and name != "kobayashi2024"]
 BERT = "google-bert/bert-base-uncased"
 
 
@@ -34,6 +35,15 @@ def test_a_preset_runs_on_another_model_and_says_that_nothing_is_compared(
     data = "stsb" if name.startswith("maruta") else "wikipedia"
     assert f"dataset.name={data} (this run: sample)" in outcome.err
     assert not (folder / "tables/comparison.parquet").exists()
+
+
+def test_feed_forward_networks_of_the_papers_models():
+    assert composed("experiment=kobayashi2024").model.name == BERT
+    options = composed("experiment=kobayashi2024", "model=gpt2", "dataset=sst2")
+    assert (options.model.name, options.dataset.name) == ("openai-community/gpt2", "sst2")
+    assert options.analysis.feedforward.enabled
+    assert options.analysis.feedforward.bias == "summand"
+    assert options.recipe.paper is None
 
 
 def test_a_published_table_is_compared_cell_by_cell():

@@ -12,7 +12,7 @@ TITLES = {
     "attn_n": "Attn-N: vectors",
     "attnres_w": "AttnRes-W: weights + residual",
     "attnres_n": "AttnRes-N: vectors + residual",
-    "attnresln_n": "AttnResLn-N: the whole block",
+    "attnresln_n": "AttnResLn-N: the attention block",
 }
 
 

@@ -20,6 +20,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.models.families import layout_of
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
+from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.running.memory import run_batch
 from tests.oracles import activations
@@ -103,7 +104,14 @@ class Specimen:
         self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any
     ) -> Findings:
         """What an analysis publishes."""
-        observer = Observer(self.loaded.model, self.loaded.layout, layers, range(self.loaded.layers + 1))
+        needs = analyses()[name].load().requirements(chosen, ModelInfo("tiny", self.loaded.layers, 1, 1))
+        observer = Observer(
+            self.loaded.model,
+            self.loaded.layout,
+            layers,
+            range(self.loaded.layers + 1),
+            feed_forward=needs.feed_forward,
+        )
         context = AnalysisContext(
             layers=layers,
             categories=categories,

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from normscope.alignment.options import AlignmentOptions
+from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Findings
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.frequency.options import FrequencyOptions
@@ -38,6 +39,8 @@ def everything(name: str, bert: Specimen) -> Findings:
     match name:
         case "mixing":
             return bert.findings(name, MixingOptions(), [1, 2], categories)
+        case "feedforward":
+            return bert.findings(name, FeedForwardOptions(seed=0), [1, 2], categories)
         case "norms":
             return bert.findings(name, NormsOptions(seed=0), [1, 2], categories)
         case "frequency":

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 
+from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.mixing.options import MixingOptions
@@ -11,7 +12,15 @@ from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.data.token_frequencies import TokenFrequencies
-from tests.oracles import frequency_oracle, mixing_oracle, norms_oracle, outliers_oracle, score_oracle, specimens
+from tests.oracles import (
+    feedforward_oracle,
+    frequency_oracle,
+    mixing_oracle,
+    norms_oracle,
+    outliers_oracle,
+    score_oracle,
+    specimens,
+)
 from tests.oracles.comparison import assert_published
 from tests.oracles.specimens import Specimen
 
@@ -47,6 +56,18 @@ def test_mixing(any_specimen, choice):
     categories = reported(any_specimen, categories)
     found = any_specimen.findings("mixing", MixingOptions(), layers, categories)
     assert_published(found, mixing_oracle.expected(any_specimen, layers, categories))
+
+
+@pytest.mark.parametrize("bias", Bias)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_feedforward(specimen, choice, bias):
+    layers, categories = CHOICES[choice]
+    categories = reported(specimen, categories)
+    options = FeedForwardOptions(bias=bias, pairs=7, seed=2)
+    found = specimen.findings("feedforward", options, layers, categories)
+    expected = feedforward_oracle.expected(specimen, layers, categories, options)
+    # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
+    assert_published(found, expected, tolerance=2e-5 if specimen.loaded.layout.feed_forward[0].float32_inside else 1e-9)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

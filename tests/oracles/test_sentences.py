@@ -65,6 +65,32 @@ CASES = {
             ],
         ),
     ],
+    "feedforward": [
+        ({}, []),
+        (
+            {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "change/ff": 0.3, "change/ff+res": 0.1234},
+            [
+                "After the whole layer, 20.0% of a token's output vector comes from other tokens; after the attention block it "
+                "is 25.0%.",
+                "The network alone changes the order of contributions by 0.300 (1 − Spearman's ρ); with what follows it in the "
+                "layer, the change is smaller: 0.123.",
+            ],
+        ),
+        (
+            {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "atbffresln_n/mean": 0.3},
+            [
+                "After the whole layer, 30.0% of a token's output vector comes from other tokens; after the attention block it "
+                "is 25.0%.",
+            ],
+        ),
+        (
+            {"change/ff": 0.1, "change/ff+res": 0.05, "change/ff+res+ln": 0.2},
+            [
+                "The network alone changes the order of contributions by 0.100 (1 − Spearman's ρ); with what follows it in the "
+                "layer, the change is larger: 0.200.",
+            ],
+        ),
+    ],
     "norms": [
         ({}, []),
         (NORMS, ["The cls tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),

@@ -42,6 +42,15 @@ KOBAYASHI_2021 = Paper(
 }""",
 )
 
+KOBAYASHI_2024 = Paper(
+    "kobayashi2024",
+    """@inproceedings{kobayashi-etal-2024-analyzing,
+  title = {Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps},
+  author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
+  booktitle = {Proceedings of ICLR 2024}, year = {2024}
+}""",
+)
+
 MARUTA_2024 = Paper(
     "maruta2024",
     """@misc{maruta-matsuzaki-2024-outlier,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from normscope.alignment.options import ALIGNMENT
+from normscope.analyses.feedforward.options import FEEDFORWARD
 from normscope.analyses.frequency.options import FREQUENCY
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.mixing.options import MIXING
@@ -17,7 +18,7 @@ from normscope.analyses.score.options import SCORE
 ENTRY_POINTS = "normscope.analyses"
 """Entry point group. Each entry point refers to an `AnalysisInfo`."""
 
-_BUILT_IN = (MIXING, NORMS, FREQUENCY, OUTLIERS, SCORE, ALIGNMENT)
+_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, ALIGNMENT)
 
 log = logging.getLogger("normscope")
 

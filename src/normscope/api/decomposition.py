@@ -138,7 +138,7 @@ class Decomposition:
             "attn_w": "α: weights",
             "attn_n": "‖F‖: vectors",
             "attnres_n": "with the residual connection",
-            "attnresln_n": "the whole block",
+            "attnresln_n": "the attention block",
         }
         pairs = self.pairs[self.pairs["layer"] == number]
         titles = {name: title for name, title in titles.items() if name in pairs}

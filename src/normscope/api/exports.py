@@ -26,7 +26,7 @@ class Maps(Protocol):
 
     @property
     def maps(self) -> dict[str, Tensor]:
-        """Maps of whole blocks, (layer, query, key), by name."""
+        """Maps of attention blocks, (layer, query, key), by name."""
 
     @property
     def ratios(self) -> Tensor:

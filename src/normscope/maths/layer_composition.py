@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.composition import Composition, NormPosition
+from normscope.maths.composition import Composition, NormPosition, Stage
 from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation, scaled_norm
 
@@ -173,11 +173,11 @@ class LayerComposition:
         if self.norm_position == "parallel":
             return torch.zeros_like(self.output)
         vectors = self._as_input(self.attention.others(self.attention.stages[-1]))
-        return self.network.contribution(vectors, self._all_slopes())
+        return self.network.contribution(vectors, self._query_slopes)
 
     def made_of_itself(self) -> Float[Tensor, "batch token model"]:
         """What the network makes of each token's own vector, by running it on that: `parts.own` without a remainder."""
-        return self.network.contribution(self._own_input(), self._all_slopes())
+        return self.network.contribution(self._own_input(), self._query_slopes)
 
     def output_at(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """The layer's output at a stage: the sum of the parts.
@@ -212,7 +212,9 @@ class LayerComposition:
         *,
         is_cross_attention: bool = False,
     ) -> dict[LayerStage, Float[Tensor, "batch token key"]]:
-        """The norm of the vector of every query i and key j, by stage. The network runs once per pair, strip by strip.
+        """The norm of the vector of every query i and key j, by stage.
+
+        The network's last projection runs once per pair, strip by strip.
 
         Args:
             strips: Ranges of queries with their α.
@@ -220,31 +222,44 @@ class LayerComposition:
             is_cross_attention: Whether no key is the token itself; the token's own part then belongs to no pair.
         """
         norms: dict[LayerStage, list[Tensor]] = {stage: [] for stage in self.stages}
+        heads = None if self.norm_position == "parallel" else self._head_neurons(transformed)
         for queries, weights in strips:
-            pairs = torch.einsum("bhqk,bhkm->bqkm", weights, transformed)
-            block, network = self._pairs(queries, pairs, is_cross_attention=is_cross_attention)
+            block = self.attention.of_pairs(torch.einsum("bhqk,bhkm->bqkm", weights, transformed), queries)
+            network = torch.zeros_like(block) if heads is None else self._network_of_pairs(queries, weights, *heads)
+            if not is_cross_attention:
+                own = torch.arange(self.output.shape[1], device=block.device)[queries]
+                rows = torch.arange(len(own), device=block.device)
+                block[:, rows, own] = self.attention.own(self.attention.stages[-1])[:, queries]
+                network[:, rows, own] = self.parts.own[:, queries]
             for stage in self.stages:
                 norms[stage].append(torch.linalg.vector_norm(self._at(stage, network, block, queries), dim=-1))
         return {stage: torch.cat(parts, dim=1) for stage, parts in norms.items()}
 
-    def _pairs(self, queries: slice, pairs: Tensor, *, is_cross_attention: bool) -> tuple[Tensor, Tensor]:
-        """T_ij and FF_ij of some queries, from F_ij."""
-        attention = self.attention
-        block = attention.of_pairs(pairs, queries)
-        own = torch.arange(self.output.shape[1], device=pairs.device)[queries]
-        rows = torch.arange(len(own), device=pairs.device)
-        if not is_cross_attention:
-            block[:, rows, own] = attention.own(attention.stages[-1])[:, queries]
-        if self.norm_position == "parallel":
-            network = torch.zeros_like(block)
-            if not is_cross_attention:
-                network[:, rows, own] = self.parts.own[:, queries]
-            return block, network
-        slopes = self._all_slopes()
-        beside = slopes.multiplier
-        beside = None if beside is None else beside[:, queries].unsqueeze(2)
-        slopes = Slopes(slopes.input[:, queries].unsqueeze(2), beside)
-        return block, self.network.contribution(self._as_input(block, queries), slopes)
+    def _head_neurons(self, transformed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What each head's f(x_j) adds to u and w of a query with weight 1 and deviations 1: batch, head, key, neuron."""
+        if self.attention.stages[-1] is Stage.NORMALISED and self.attention.normalisation is not None:
+            transformed = self.attention.normalisation.scaled(transformed)
+        if self._input_norm is not None:
+            transformed = self._input_norm.scaled(transformed)
+        weight = self.network.multiplier_weight
+        return transformed @ self.network.input_weight, None if weight is None else transformed @ weight
+
+    def _network_of_pairs(self, queries: slice, weights: Tensor, input_part: Tensor, other: Tensor | None) -> Tensor:
+        """FF_ij of some queries for j ≠ i: the heads' neurons are weighted and summed, so W_1 is not applied to every pair."""
+        if self.attention.stages[-1] is Stage.NORMALISED:
+            weights = weights / self.attention.deviation[:, None, queries, None]
+        if self.input_deviation is not None:
+            weights = weights / self.input_deviation[:, None, queries, None]
+        slopes = self._query_slopes.input[:, queries].unsqueeze(2)
+        neurons = torch.einsum("bhqk,bhkn->bqkn", weights, input_part).mul_(slopes)
+        multiplier = self._query_slopes.multiplier
+        if other is not None and multiplier is not None:
+            neurons.addcmul_(torch.einsum("bhqk,bhkn->bqkn", weights, other), multiplier[:, queries].unsqueeze(2))
+        return neurons @ self.network.output_weight
+
+    @cached_property
+    def _query_slopes(self) -> Slopes:
+        return self.network.slopes(self.pre_activations, self.multipliers)
 
     def double(self) -> "LayerComposition":
         """A copy in float64 on the CPU. Deviations keep the values of the model's precision."""
@@ -288,12 +303,12 @@ class LayerComposition:
             return self.inputs if norm is None or norm.bias is None else self.inputs - norm.bias
         return self._as_input(self.attention.own(self.attention.stages[-1]))
 
-    def _as_input(self, vectors: Tensor, queries: slice = slice(None)) -> Tensor:
+    def _as_input(self, vectors: Tensor) -> Tensor:
         """What the network reads of parts of y_i: γ ⊙ (v − mean(v)) / σ_i if a norm stands before it."""
         norm, deviation = self._input_norm, self.input_deviation
         if norm is None or deviation is None:
             return vectors
-        return norm.scaled(vectors) / _beside(deviation[:, queries], vectors)
+        return norm.scaled(vectors) / deviation.unsqueeze(-1)
 
     def _constant_input(self) -> tuple[Float[Tensor, "token rank"], Float[Tensor, "rank model"]]:
         """The constant part of what the network reads, as coefficients by token and a few vectors."""
@@ -315,9 +330,6 @@ class LayerComposition:
         """The slopes of some tokens, counted over all sequences."""
         multipliers = None if self.multipliers is None else self.multipliers.flatten(0, 1)[rows]
         return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers)
-
-    def _all_slopes(self) -> Slopes:
-        return self.network.slopes(self.pre_activations, self.multipliers)
 
     def _at(self, stage: LayerStage, network: Tensor, block: Tensor, queries: slice = slice(None)) -> Tensor:
         """A part of the output at a stage, without β, from the same part of the network's output and of y."""

@@ -21,7 +21,7 @@ from normscope.maths.composition import STAGES, Composition, NormPosition, Stage
 
 
 class Method(enum.StrEnum):
-    """The five measures in K21 of how much a block mixes, from the weights alone to the whole block."""
+    """The five measures in K21 of how much a block mixes, from the weights alone to the attention block."""
 
     ATTN_W = "attn_w"
     ATTN_N = "attn_n"

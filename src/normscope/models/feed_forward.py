@@ -172,7 +172,7 @@ class FeedForwardBlock:
     ) -> dict[LayerStage, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key at every stage from the end of the attention block on.
 
-        The network runs once per pair, in strips of queries.
+        The network's last projection runs once per pair, in strips of queries.
 
         Args:
             rule: Where integrated gradients leave the network's biases.

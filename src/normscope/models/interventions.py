@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope.data.batching import Batch, batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer, Replacement
 
@@ -68,6 +69,7 @@ class InterventionRunner:
         batches: Batch | Iterable[Batch],
         visit: Callable[[AttentionBlock], None],
         ablation: Ablation | None = None,
+        visit_feed_forward: Callable[[FeedForwardBlock], None] | None = None,
     ) -> None:
         """Run batches through the model and visit the blocks of the runner's layers.
 
@@ -75,11 +77,14 @@ class InterventionRunner:
             batches: One batch or more, on any device.
             visit: Called with each block, batch by batch, layer by layer.
             ablation: What to replace.
+            visit_feed_forward: Called with the feed-forward network of each of these layers, after its block.
         """
+        observer = self._observer if visit_feed_forward is None else self._feed_forward_observer
         for batch in [batches] if isinstance(batches, Batch) else batches:
-            with self._observer as observer:
+            with observer:
                 inputs = batch.to(self._model.device).model_inputs()
-                observer.run(inputs, visit, replacements=self._replacements(ablation))
+                replacements = self._replacements(ablation)
+                observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements)
 
     @property
     def predicts_masked_tokens(self) -> bool:
@@ -119,6 +124,10 @@ class InterventionRunner:
     def _observer(self) -> Observer:
         # Shared by hundreds of passes, because it splits the weights into heads when created.
         return Observer(self._model.model, self._model.layout, self._layers)
+
+    @cached_property
+    def _feed_forward_observer(self) -> Observer:
+        return Observer(self._model.model, self._model.layout, self._layers, feed_forward=True)
 
     def _replacements(self, ablation: Ablation | None) -> dict[int, Replacement]:
         if ablation is None:

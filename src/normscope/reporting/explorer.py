@@ -14,7 +14,7 @@ MEASURES = {
     "attn_w": "α (attention weight)",
     "attn_n": "‖αf(x)‖ (weighted vector)",
     "attnres_n": "‖αf(x) + x‖ (with the residual connection)",
-    "attnresln_n": "‖LN(αf(x) + x)‖ (the whole block)",
+    "attnresln_n": "‖LN(αf(x) + x)‖ (the attention block)",
 }
 """Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
 
@@ -41,7 +41,7 @@ class TokenMaps:
     norms: np.ndarray
     """‖f(x)‖: layer, head, key."""
     maps: Mapping[str, np.ndarray]
-    """Norms of the vectors that the whole block passes from key to query, by method: layer, query, key."""
+    """Norms of the vectors that the attention block passes from key to query, by method: layer, query, key."""
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None

@@ -23,7 +23,7 @@ TITLES = {
     Method.ATTN_N: "Attn-N: vectors",
     Method.ATTNRES_W: "AttnRes-W: weights + residual",
     Method.ATTNRES_N: "AttnRes-N: vectors + residual",
-    Method.ATTNRESLN_N: "AttnResLn-N: the whole block",
+    Method.ATTNRESLN_N: "AttnResLn-N: the attention block",
 }
 
 

@@ -7,7 +7,7 @@ from normscope.rounding import percentage
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The mixing ratio of the whole block beside that of the weights alone, and its range over tokens."""
+    """The mixing ratio of the attention block beside that of the weights alone, and its range over tokens."""
     by_weights, by_block = metrics.get("attn_w/mean"), metrics.get("attnresln_n/mean", metrics.get("attnres_n/mean"))
     if by_block is None:
         if by_weights is None:

@@ -1,0 +1,123 @@
+"""Figures of the feed-forward analysis."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.feedforward.maps import FLATTENED, STEPS, SentenceMaps
+from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
+from normscope.data.categories import ALL
+from normscope.maths.layer_composition import LayerStage
+from normscope.statistics.tidy import tidy
+
+TITLES = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_n": "AttnRes-N: + residual",
+    "atb_n": "Atb: the attention block",
+    "atbff_n": "AtbFf: the network",
+    "atbffres_n": "AtbFfRes: + residual",
+    "atbffresln_n": "AtbFfResLn: + norm",
+}
+"""The methods from the attention weights to the end of the layer."""
+
+
+def describe_figures(
+    ratios: pd.DataFrame, categories: Sequence[str], change: pd.DataFrame, sentences: Sequence[SentenceMaps]
+) -> dict[str, Figure]:
+    """All figures.
+
+    Args:
+        ratios: Mixing ratios by layer, method (those of TITLES) and category.
+        categories: The categories to show.
+        change: The table `change`.
+        sentences: Maps of a few sequences.
+    """
+    percent = ratios.assign(mean=ratios["mean"] * 100)
+    shown = percent[(percent["count"] > 0) & percent["category"].isin(categories)].reset_index(drop=True)
+    overall = percent[percent["category"] == ALL]
+    titles = {method: title for method, title in TITLES.items() if (overall["method"] == method).any()}
+    figures: dict[str, Figure] = {
+        "strip": HeatmapPanels(
+            table=shown,
+            panel="method",
+            row="layer",
+            column="category",
+            value="mean",
+            panel_titles=titles,
+            value_label="mixing ratio (%)",
+            limits=(0.0, 100.0),
+            caption=(
+                "Share of a token's vector that comes from other tokens, by layer (deepest at the top) and token category, "
+                "from the attention weights (left) to the end of the layer (right)."
+            ),
+        ),
+        "by_layer": Lines(
+            table=overall,
+            x="layer",
+            y="mean",
+            series="method",
+            series_titles=titles,
+            y_label="mean mixing ratio (%)",
+            limits=(0.0, 100.0),
+            caption="Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer.",
+        ),
+    }
+    return figures | _of_maps(change, sentences)
+
+
+def _of_maps(change: pd.DataFrame, sentences: Sequence[SentenceMaps]) -> dict[str, Figure]:
+    """What the maps of the sample show: their change by step, and some of them."""
+    figures: dict[str, Figure] = {}
+    flattened = change[(change["scope"] == FLATTENED) & change["mean"].notna()]
+    if len(flattened):
+        figures["change"] = Lines(
+            table=flattened.assign(low=flattened["mean"] - flattened["std"], high=flattened["mean"] + flattened["std"]),
+            x="layer",
+            y="mean",
+            series="step",
+            series_titles={step: step for step in STEPS if (flattened["step"] == step).any()},
+            y_label="change (1 − Spearman's ρ)",
+            band=("low", "high"),
+            caption=(
+                "How much each step changes the order of contributions between tokens: the feed-forward network (ff), its "
+                "residual connection (res) and normalisation (ln). Bands are one standard deviation over sequences."
+            ),
+        )
+    network = flattened[flattened["step"] == "ff"]
+    if len(network):
+        layer = int(network["layer"].iloc[network["mean"].argmax()])
+        for number, sentence in enumerate(sentences, start=1):
+            figures[f"maps_{number}"] = _maps(sentence, layer)
+    return figures
+
+
+def _maps(sentence: SentenceMaps, layer: int) -> WordMaps:
+    maps = sentence.maps[layer]
+    table = tidy(
+        {
+            "query_token": np.array(sentence.queries, dtype=object)[None, :, None],
+            "key_token": np.array(sentence.keys, dtype=object)[None, None],
+            "value": np.stack(list(maps.values())),
+        },
+        method=[f"{stage}_n" for stage in maps],
+        query=range(len(sentence.queries)),
+        key=range(len(sentence.keys)),
+    )
+    last = max(maps, key=list(LayerStage).index)
+    return WordMaps(
+        table=table.assign(frame="none"),
+        panel="method",
+        panel_titles={f"{stage}_n": TITLES[f"{stage}_n"] for stage in maps},
+        row="query",
+        row_label="query_token",
+        column="key",
+        column_label="key_token",
+        value="value",
+        frame="frame",
+        caption=(
+            f"How much each token (row) takes from each token (column) in layer {layer}, where the network changes the maps "
+            f"most, from the attention block ({LayerStage.BLOCK}_n) to the end of the layer ({last}_n); darker is more."
+        ),
+    )

@@ -1,0 +1,218 @@
+"""Token maps before and after each part of a layer: how much they change, and which pairs the network amplifies."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import torch
+
+from normscope.analyses.base import AnalysisContext
+from normscope.data.batching import Batch
+from normscope.maths.feed_forward import BiasRule
+from normscope.maths.layer_composition import LayerStage
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.interventions import InterventionRunner
+
+STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
+    "ff": (LayerStage.BLOCK, LayerStage.NETWORK),
+    "res": (LayerStage.NETWORK, LayerStage.RESIDUAL),
+    "ln": (LayerStage.RESIDUAL, LayerStage.NORMALISED),
+    "ff+res": (LayerStage.BLOCK, LayerStage.RESIDUAL),
+    "ff+res+ln": (LayerStage.BLOCK, LayerStage.NORMALISED),
+}
+"""The stages before and after each step."""
+
+FLATTENED, ROW_WISE = "flattened", "row-wise"
+
+# Maps of longer sequences are not legible.
+_DRAWN_TOKENS = 40
+_DRAWN = 2
+
+
+class SentenceMaps(NamedTuple):
+    """The maps of one sequence."""
+
+    queries: list[str]
+    keys: list[str]
+    maps: dict[int, dict[LayerStage, np.ndarray]]
+    """By layer and stage: query, key."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapFindings:
+    """What the maps of a sample of sequences show."""
+
+    change: pd.DataFrame
+    amplified: pd.DataFrame
+    sentences: list[SentenceMaps]
+    """The maps of the shortest sequences."""
+
+
+def compare_maps(
+    runner: InterventionRunner, batches: Sequence[Batch], context: AnalysisContext, rule: BiasRule, pairs: int
+) -> MapFindings:
+    """Run the model on a sample and compare the maps of every layer stage by stage.
+
+    Args:
+        runner: Runs the model.
+        batches: The sample.
+        context: The context of the run.
+        rule: Where integrated gradients leave the network's biases.
+        pairs: Number of pairs to list in each layer.
+    """
+    comparison = _Comparison(context, rule, pairs, _shortest(batches))
+    for batch in runner.progress(batches, len(batches), "token maps of feed-forward networks"):
+        sentences = comparison.choose(batch)
+        runner.observe(
+            batch,
+            lambda _block: None,
+            visit_feed_forward=lambda block, batch=batch, sentences=sentences: comparison.add(  # type: ignore[misc]
+                block, batch, sentences
+            ),
+        )
+    shortest_first = sorted(comparison.sentences, key=lambda sentence: max(len(sentence.queries), len(sentence.keys)))
+    return MapFindings(comparison.change(), comparison.amplified(), shortest_first)
+
+
+class _Comparison:
+    def __init__(self, context: AnalysisContext, rule: BiasRule, pairs: int, drawn: frozenset[int]) -> None:
+        self._context, self._rule, self._pairs, self._drawn = context, rule, pairs, drawn
+        self._changes: dict[tuple[int, str, str], list[float]] = {}
+        self._amplified: dict[int, list[tuple[float, tuple[int, ...], dict[str, object]]]] = {}
+        self.sentences: list[SentenceMaps] = []
+
+    def choose(self, batch: Batch) -> dict[int, SentenceMaps]:
+        """The sequences of a batch whose maps are kept, by row."""
+        chosen: dict[int, SentenceMaps] = {}
+        for row in range(batch.sequences):
+            if batch.fingerprints[row] in self._drawn and len(self.sentences) < _DRAWN:
+                chosen[row] = SentenceMaps(self._tokens(batch, row), self._tokens(batch.keys, row), {})
+                self.sentences.append(chosen[row])
+        return chosen
+
+    def add(self, block: FeedForwardBlock, batch: Batch, sentences: Mapping[int, SentenceMaps]) -> None:
+        """Add the maps of one layer."""
+        maps = {stage: norms.cpu().double() for stage, norms in block.pair_maps(self._rule, in_double=False).items()}
+        for row in range(batch.sequences):
+            queries, keys = int(batch.token_mask[row].sum()), int(batch.keys.token_mask[row].sum())
+            seen = block.attention.visible(sequences=slice(row, row + 1))[0].any(dim=0)[:queries, :keys].cpu().numpy()
+            of_row = {stage: norms[row, :queries, :keys].numpy() for stage, norms in maps.items()}
+            if row in sentences:
+                sentences[row].maps[block.layer] = of_row
+            self._compare(block.layer, of_row, seen)
+            self._amplify(block.layer, of_row, seen, batch, row)
+
+    def change(self) -> pd.DataFrame:
+        """1 − ρ by layer, step and scope."""
+        rows = [
+            {
+                "layer": layer,
+                "step": step,
+                "scope": scope,
+                "mean": np.mean(values) if values else np.nan,
+                "std": np.std(values) if values else np.nan,
+                "count": len(values),
+            }
+            for layer in self._context.layers
+            for step in STEPS
+            for scope in (FLATTENED, ROW_WISE)
+            if (values := self._changes.get((layer, step, scope))) is not None
+        ]
+        return pd.DataFrame(rows, columns=["layer", "step", "scope", "mean", "std", "count"])
+
+    def amplified(self) -> pd.DataFrame:
+        """The pairs whose share the network raises most, layer by layer."""
+        rows = [{"layer": layer, **row} for layer in self._context.layers for *_, row in self._amplified.get(layer, ())]
+        return pd.DataFrame(rows, columns=["layer", "query_token", "key_token", "category", "before", "after"])
+
+    def _tokens(self, batch: Batch, row: int) -> list[str]:
+        return [self._context.token(token) for token in batch.input_ids[row][batch.token_mask[row]].tolist()]
+
+    def _compare(self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray) -> None:
+        ranks = {stage: _ranks(norms, seen) for stage, norms in maps.items()}
+        for step, (before, after) in STEPS.items():
+            if before not in maps or after not in maps:
+                continue
+            rows = [
+                _pearson(one[visible], other[visible])
+                for one, other, visible in zip(ranks[before].by_row, ranks[after].by_row, seen, strict=True)
+            ]
+            flattened = _pearson(ranks[before].together, ranks[after].together)
+            for scope, values in ((FLATTENED, [flattened]), (ROW_WISE, rows)):
+                defined = [value for value in values if not np.isnan(value)]
+                changes = self._changes.setdefault((layer, step, scope), [])
+                if defined:
+                    changes.append(float(np.mean([1 - value for value in defined])))
+
+    def _amplify(
+        self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, batch: Batch, row: int
+    ) -> None:
+        before, after = (_shares(maps[stage], seen) for stage in STEPS["ff"])
+        gain = np.where(seen, after - before, -np.inf)
+        if not batch.is_cross_attention:
+            np.fill_diagonal(gain, -np.inf)
+        best = np.argsort(-gain, axis=None, kind="stable")[: self._pairs]
+        listed = self._amplified.setdefault(layer, [])
+        for query, key in zip(*np.unravel_index(best, gain.shape), strict=True):
+            if gain[query, key] == -np.inf:
+                continue
+            taking, giving = int(batch.input_ids[row, query]), int(batch.keys.input_ids[row, key])
+            pair = {
+                "query_token": self._context.token(taking),
+                "key_token": self._context.token(giving),
+                "category": self._kind(taking, giving, abs(int(query) - int(key)), batch),
+                "before": float(before[query, key]),
+                "after": float(after[query, key]),
+            }
+            listed.append((-float(gain[query, key]), (batch.fingerprints[row], int(query), int(key)), pair))
+        listed.sort(key=lambda entry: entry[:2])
+        del listed[self._pairs :]
+
+    def _kind(self, query: int, key: int, distance: int, batch: Batch) -> str:
+        special = self._context.special_tokens
+        if query in special or key in special:
+            return "special"
+        if query == key:
+            return "same token"
+        return "adjacent" if distance == 1 and not batch.is_cross_attention else "other"
+
+
+def _shortest(batches: Sequence[Batch]) -> frozenset[int]:
+    """The fingerprints of the shortest sequences, as far as their maps are legible."""
+    sizes = [
+        (int(torch.maximum(queries, keys)), fingerprint)
+        for batch in batches
+        for queries, keys, fingerprint in zip(
+            batch.token_mask.sum(dim=-1).cpu(), batch.keys.token_mask.sum(dim=-1).cpu(), batch.fingerprints, strict=True
+        )
+    ]
+    return frozenset(fingerprint for size, fingerprint in sorted(sizes)[:_DRAWN] if size <= _DRAWN_TOKENS)
+
+
+class _Ranks(NamedTuple):
+    together: np.ndarray
+    """Of the visible pairs."""
+    by_row: np.ndarray
+    """Of all pairs; NaN where the key is not visible."""
+
+
+def _ranks(norms: np.ndarray, seen: np.ndarray) -> _Ranks:
+    by_row = scipy.stats.rankdata(np.where(seen, norms, np.nan), axis=1, nan_policy="omit")
+    return _Ranks(scipy.stats.rankdata(norms[seen]), by_row)
+
+
+def _pearson(one: np.ndarray, other: np.ndarray) -> float:
+    """The correlation of ranks; NaN if either side is constant."""
+    one, other = one - one.mean(), other - other.mean()
+    size = np.sqrt(one @ one) * np.sqrt(other @ other)
+    return float(one @ other / size) if size > 0 else float("nan")
+
+
+def _shares(norms: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Each query's norms divided by their sum over its keys."""
+    norms = np.where(seen, norms, 0.0)
+    shares: np.ndarray = norms / np.maximum(norms.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    return shares

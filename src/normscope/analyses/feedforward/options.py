@@ -1,0 +1,56 @@
+"""Options of the feed-forward analysis."""
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+from omegaconf import II
+
+from normscope.analyses.feedforward.outputs import OUTPUTS
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import KOBAYASHI_2024
+from normscope.config.rules import at_least
+
+if TYPE_CHECKING:
+    from normscope.config.schema import RunOptions
+
+
+class Bias(enum.StrEnum):
+    """Where integrated gradients leave the network's biases: see `maths/feed_forward.py`."""
+
+    summand = "summand"
+    inside = "inside"
+
+
+@dataclasses.dataclass
+class FeedForwardOptions(AnalysisConfig):
+    """Mixing through the whole layer, with the feed-forward network (Kobayashi et al. 2024)."""
+
+    bias: Bias = Bias.summand
+    """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
+    sequences: int = 100
+    """Number of sequences, drawn by the seed, whose token maps are compared; the ratios cover the whole corpus."""
+    pairs: int = 20
+    """Number of pairs of tokens to list in each layer."""
+    seed: int = II("seed")
+    """Seed of the sampled sequences."""
+
+    def validate(self, _run: "RunOptions") -> None:
+        """Check the sizes.
+
+        Raises:
+            InputError: If one is too small.
+        """
+        at_least(1, "analysis.feedforward.sequences", self.sequences)
+        at_least(1, "analysis.feedforward.pairs", self.pairs)
+
+
+FEEDFORWARD = AnalysisInfo(
+    name="feedforward",
+    title="Feed-forward networks",
+    options=FeedForwardOptions,
+    implementation="normscope.analyses.feedforward.analysis:FeedForwardAnalysis",
+    papers=(KOBAYASHI_2024,),
+    supports_cross_attention=True,
+    outputs=OUTPUTS,
+)

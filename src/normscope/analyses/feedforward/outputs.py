@@ -1,0 +1,55 @@
+"""What the feed-forward analysis publishes."""
+
+from normscope.analyses.columns import CATEGORY_OF_TOKEN, LAYER, TOKENS
+from normscope.analyses.info import Outputs, TableInfo
+
+OUTPUTS = Outputs(
+    tables={
+        "mixing_by_layer": TableInfo(
+            row="layer, method and category",
+            columns={
+                "layer": LAYER,
+                "method": "How far through the layer: `atb_n` (the attention block), `atbff_n` (the feed-forward network), "
+                "`atbffres_n` (with its residual connection) or `atbffresln_n` (with its normalisation).",
+                "category": CATEGORY_OF_TOKEN,
+                "mean": "Mean mixing ratio of the tokens, in [0, 1].",
+                "sequence_mean": "Mean over the tokens of a sequence first, then over the sequences that have such tokens.",
+                "max": "Largest mixing ratio of a token.",
+                "min": "Smallest mixing ratio of a token.",
+                "count": TOKENS,
+            },
+        ),
+        "change": TableInfo(
+            row="layer, step and scope",
+            columns={
+                "layer": LAYER,
+                "step": "What lies between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
+                "scope": "Whether all pairs of a sequence are ranked together (`flattened`) or query by query (`row-wise`).",
+                "mean": "Mean over sequences of 1 − Spearman's ρ of the maps before and after the step.",
+                "std": "Standard deviation over sequences (of the population).",
+                "count": "Number of sequences.",
+            },
+        ),
+        "amplified": TableInfo(
+            row="layer and pair of tokens, those first whose share the network raises most",
+            columns={
+                "layer": LAYER,
+                "query_token": "The token that takes.",
+                "key_token": "The token that gives.",
+                "category": "Kind of pair: `special` (one is a special token), `same token`, `adjacent` or `other`.",
+                "before": "Share of the pair in the sum over the query's keys, after the attention block.",
+                "after": "The same after the feed-forward network.",
+            },
+        ),
+    },
+    metrics={
+        "<method>/mean": "Mean mixing ratio of all tokens in all chosen layers.",
+        "<method>/max": "Largest mixing ratio of a token in any chosen layer.",
+        "<method>/min": "Smallest mixing ratio of a token in any chosen layer.",
+        "change/<step>": "Mean over layers and sequences of 1 − Spearman's ρ of the flattened maps before and after the step.",
+    },
+    curves={
+        "<method>/mean": "Mean mixing ratio of all tokens.",
+        "change/<step>": "Mean over sequences of 1 − Spearman's ρ of the flattened maps before and after the step.",
+    },
+)

@@ -1,0 +1,37 @@
+"""The findings of the feed-forward analysis in sentences, from its metrics. Missing metrics are skipped."""
+
+from collections.abc import Mapping
+
+from normscope.analyses.findings import Sentence
+from normscope.rounding import number, percentage
+
+_LAST = ("atbffresln_n", "atbffres_n")
+
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The mixing ratio of the whole layer beside that of the attention block, and what the network does to the maps."""
+    sentences: list[Sentence] = []
+    block = metrics.get("atb_n/mean")
+    last = next((metrics[f"{name}/mean"] for name in _LAST if f"{name}/mean" in metrics), None)
+    if block is not None and last is not None:
+        sentences.append(
+            Sentence(
+                f"After the whole layer, {percentage(last)} of a token's output vector comes from other tokens; after the "
+                f"attention block it is {percentage(block)}.",
+                figure="by_layer",
+                table="mixing_by_layer",
+            )
+        )
+    alone = metrics.get("change/ff")
+    whole = metrics.get("change/ff+res+ln", metrics.get("change/ff+res"))
+    if alone is not None and whole is not None:
+        verb = "smaller" if whole < alone else "larger"
+        sentences.append(
+            Sentence(
+                f"The network alone changes the order of contributions by {number(alone)} (1 − Spearman's ρ); with what "
+                f"follows it in the layer, the change is {verb}: {number(whole)}.",
+                figure="change",
+                table="change",
+            )
+        )
+    return sentences

@@ -1,0 +1,301 @@
+"""The feed-forward analysis by brute force: the vector of every pair, at every stage of the layer."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import scipy.special
+import scipy.stats
+
+from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
+from tests.oracles.activations import Sequence_
+from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
+from tests.oracles.specimens import Specimen
+
+TITLES = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_n": "AttnRes-N: + residual",
+    "atb_n": "Atb: the attention block",
+    "atbff_n": "AtbFf: the network",
+    "atbffres_n": "AtbFfRes: + residual",
+    "atbffresln_n": "AtbFfResLn: + norm",
+}
+STEPS = {
+    "ff": ("atb_n", "atbff_n"),
+    "res": ("atbff_n", "atbffres_n"),
+    "ln": ("atbffres_n", "atbffresln_n"),
+    "ff+res": ("atb_n", "atbffres_n"),
+    "ff+res+ln": ("atb_n", "atbffresln_n"),
+}
+
+
+def expected(
+    specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: FeedForwardOptions
+) -> Expected:
+    """Everything that the analysis publishes."""
+    pairs = {
+        (number, layer): stages_of(specimen, sequence, layer, options.bias)
+        for number, sequence in enumerate(specimen.sequences)
+        for layer in layers
+    }
+    post = specimen.sequences[0].blocks[0].gamma is not None
+    methods = [method for method in TITLES if post or method not in ("attnres_n", "atbffresln_n")]
+    tokens = _tokens(specimen, layers, pairs, methods)
+    rows = [
+        {"layer": layer, "method": method, "category": category, **_statistics(chosen)}
+        for layer, method, category in itertools.product(layers, methods, dict.fromkeys([*categories, "all"]))
+        if len(chosen := _of(tokens, layer, method, category))
+    ]
+    ratios = table(["layer", "method", "category"], rows)
+    own = [method for method in methods if method.startswith("atb")]
+    everything = {method: tokens[tokens["method"] == method]["ratio"] for method in own}
+    change = _change(specimen, layers, pairs)
+    flattened = {
+        step: {layer: float(change.loc[(layer, step, "flattened"), "mean"]) for layer in layers}
+        for step in STEPS
+        if (layers[0], step, "flattened") in change.index
+    }
+    metrics = {
+        f"{method}/{name}": float(getattr(ratios_of, name)())
+        for method, ratios_of in everything.items()
+        for name in ("mean", "max", "min")
+    } | {f"change/{step}": float(np.mean(list(curve.values()))) for step, curve in flattened.items()}
+    means = dict(ratios["mean"].items())
+    curves = {f"{method}/mean": {layer: means[layer, method, "all"] for layer in layers} for method in own}
+    shown = ratios[
+        ratios.index.get_level_values("method").isin(own) & ratios.index.get_level_values("category").isin(categories)
+    ]
+    return Expected(
+        tables={"mixing_by_layer": shown, "change": change, "amplified": _amplified(specimen, layers, pairs, options)},
+        metrics=metrics,
+        curves=curves | {f"change/{step}": curve for step, curve in flattened.items()},
+        figures=_figures(specimen, layers, categories, pairs, methods, ratios, change, flattened),
+        summary=pd.DataFrame(
+            {
+                f"{name} %": {method: metrics[f"{method}/{name}"] * 100 for method in own}
+                for name in ("mean", "max", "min")
+            }
+        ),
+        sentences=_sentences(metrics, post),
+        notes=["the biases of the networks stay inside their activations"] if options.bias is Bias.inside else [],
+    )
+
+
+def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: Bias) -> dict[str, np.ndarray]:
+    """The vector of every pair (query, key, model) from the attention block to the end of the layer, by method."""
+    block, length = sequence.blocks[layer - 1], len(sequence.ids)
+    pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
+    pairs[np.arange(length), np.arange(length)] += block.x
+    constant = np.zeros_like(block.x) + block.weights.output_bias
+    modules = specimen.loaded.layout.bind(specimen.loaded.model)[layer - 1].whole
+    if block.gamma is None:
+        norm, mlp = modules.post_attention_layernorm, modules.mlp
+        gamma = norm.weight.numpy()
+        deviation = np.sqrt(((pairs.sum(axis=1) + constant) ** 2).mean(axis=-1) + norm.variance_epsilon)[:, None]
+        read, rest = gamma * pairs / deviation[:, :, None], gamma * constant / deviation
+        network = _gated(mlp, read, rest)
+        return {"atb_n": pairs, "atbff_n": network, "atbffres_n": network + pairs}
+    beta = modules.attention.output.LayerNorm.bias.numpy()
+    block_vectors, rest = _normalised(pairs, constant, block.gamma, beta, block.epsilon)
+    network, rest_of_network = _plain(modules, block_vectors, rest, bias)
+    total, rest = network + block_vectors, rest + rest_of_network
+    norm = modules.output.LayerNorm
+    last, _ = _normalised(total, rest, norm.weight.numpy(), norm.bias.numpy(), norm.eps)
+    return {"atb_n": block_vectors, "atbff_n": network, "atbffres_n": total, "atbffresln_n": last}
+
+
+def _normalised(pairs, rest, gamma, beta, epsilon) -> tuple[np.ndarray, np.ndarray]:
+    deviation = np.sqrt((pairs.sum(axis=1) + rest).var(axis=-1) + epsilon)[:, None]
+    centred = pairs - pairs.mean(axis=-1, keepdims=True)
+    rest = rest - rest.mean(axis=-1, keepdims=True)
+    return gamma * centred / deviation[:, :, None], gamma * rest / deviation + beta
+
+
+def _plain(layer, read: np.ndarray, rest: np.ndarray, bias: Bias) -> tuple[np.ndarray, np.ndarray]:
+    """BERT's network: by pair, and from no token."""
+    inner, outer = (layer.intermediate.dense, layer.output.dense)
+    first, second = inner.weight.numpy().T, outer.weight.numpy().T
+    b = inner.bias.numpy()
+    u = (read.sum(axis=1) + rest) @ first + b
+    start = b if bias is Bias.inside else 0.0
+    slope = (_gelu(u) - _gelu(start)) / (u - start)
+    unowned = rest @ first + (0.0 if bias is Bias.inside else b)
+    pairs = (read @ first * slope[:, None]) @ second
+    return pairs, (unowned * slope + _gelu(start)) @ second + outer.bias.numpy()
+
+
+def _gelu(u):
+    return u * scipy.special.ndtr(u)
+
+
+def _gated(mlp, read: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """Qwen2's network by pair: integrated gradients by quadrature. It has no biases, so neither has its input."""
+    assert not rest.any()
+    gate, up, down = (module.weight.numpy().T for module in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    y = read.sum(axis=1)
+    u, w = y @ gate, y @ up
+    by_u, by_w = np.zeros_like(u), np.zeros_like(u)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(60), strict=True):
+        a = (node + 1) / 2
+        sigmoid = scipy.special.expit(a * u)
+        by_u += weight / 2 * (sigmoid + a * u * sigmoid * (1 - sigmoid)) * a * w
+        by_w += weight / 2 * a * u * sigmoid
+    return (read @ gate * by_u[:, None] + read @ up * by_w[:, None]) @ down
+
+
+def _ratio(pairs: np.ndarray) -> np.ndarray:
+    own = pairs[np.arange(len(pairs)), np.arange(len(pairs))]
+    others = np.linalg.norm(pairs.sum(axis=1) - own, axis=-1)
+    return others / (others + np.linalg.norm(own, axis=-1))
+
+
+def _tokens(specimen, layers, pairs, methods) -> pd.DataFrame:
+    """One row per layer, method and token."""
+    parts = []
+    for number, sequence in enumerate(specimen.sequences):
+        for layer in layers:
+            ratios = sequence.blocks[layer - 1].ratios() | {
+                method: _ratio(vectors) for method, vectors in pairs[number, layer].items()
+            }
+            parts += [
+                pd.DataFrame(
+                    {
+                        "layer": layer,
+                        "method": method,
+                        "sequence": number,
+                        "category": specimen.categories(sequence),
+                        "ratio": ratios[method],
+                    }
+                )
+                for method in methods
+            ]
+    return pd.concat(parts)
+
+
+def _of(tokens: pd.DataFrame, layer: int, method: str, category: str) -> pd.DataFrame:
+    chosen = tokens[(tokens["layer"] == layer) & (tokens["method"] == method)]
+    return chosen if category == "all" else chosen[chosen["category"] == category]
+
+
+def _statistics(chosen: pd.DataFrame) -> dict[str, float]:
+    ratio = chosen["ratio"]
+    return {
+        "mean": ratio.mean(),
+        "sequence_mean": chosen.groupby("sequence")["ratio"].mean().mean(),
+        "max": ratio.max(),
+        "min": ratio.min(),
+        "count": len(ratio),
+    }
+
+
+def _rho(one: np.ndarray, other: np.ndarray) -> float:
+    if len(np.unique(one)) < 2 or len(np.unique(other)) < 2:
+        return np.nan
+    return float(scipy.stats.spearmanr(one, other).statistic)
+
+
+def _change(specimen: Specimen, layers: Sequence[int], pairs: Mapping) -> pd.DataFrame:
+    rows = []
+    for layer, (step, (before, after)) in itertools.product(layers, STEPS.items()):
+        if after not in pairs[0, layer] or before not in pairs[0, layer]:
+            continue
+        whole, by_row = [], []
+        for number, sequence in enumerate(specimen.sequences):
+            visible = sequence.blocks[layer - 1].visible
+            one, other = (np.linalg.norm(pairs[number, layer][stage], axis=-1) for stage in (before, after))
+            whole.append(1 - _rho(one[visible], other[visible]))
+            each = [_rho(one[i][seen], other[i][seen]) for i, seen in enumerate(visible)]
+            by_row.append(1 - np.nanmean(each))
+        for scope, values in (("flattened", whole), ("row-wise", by_row)):
+            mean, std = float(np.mean(values)), float(np.std(values))
+            rows.append({"layer": layer, "step": step, "scope": scope, "mean": mean, "std": std, "count": len(values)})
+    return table(["layer", "step", "scope"], rows)
+
+
+def _amplified(specimen: Specimen, layers: Sequence[int], pairs: Mapping, options) -> pd.DataFrame:
+    tokens = specimen.loaded.tokenizer.convert_ids_to_tokens
+    rows = []
+    for layer in layers:
+        every = []
+        for number, sequence in enumerate(specimen.sequences):
+            shares = []
+            for method in ("atb_n", "atbff_n"):
+                norms = np.linalg.norm(pairs[number, layer][method], axis=-1) * sequence.blocks[layer - 1].visible
+                shares.append(norms / norms.sum(axis=1, keepdims=True))
+            for i, j in np.argwhere(sequence.blocks[layer - 1].visible):
+                if i != j:
+                    every.append(
+                        {
+                            "layer": layer,
+                            "query_token": tokens(int(sequence.ids[i])),
+                            "key_token": tokens(int(sequence.ids[j])),
+                            "category": _kind(specimen, sequence, i, j),
+                            "before": shares[0][i, j],
+                            "after": shares[1][i, j],
+                        }
+                    )
+        every.sort(key=lambda row: row["before"] - row["after"])
+        rows += every[: options.pairs]
+    return table(["layer", "query_token", "key_token"], rows)
+
+
+def _kind(specimen: Specimen, sequence: Sequence_, i: int, j: int) -> str:
+    if specimen.is_special(int(sequence.ids[i])) or specimen.is_special(int(sequence.ids[j])):
+        return "special"
+    if sequence.ids[i] == sequence.ids[j]:
+        return "same token"
+    return "adjacent" if abs(i - j) == 1 else "other"
+
+
+def _figures(specimen, layers, categories, pairs, methods, ratios, change, flattened) -> dict[str, Picture]:
+    percents = {key: mean * 100 for key, mean in ratios["mean"].items()}
+    limits = {"limits": (0, 100)}
+    figures = {
+        "strip": Picture(
+            {
+                (TITLES[method], layer, category): value
+                for (layer, method, category), value in percents.items()
+                if category in categories
+            },
+            limits,
+        ),
+        "by_layer": Picture(
+            {(None, TITLES[method], layer): percents[layer, method, "all"] for method in methods for layer in layers},
+            limits,
+        ),
+        "change": Picture(
+            {
+                (None, step, layer): (row["mean"], row["mean"] - row["std"], row["mean"] + row["std"])
+                for (layer, step, scope), row in change.iterrows()
+                if scope == "flattened"
+            }
+        ),
+    }
+    layer = max(layers, key=lambda layer: flattened["ff"][layer])
+    words = specimen.loaded.tokenizer.convert_ids_to_tokens
+    shortest = sorted(range(len(specimen.sequences)), key=lambda number: len(specimen.sequences[number].ids))[:2]
+    drawn = []
+    for number in shortest:
+        tokens = words(specimen.sequences[number].ids.tolist())
+        drawn.append(
+            {
+                (TITLES[method], i, tokens[i], j, tokens[j], "none"): float(np.linalg.norm(vectors[i, j]))
+                for method, vectors in pairs[number, layer].items()
+                for i, j in np.ndindex(len(tokens), len(tokens))
+            }
+        )
+    return figures | {f"maps_{number}": Picture(picture) for number, picture in enumerate(drawn, start=1)}
+
+
+def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
+    last = metrics["atbffresln_n/mean" if post else "atbffres_n/mean"]
+    alone, whole = metrics["change/ff"], metrics["change/ff+res+ln" if post else "change/ff+res"]
+    return [
+        f"After the whole layer, {percent(last)} of a token's output vector comes from other tokens; after the attention "
+        f"block it is {percent(metrics['atb_n/mean'])}.",
+        f"The network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} (1 − Spearman's ρ); "
+        f"with what follows it in the layer, the change is {'smaller' if whole < alone else 'larger'}: "
+        f"{three_digits(whole).removeprefix('+')}.",
+    ]
