@@ -271,7 +271,7 @@ def test_categories_that_never_occur_are_reported(capsys, monkeypatch, tmp_path,
     ]
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}")
     assert outcome.status == 0, outcome.err
-    assert "no token of category mask, punctuation occurs in the corpus" in outcome.err
+    assert "no token of category punctuation occurs in the corpus" in outcome.err
     for name in ("norms_by_layer", "norms_by_head", "norms_correlation"):
         assert "punctuation" not in set(table(tmp_path / "a", name)["category"])
     assert not table(tmp_path / "a", "norms_by_layer").isna().any().any()

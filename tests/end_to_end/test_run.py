@@ -111,7 +111,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
 
     tracked = run_of(folder)
     assert tracked["exit"] == 0
-    assert tracked["config"]["cfg"]["layers"] == [1, 3]
+    assert tracked["config"]["layers"] == [1, 3]
     for name, value in results["metrics"].items():
         assert tracked["summary"][name] == pytest.approx(value)
     logged = {key: value for row in tracked["history"] for key, value in row.items()}

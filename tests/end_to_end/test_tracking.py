@@ -1,6 +1,7 @@
-"""Weights & Biases in broken environments: the run always completes, with one warning."""
+"""Weights & Biases: what a run sends, and broken environments, in which it always completes, with one warning."""
 
 import http.server
+import json
 import logging
 import os
 import signal
@@ -11,11 +12,14 @@ import pytest
 import wandb
 
 from normscope.config.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, TrackingMode, TrackingOptions
+from normscope.errors import InputError
 from normscope.reporting import tracking
+from normscope.reporting.run_description import describe
 from normscope.reporting.tracking_environment import with_environment
+from normscope.running import pipeline
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
-from tests.end_to_end.wandb_file import run_of
+from tests.end_to_end.wandb_file import contents, run_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +56,138 @@ def recorded(folder):
     """The file that W&B has written. Its service reports that it is done before it has written the end."""
     wandb.teardown()
     return run_of(folder)
+
+
+def test_a_run_is_one_step_of_media_and_one_for_each_layer(capsys, monkeypatch, tmp_path, saved_model):
+    folder = tmp_path / "run"
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", "seed=3", "layers=[1,3]", f"output_dir={folder}"]
+    outcome = run_here(capsys, monkeypatch, *arguments, "analysis=[mixing,norms]", "tracking.tags=[mine]")
+    assert outcome.status == 0, outcome.err
+    run = recorded(folder)
+
+    assert run["name"] == "mixing+norms · tiny-bert · sample · layers 1, 3 · seed 3"
+    assert (run["job_type"], run["exit"]) == ("analysis", 0)
+    assert run["tags"] == ["bert", "sample", "mixing", "norms", "mine"]
+    assert run[
+        "notes"
+    ] == f"python run.py {' '.join(arguments)} 'analysis=[mixing,norms]' 'tracking.tags=[mine]'".replace(
+        "layers=[1,3]", "'layers=[1,3]'"
+    )
+    config = run["config"]
+    assert (config["model"]["name"], config["dataset"]["name"]) == (str(saved_model), "sample")
+    assert (config["layers"], config["seed"], config["analyses"]) == ([1, 3], 3, ["mixing", "norms"])
+
+    steps = [{key for key in row if not key.startswith("_")} for row in run["history"]]
+    (progress,) = [row for row in run["history"] if "progress/examples" in row]
+    assert progress["progress/examples"] == 2
+    assert {"progress/tokens_per_second", "progress/peak_memory_gib", "progress/seconds_left"} <= set(progress)
+    assert [row["layer"] for row in run["history"] if "layer" in row] == [1, 3]
+    (media,) = [step for step in steps if "report" in step]
+    drawn = {f"figures/{path.stem}" for path in folder.glob("figures/*.png")}
+    assert drawn <= media
+    assert {"tables/mixing_by_layer", "tables/norms_by_layer"} <= media
+    assert len(steps) == 4
+    assert run["metrics"]["by_layer/*"] == "layer"
+    assert run["metrics"]["progress/*"] == "progress/examples"
+
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    assert {key for key in run["summary"] if not key.startswith("_")} == {*metrics, *media, "provenance"}
+
+    (artifact,) = [artifact for artifact in run["artifacts"] if artifact["type"] == "normscope-run"]
+    assert artifact["name"] == "mixing-norms-tiny-bert-sample-layers-1-3-seed-3"
+    assert set(artifact["aliases"]) == {"latest", f"run-{run['id']}"}
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert set(artifact["files"]) == {name for name in files if not name.startswith(("wandb/", "."))}
+
+
+def test_a_resumed_run_continues_its_run_in_wandb(capsys, monkeypatch, tmp_path, saved_model):
+    folder = tmp_path / "run"
+
+    def refuse(*_: object) -> None:
+        raise InputError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "accumulate", refuse)
+        arguments = [f"model.name={saved_model}", "dataset.limit=2", f"output_dir={folder}"]
+        assert run_here(capsys, patch, *arguments).status == 2
+    stopped = recorded(folder)
+    assert stopped["exit"] == 1
+    (first,) = folder.glob("wandb/offline-run-*/*.wandb")
+    first.parent.rename(folder / "wandb" / "earlier")  # both are named after the second in which they started
+    outcome = run_here(capsys, monkeypatch, f"resume={folder}")
+    assert outcome.status == 0, outcome.err
+    assert "wandb" not in outcome.err.lower()
+    resumed = recorded(folder)
+    assert resumed["id"] == stopped["id"] == contents(folder / "wandb/earlier" / first.name)["id"]
+    assert resumed["exit"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # W&B leaves the file of a sweep's parameters open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sweep_of_the_server_keeps_the_whole_config(monkeypatch, tmp_path):
+    parameters = tmp_path / "parameters.yaml"
+    parameters.write_text("wandb_version: 1\nmodel: {value: minilm}\nlayers: {value: '[1]'}\n")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abcd1234")
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(parameters))
+    monkeypatch.setenv("WANDB_RUN_ID", "ofthesweep")
+    (tmp_path / "run").mkdir()
+    with tracking.track(options(), tmp_path / "run"):
+        pass
+    run = recorded(tmp_path / "run")
+    assert run["id"] == "ofthesweep"
+    assert (run["config"]["model"], run["config"]["layers"]) == ("minilm", "[1]")
+    assert run["config"]["cfg"]["model"]["name"] == "some/model"
+    assert run["config"]["dataset"]["name"] == "sample"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "job_type"),
+    [
+        ({}, " · model · sample · seed 0", "analysis"),
+        (
+            {"model.random_init": True, "model.seed": 7},
+            " · model (random) · sample · seed 0 · model seed 7",
+            "analysis",
+        ),
+        (
+            {"dataset.path": "/data/my texts.txt", "layers": [2]},
+            " · model · my texts.txt · layer 2 · seed 0",
+            "analysis",
+        ),
+        ({"dataset.name": "wikipedia", "seed": 3, "model.seed": 3}, " · model · wikipedia · seed 3", "analysis"),
+        ({"model.name": "/models/mine/", "reproduce": "outputs/a"}, " · mine · sample · seed 0", "reproduction"),
+        ({"recipe.name": "a_table"}, " · model · sample · seed 0", "experiment"),
+        ({"tracking.name": "ours", "tracking.job_type": "test"}, "ours", "test"),
+    ],
+)
+def test_names_tell_runs_apart(changes, name, job_type):
+    run = options()
+    for key, value in changes.items():
+        section, _, last = key.rpartition(".")
+        setattr(getattr(run, section) if section else run, last, value)
+    description = describe(run, "normscope", "bert")
+    assert (description.name, description.job_type) == (name, job_type)
+    assert set(description.slug) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+
+
+def test_long_names_are_shortened():
+    run = options(tags=["x" * 64])
+    run.model.name = run.dataset.name = "n" * 300
+    description = describe(run, "normscope", "bert")
+    assert len(description.name) == 128
+    assert 100 < len(description.slug) <= 128
+    assert max(len(tag) for tag in description.tags) == 64
+
+
+def test_the_environment_describes_a_run_that_the_config_does_not(monkeypatch, tmp_path):
+    for name, value in {"NAME": "theirs", "NOTES": "a note", "JOB_TYPE": "nightly", "TAGS": "one, two"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    (tmp_path / "run").mkdir()
+    with tracking.track(options(job_type="ours"), tmp_path / "run", "normscope", "bert"):
+        pass
+    run = recorded(tmp_path / "run")
+    assert (run["name"], run["notes"], run["job_type"]) == ("theirs", "a note", "ours")
+    assert run["tags"] == ["bert", "sample", "one", "two"]
 
 
 def test_a_valid_environment_gives_no_warning(capsys, tmp_path):

@@ -41,21 +41,47 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def run_of(folder: Path) -> dict[str, Any]:
-    """What the one run below a run folder says: group, config, history rows, summary, exit code."""
+    """What the one W&B run below a run folder contains."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    found: dict[str, Any] = {"history": [], "summary": {}, "config": {}, "exit": None}
+    return contents(path)
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What a W&B file contains: description, config, history rows, definitions of metrics, summary, artifacts, exit code."""
+    found: dict[str, Any] = {"history": [], "summary": {}, "config": {}, "exit": None, "artifacts": [], "metrics": {}}
+    found["system"] = 0
     for record in records(path):
         match record.WhichOneof("record_type"):
             case "run":
-                found["group"] = record.run.run_group
+                run = record.run
+                found |= {"id": run.run_id, "name": run.display_name, "job_type": run.job_type, "notes": run.notes}
+                found |= {"group": run.run_group, "tags": list(run.tags), "resumed": run.resumed}
                 found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             case "history":
                 found["history"].append(_nested(record.history.item))
             case "summary":
                 found["summary"] |= _nested(record.summary.update)
+            case "metric":
+                metric = record.metric
+                found["metrics"][metric.name or metric.glob_name] = metric.step_metric
+            case "stats":
+                found["system"] += 1
+            case "request" if record.request.WhichOneof("request_type") == "log_artifact":
+                found["artifacts"].append(_artifact(record.request.log_artifact.artifact))
+            case "artifact":
+                found["artifacts"].append(_artifact(record.artifact))
             case "exit":
                 found["exit"] = record.exit.exit_code
     return found
+
+
+def _artifact(artifact: Any) -> dict[str, Any]:
+    return {
+        "name": artifact.name,
+        "type": artifact.type,
+        "aliases": list(artifact.aliases),
+        "files": sorted(entry.path for entry in artifact.manifest.contents),
+    }
 
 
 def _nested(items: Iterable[Any]) -> dict[str, Any]:

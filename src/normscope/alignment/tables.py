@@ -69,6 +69,7 @@ class AlignmentReport:
             },
             figures=describe_figures(rates, maps),
             summary=_summary(layers, baselines, symmetrised_rates),
+            summary_caption="alignment error rate, precision and recall, by method",
             summary_digits=1,
             notes=self._notes(),
         )

@@ -158,6 +158,8 @@ class Findings:
     summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """The main numbers, ready to print in the terminal."""
     summary_digits: int = 2
+    summary_caption: str = ""
+    """What `summary` shows, in a few words."""
     sentences: Sequence[str] = ()
     """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""
     ranked_by: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)

@@ -201,6 +201,9 @@ class TrackingMode(enum.StrEnum):
 NAME_LENGTH = 128
 """Maximum length that W&B allows for the name of a run, project, group or entity."""
 
+TAG_LENGTH = 64
+"""Maximum length of a tag in W&B."""
+
 
 @dataclass
 class TrackingOptions:
@@ -215,9 +218,13 @@ class TrackingOptions:
     group: str | None = None
     """Group of runs; by default the sweep's folder in a multirun."""
     name: str | None = None
-    """Name of the run; WANDB_NAME by default, otherwise the analyses and the model."""
+    """Name of the run; WANDB_NAME by default, otherwise its analyses, model, data and seed."""
+    job_type: str | None = None
+    """Type of the run; WANDB_JOB_TYPE by default, otherwise `analysis`, `experiment` or `reproduction`."""
+    notes: str | None = None
+    """Notes on the run; WANDB_NOTES by default, otherwise its command line."""
     tags: list[str] = field(default_factory=list)
-    """Tags of the run."""
+    """Tags of the run besides its model family, data and analyses; WANDB_TAGS by default."""
 
 
 @dataclass

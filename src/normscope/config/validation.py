@@ -10,6 +10,7 @@ from normscope.analyses.registry import analyses
 from normscope.config.rules import at_least
 from normscope.config.schema import (
     NAME_LENGTH,
+    TAG_LENGTH,
     DatasetKind,
     DatasetOptions,
     ReportOptions,
@@ -22,9 +23,6 @@ from normscope.config.schema import (
     plain,
 )
 from normscope.errors import InputError
-
-# Characters that W&B takes in a tag.
-_TAG_LENGTH = 64
 
 # What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
 MOST_EXAMPLES = 100
@@ -205,7 +203,7 @@ def check_tracking(options: TrackingOptions) -> None:
     Raises:
         InputError: Naming the key, what was expected and what came.
     """
-    for key in ("project", "entity", "group", "name"):
+    for key in ("project", "entity", "group", "name", "job_type"):
         name = getattr(options, key)
         if name is not None and not 1 <= len(name.strip()) <= len(name) <= NAME_LENGTH:
             raise InputError(f"tracking.{key}={name!r}: expected a name of 1 to {NAME_LENGTH} characters")
@@ -214,5 +212,5 @@ def check_tracking(options: TrackingOptions) -> None:
     if options.entity is not None and not re.fullmatch(r"[\w.-]+", options.entity):
         raise InputError(f"tracking.entity={options.entity!r}: expected a user or team: letters, digits, -, _ and .")
     for tag in options.tags:
-        if not 1 <= len(tag.strip()) <= len(tag) <= _TAG_LENGTH:
-            raise InputError(f"tracking.tags: expected tags of 1 to {_TAG_LENGTH} characters, got {tag!r}")
+        if not 1 <= len(tag.strip()) <= len(tag) <= TAG_LENGTH:
+            raise InputError(f"tracking.tags: expected tags of 1 to {TAG_LENGTH} characters, got {tag!r}")

@@ -188,14 +188,28 @@ class RunFolder:
         Raises:
             InputError: If the folder cannot be written to.
         """
-        not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if not_finite:
-            raise ValueError(f"metrics must be finite: {not_finite}")
-        content: dict[str, object] = {"status": str(status), "metrics": dict(metrics), "provenance": dict(provenance)}
-        if status is Status.FAILED:
-            content["error"] = " ".join(error.split())
-        self.write(RESULTS, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+        self.write(RESULTS, results_content(status, metrics, provenance, error))
         self.ended = True
+
+    def published_files(self) -> dict[str, Path]:
+        """Config, report, tables and figures, by their names in the folder; nothing else that may lie in it."""
+        paths = [self.path / CONFIG, self.path / "report.html"]
+        for part in ("tables", "figures"):
+            paths += sorted((self.path / part).iterdir())
+        return {path.relative_to(self.path).as_posix(): path for path in paths if path.is_file()}
+
+
+def results_content(
+    status: Status, metrics: Mapping[str, float], provenance: Mapping[str, object], error: str = ""
+) -> bytes:
+    """The content of results.json."""
+    not_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if not_finite:
+        raise ValueError(f"metrics must be finite: {not_finite}")
+    content: dict[str, object] = {"status": str(status), "metrics": dict(metrics), "provenance": dict(provenance)}
+    if status is Status.FAILED:
+        content["error"] = " ".join(error.split())
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def fail_abandoned(folder: Path, error: str) -> None:

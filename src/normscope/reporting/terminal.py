@@ -1,6 +1,7 @@
 """Terminal output: messages and progress on stderr, summary tables on stdout."""
 
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -8,11 +9,12 @@ import pandas as pd
 from tqdm import tqdm
 
 from normscope.reporting.published import Comparison
+from normscope.reporting.throughput import Throughput, duration
 
 T = TypeVar("T")
 
-# When stderr is not a terminal, every update of a progress bar adds a line to the log.
 _SECONDS_BETWEEN_LINES = 30.0
+"""How often progress is printed where stderr is not a terminal."""
 
 
 def say(*sentences: str) -> None:
@@ -20,24 +22,53 @@ def say(*sentences: str) -> None:
     tqdm.write(", ".join(sentences), file=sys.stderr)
 
 
-def progress_bar(total: int | None) -> "tqdm[Any]":
-    """A progress bar over a corpus, whose number of examples may be unknown."""
-    return tqdm(total=total, unit=" examples", **_style())
+class CorpusBar:
+    """Progress over a corpus: a bar with throughput and remaining time on a terminal, now and then a plain line in a log.
+
+    Args:
+        total: Number of examples, if known.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self._bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total, unit=" examples", file=sys.stderr, dynamic_ncols=True)
+        self._printed = 0.0
+
+    def __enter__(self) -> "CorpusBar":
+        """The bar itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, throughput: Throughput) -> None:
+        """Show the state after a batch."""
+        if self._bar is not None:
+            if self._bar.n == 0:
+                self._bar.initial = throughput.examples - throughput.new_examples  # of a resumed run
+                self._bar.n = self._bar.initial
+            self._bar.set_postfix_str(f"{throughput.tokens_per_second:,.0f} tokens/s", refresh=False)
+            self._bar.update(throughput.examples - self._bar.n)
+        elif throughput.seconds - self._printed >= _SECONDS_BETWEEN_LINES:
+            self._printed = throughput.seconds
+            say(throughput.sentence())
 
 
 def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
-    """Iterate over steps with a labelled progress bar."""
-    return tqdm(steps, total=total, desc=what, **_style())
-
-
-def _style() -> dict[str, Any]:
-    in_log = not sys.stderr.isatty()
-    return {
-        "file": sys.stderr,
-        "dynamic_ncols": not in_log,
-        "ascii": True if in_log else None,
-        "mininterval": _SECONDS_BETWEEN_LINES if in_log else 0.1,
-    }
+    """Iterate over steps with a labelled progress bar, or with a line now and then where stderr is not a terminal."""
+    if sys.stderr.isatty():
+        yield from tqdm(steps, total=total, desc=what, file=sys.stderr, dynamic_ncols=True)
+        return
+    printed = started = time.monotonic()
+    for number, step in enumerate(steps):
+        yield step
+        now = time.monotonic()
+        if now - printed >= _SECONDS_BETWEEN_LINES:
+            printed, left = now, (now - started) / (number + 1) * (total - number - 1)
+            say(f"{what}: {number + 1:,} of {total:,}, {duration(left)} left")
 
 
 def show_comparison(comparison: Comparison) -> None:
@@ -51,7 +82,8 @@ def show_comparison(comparison: Comparison) -> None:
         show_table(title, rows.set_index("metric")[["value", "published", "difference", "within"]], 4)
 
 
-def show_table(title: str, table: pd.DataFrame, digits: int) -> None:
-    """Print the summary table of one analysis."""
+def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
+    """Print the summary table of one analysis below its title and caption."""
+    title = f"{title}: {caption}" if caption else title
     text = table.to_string(float_format=lambda value: f"{value:.{digits}f}", na_rep="")
     print(f"\n{title}\n{text}\n", flush=True)

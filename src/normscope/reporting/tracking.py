@@ -1,8 +1,7 @@
 """Weights & Biases: the only module that imports wandb. No result depends on it."""
 
-import abc
 import contextlib
-import io
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -11,60 +10,21 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.config.schema import NAME_LENGTH, RunOptions, TrackingMode, TrackingOptions, enabled_analyses, plain
+from normscope.config.schema import RunOptions, TrackingMode, TrackingOptions
 from normscope.errors import one_line
+from normscope.reporting.run_description import describe
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
+from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
 
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
 _FINISH_SECONDS = 60
 # wandb validates tables cell by cell: a hundred thousand rows take half a minute, and its browser view shows only the first ten
-# thousand. Longer tables are uploaded as files; the run folder holds all of them in full.
+# thousand. Longer tables are only in the artifact with the run folder.
 _TABLE_ROWS = 20_000
-
-
-class Tracker(abc.ABC):
-    """Where a run logs its results besides its folder."""
-
-    @abc.abstractmethod
-    def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
-        """Log a table, or its file if it has very many rows."""
-
-    @abc.abstractmethod
-    def figure(self, name: str, path: Path, caption: str) -> None:
-        """Log a figure that has been drawn."""
-
-    @abc.abstractmethod
-    def page(self, name: str, path: Path) -> None:
-        """Log a self-contained HTML page."""
-
-    @abc.abstractmethod
-    def curves(self, curves: Mapping[str, pd.Series]) -> None:
-        """Log values by layer."""
-
-    @abc.abstractmethod
-    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
-        """Log the final metrics of a completed run."""
-
-
-class NoTracker(Tracker):
-    """Logs nothing."""
-
-    def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
-        """Do nothing."""
-
-    def figure(self, name: str, path: Path, caption: str) -> None:
-        """Do nothing."""
-
-    def page(self, name: str, path: Path) -> None:
-        """Do nothing."""
-
-    def curves(self, curves: Mapping[str, pd.Series]) -> None:
-        """Do nothing."""
-
-    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
-        """Do nothing."""
+_RUN_ID = "run_id"
+"""File in the run folder's `wandb/` with the W&B run's id, by which a resumed run continues it."""
 
 
 class _Outage:
@@ -110,14 +70,24 @@ class _Outage:
 class _Wandb(Tracker):
     """A Weights & Biases run. An error in W&B can end the tracking but never the run.
 
+    Tables, figures and the page are collected, and logged as one step of the history together with the summary.
+
     Args:
         run: What `wandb.init` returned.
+        description: The description of the run.
         outage: Receives every error.
     """
 
-    def __init__(self, run: Any, outage: _Outage) -> None:
-        self._run, self._outage = run, outage
-        self._send(lambda: run.define_metric("layer"))
+    def __init__(self, run: Any, description: RunDescription, outage: _Outage) -> None:
+        self._run, self._description, self._outage = run, description, outage
+        self._media: dict[str, Any] = {}
+        self._send(self._define_metrics)
+
+    def _define_metrics(self) -> None:
+        """Curves and progress have steps of their own, and their last values are no results of the run."""
+        for step, metrics in (("layer", "by_layer/*"), ("progress/examples", "progress/*")):
+            self._run.define_metric(step, summary="none", hidden=True)
+            self._run.define_metric(metrics, step_metric=step, summary="none")
 
     def _send(self, call: Callable[[], object]) -> None:
         """Call W&B unless it has failed for good. The call must contain nothing but W&B's own code."""
@@ -132,46 +102,51 @@ class _Wandb(Tracker):
         """Send what is pending; anything that cannot be sent stays on disk."""
         self._send(lambda: self._run.finish(exit_code=status))
 
-    def table(self, name: str, table: pd.DataFrame, path: Path) -> None:
+    def progress(self, examples: int, values: Mapping[str, float]) -> None:
+        named = {f"progress/{name}": value for name, value in values.items()}
+        self._send(lambda: self._run.log({"progress/examples": examples} | named))
+
+    def table(self, name: str, table: pd.DataFrame) -> None:
         import wandb
 
-        if self._outage.offline:
-            return  # Logging a table would wait for an answer from the server.
         if len(table) <= _TABLE_ROWS:
-            self._send(lambda: self._run.log({f"tables/{name}": wandb.Table(dataframe=table)}))
-            return
-        with contextlib.redirect_stderr(io.StringIO()):  # wandb warns even though policy and base path are set
-            self._send(lambda: self._run.save(str(path), base_path=str(path.parent), policy="now", glob=False))
+            self._collect(f"tables/{name}", lambda: wandb.Table(dataframe=table))
 
     def figure(self, name: str, path: Path, caption: str) -> None:
         import wandb
 
-        self._send(lambda: self._run.log({f"figures/{name}": wandb.Image(str(path), caption=caption)}))
+        self._collect(f"figures/{name}", lambda: wandb.Image(str(path), caption=caption))
 
     def page(self, name: str, path: Path) -> None:
         import wandb
 
-        self._send(lambda: self._run.log({name: wandb.Html(str(path), inject=False)}))
+        self._collect(name, lambda: wandb.Html(str(path), inject=False))
 
-    def curves(self, curves: Mapping[str, pd.Series]) -> None:
-        names = {name: f"by_layer/{name}" for name in curves}
+    def _collect(self, key: str, medium: Callable[[], object]) -> None:
+        self._send(lambda: self._media.update({key: medium()}))
+
+    def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         layers = sorted({layer for values in curves.values() for layer in values.index})
         points = [
             {"layer": int(layer)}
-            | {names[name]: float(values[layer]) for name, values in curves.items() if layer in values.index}
+            | {f"by_layer/{name}": float(values[layer]) for name, values in curves.items() if layer in values.index}
             for layer in layers
         ]
 
         def send() -> None:
-            for name in names.values():
-                self._run.define_metric(name, step_metric="layer")
             for point in points:
                 self._run.log(point)
 
         self._send(send)
 
     def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
+        media, self._media = self._media, {}
+        if self._outage.offline:  # Logging a table would wait for an answer from the server.
+            media = {key: medium for key, medium in media.items() if not key.startswith("tables/")}
+
         def send() -> None:
+            if media:
+                self._run.log(media)
             # Set them one by one: summaries declared through define_metric become dicts.
             for name, value in metrics.items():
                 self._run.summary[name] = value
@@ -179,10 +154,38 @@ class _Wandb(Tracker):
 
         self._send(send)
 
+    def run_folder(self, files: Mapping[str, Path], results: bytes) -> None:
+        import wandb
+
+        if self._outage.offline:
+            return  # It would wait for an answer from the server.
+
+        def send() -> None:
+            artifact = wandb.Artifact(
+                self._description.slug,
+                type="normscope-run",
+                description=self._description.notes,
+                metadata={name: json.loads(results)[name] for name in ("status", "metrics", "provenance")},
+            )
+            for name, path in files.items():
+                # Nothing changes these files any more, so they need not be copied.
+                artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
+            with artifact.new_file("results.json", mode="wb") as stream:
+                stream.write(results)
+            self._run.log_artifact(artifact, aliases=["latest", f"run-{self._run.id}"])
+
+        self._send(send)
+
 
 @contextlib.contextmanager
-def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
+def track(options: RunOptions, folder: Path, command: str = "", family: str = "") -> Iterator[Tracker]:
     """The tracker that the config selects, for the duration of one run.
+
+    Args:
+        options: The whole config.
+        folder: The run folder.
+        command: What the user typed.
+        family: The model's family.
 
     If the server is unreachable, an online run is tracked offline; if the connection is lost later, unsent data stays on
     disk. If W&B fails in any other way, at any time and in any of its threads, the run continues without tracking. Each run
@@ -191,14 +194,15 @@ def track(options: RunOptions, folder: Path) -> Iterator[Tracker]:
     if options.tracking.mode is TrackingMode.disabled:
         yield NoTracker()
         return
+    description = describe(options, command, family)
     outage = _Outage(folder, online=options.tracking.mode is TrackingMode.online)
     with _environment(options.tracking, folder), contained_threads("wandb", outage.note):
-        run = _start(options, folder, outage)
+        run = _start(options.tracking, description, folder, outage)
         if run is None:
             yield NoTracker()
             return
         # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
-        tracker, status = _Wandb(run, outage), 1
+        tracker, status = _Wandb(run, description, outage), 1
         try:
             yield tracker
             status = 0
@@ -235,13 +239,13 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
 
 
-def _start(options: RunOptions, folder: Path, outage: _Outage) -> Any:
+def _start(options: TrackingOptions, description: RunDescription, folder: Path, outage: _Outage) -> Any:
     """A W&B run, or None if W&B does not start."""
     errors = []
-    online = options.tracking.mode is TrackingMode.online
+    online = options.mode is TrackingMode.online
     for mode in (TrackingMode.online, TrackingMode.offline) if online else (TrackingMode.offline,):
         try:
-            run = _init(options, folder, mode)
+            run = _init(options, description, folder, mode)
         except Exception as error:  # W&B raises what its settings, its service and its files raise
             errors.append(_reason(error))
             _discard()
@@ -255,28 +259,46 @@ def _start(options: RunOptions, folder: Path, outage: _Outage) -> Any:
     return None
 
 
-def _init(options: RunOptions, folder: Path, mode: TrackingMode) -> Any:
+def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, mode: TrackingMode) -> Any:
     import wandb
 
-    tracking = options.tracking
-    name = tracking.name or os.environ.get("WANDB_NAME")
-    return wandb.init(
+    environment = os.environ
+    earlier = _earlier_run(folder)
+    tags = environment.get("WANDB_TAGS", "").split(",") if not tracking.tags else []
+    config = dict(description.config)
+    if "WANDB_SWEEP_ID" in environment:
+        # The sweep's parameters, such as `model: bert`, replace whole sections of the config.
+        config["cfg"] = dict(description.config)
+    run = wandb.init(
         mode=str(mode),  # type: ignore[arg-type]
         dir=str(folder),
         project=tracking.project,
         entity=tracking.entity,
         group=tracking.group,
-        # The model name may be a long path.
-        name=name or f"{'+'.join(enabled_analyses(options.analysis))} {options.model.name}"[:NAME_LENGTH],
-        tags=tracking.tags or None,
-        # Under one key, since a sweep's parameters would overwrite top-level ones.
-        config={"cfg": plain(options)},
+        name=tracking.name or environment.get("WANDB_NAME") or description.name,
+        job_type=tracking.job_type or environment.get("WANDB_JOB_TYPE") or description.job_type,
+        notes=tracking.notes or environment.get("WANDB_NOTES") or description.notes,
+        tags=[*dict.fromkeys([*description.tags, *(tag.strip() for tag in tags if tag.strip())])],
+        config=config,
+        id=earlier,
+        resume=None if earlier is None else "allow",
         # The next job of a multirun must not continue a failed job's run.
         reinit="finish_previous",
         settings=wandb.Settings(
             silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
         ),
     )
+    (folder / "wandb").mkdir(exist_ok=True)
+    (folder / "wandb" / _RUN_ID).write_text(run.id)
+    return run
+
+
+def _earlier_run(folder: Path) -> str | None:
+    """Id of the W&B run of a run that is resumed; None for a new run."""
+    try:
+        return (folder / "wandb" / _RUN_ID).read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _discard() -> None:

@@ -37,7 +37,7 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
     with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
         session = Session.prepare(options, results, group, origin)  # everything that can fail before the first batch
         with tracked(session) as tracker:
-            accumulate(session)
+            accumulate(session, tracker)
             group.reduce(session.analyses, session.counts)
             publication = publish(session, results, tracker) if results is not None else None
         return publication.complete() if publication is not None else {}

@@ -8,9 +8,9 @@ from normscope.config.schema import RunOptions, plain
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
-from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.run_folder import RunFolder, Status, results_content
 from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
-from normscope.reporting.tracking import Tracker
+from normscope.reporting.tracker import Tracker
 from normscope.running.conclusions import conclude, curves_of, metrics_of, missing_categories, tables_of, tidy_curves
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.session import Session
@@ -29,6 +29,9 @@ def publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publicat
         comparison = _compare(session.options, metrics, findings, results, tracker)
         facts = _write_page(session, findings, comparison, results, tracker)
     tracker.summary(metrics, facts)
+    with results.writing():
+        files = results.published_files()
+    tracker.run_folder(files, results_content(Status.COMPLETED, metrics, facts))
     return Publication(session, results, findings, comparison, metrics, facts)
 
 
@@ -49,7 +52,7 @@ class Publication:
         if self.session.checkpoint is not None:
             self.session.checkpoint.remove()
         for name, findings in self.findings.items():
-            show_table(name, findings.summary, findings.summary_digits)
+            show_table(name, findings.summary, findings.summary_digits, findings.summary_caption)
         # Several analyses may have the same note.
         for note in dict.fromkeys(note for findings in self.findings.values() for note in findings.notes):
             say(note)
@@ -76,9 +79,14 @@ def _show_counts(session: Session) -> None:
         say(f"{counts.cut:,} of them were longer than {longest} tokens and were truncated (dataset.max_length)")
     for reason, number in counts.skipped.items():
         say(f"{number:,} examples were skipped: {reason}")
-    missing = missing_categories(session)
+    missing = [category for category in missing_categories(session) if _is_expected(category, session.options)]
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
+
+
+def _is_expected(category: str, options: RunOptions) -> bool:
+    """Whether its absence is worth a note; that of masked tokens is not, unless the config asks for them."""
+    return category != "mask" or options.dataset.mask_fraction > 0 or options.categories != "all"
 
 
 def _write_findings(
@@ -88,8 +96,8 @@ def _write_findings(
     metrics, curves = metrics_of(findings), curves_of(findings)
     for name, result in findings.items():
         for table_name, table in result.tables.items():
-            path = results.write_table(f"{name}_{table_name}", table)
-            tracker.table(f"{name}_{table_name}", table, path)
+            results.write_table(f"{name}_{table_name}", table)
+            tracker.table(f"{name}_{table_name}", table)
         for figure_name, figure in result.figures.items():
             picture = results.write_figure(f"{name}_{figure_name}", figure)
             tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
@@ -110,8 +118,8 @@ def _compare(
         return None
     comparison = compare(options.recipe.paper, metrics, tables_of(findings), plain(options))
     if len(comparison.table):
-        path = results.write_table("comparison", comparison.table)
-        tracker.table("comparison", comparison.table, path)
+        results.write_table("comparison", comparison.table)
+        tracker.table("comparison", comparison.table)
     return comparison
 
 
@@ -128,7 +136,8 @@ def _write_page(
         say(f"token maps: {'; '.join(left_out)}")
     if sentences:
         table = pairs_table(sentences)
-        tracker.table("explorer_pairs", table, results.write_table("explorer_pairs", table))
+        results.write_table("explorer_pairs", table)
+        tracker.table("explorer_pairs", table)
     facts = session.provenance.facts()
     if session.options.report.enabled:
         report = Report(session.options, findings, facts, comparison, sentences, left_out)

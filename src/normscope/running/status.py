@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from normscope.errors import InputError
 from normscope.reporting.run_folder import RunFolder, Status, fail_abandoned
-from normscope.reporting.tracking import NoTracker, Tracker, track
+from normscope.reporting.tracker import NoTracker, Tracker
+from normscope.reporting.tracking import track
 from normscope.running.session import Session
 from normscope.running.shutdown import Terminated, deferred_signals
 
@@ -21,8 +22,10 @@ def tracked(session: Session) -> Iterator[Tracker]:
         with _main_process_watched(session):
             yield NoTracker()
         return
-    with _recorded(session, results), track(session.options, results.path) as tracker, _recorded(session, results):
-        yield tracker
+    command, family = session.provenance.origin.command, session.model.layout.family
+    tracker = track(session.options, results.path, command, family)
+    with _recorded(session, results), tracker as started, _recorded(session, results):
+        yield started
 
 
 @contextlib.contextmanager

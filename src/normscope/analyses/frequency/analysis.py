@@ -122,6 +122,7 @@ class FrequencyAnalysis(Analysis):
                 for specials, rows in by_layer[by_layer["measure"] == measure].dropna().groupby("specials")
             },
             figures=self._figures(),
+            summary_caption="rank correlation with token frequency, with and without special tokens",
             summary=overall.assign(spearman=overall["spearman"].astype(float))
             .pivot(index="measure", columns="specials", values="spearman")
             .loc[list(self._measures)]

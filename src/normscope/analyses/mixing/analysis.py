@@ -69,6 +69,7 @@ class MixingAnalysis(Analysis):
             curves=curves,
             figures=self._figures(shown, overall),
             summary_digits=1,
+            summary_caption="how much of a token's output vector comes from other tokens, by method",
             summary=(summary * 100).rename(columns=lambda name: f"{name} %"),
         )
 

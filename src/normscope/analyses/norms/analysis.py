@@ -117,6 +117,7 @@ class NormsAnalysis(Analysis):
             curves=curves | {"expansion": rates.set_index("layer")["rate"]},
             figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
             summary=_summary(by_layer, pooled),
+            summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
             notes=self._pairs.notes(),
         )
 

@@ -84,6 +84,7 @@ class OutliersAnalysis(Analysis):
             curves=curves,
             figures=self._figures(dimensions, by_category, norms, outliers),
             summary=_summary(dimensions, outliers),
+            summary_caption="outlier dimensions in each layer, and the means of those that recur",
             ranked_by={"dimensions": ("is_outlier", "score"), "model": ("largest_score",)},
             notes=[f"outlier dimensions: {names} ({self._moments.criterion})"],
         )

@@ -132,6 +132,7 @@ class ScoreAnalysis(Analysis):
             curves=report.curves(tables),
             figures=describe_figures(tables, outliers),
             summary=report.summary(tables),
+            summary_caption="how few dimensions explain attention scores, by layer",
             ranked_by={"contributions": ("mean",), "intervention": ("change",), "ablation": ("change",)},
             notes=notes,
         )

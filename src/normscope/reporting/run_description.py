@@ -1,0 +1,72 @@
+"""The name, tags, notes and config by which people tell tracked runs apart."""
+
+import re
+from pathlib import Path
+
+from normscope.config.schema import (
+    NAME_LENGTH,
+    TAG_LENGTH,
+    DatasetOptions,
+    ModelOptions,
+    RunOptions,
+    enabled_analyses,
+    plain,
+)
+from normscope.reporting.tracker import RunDescription
+
+
+def describe(options: RunOptions, command: str, family: str) -> RunDescription:
+    """The description of a run.
+
+    Args:
+        options: The whole config.
+        command: What the user typed.
+        family: The model's family.
+    """
+    analyses, tracking = enabled_analyses(options.analysis), options.tracking
+    dataset = dataset_label(options.dataset)
+    parts = ["+".join(analyses), model_label(options.model), dataset, *_layers(options), *_seeds(options)]
+    name = " · ".join(parts)[:NAME_LENGTH]
+    config = plain(options)
+    config["dataset"]["name"] = dataset
+    return RunDescription(
+        name=tracking.name or name,
+        slug=re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-")[:NAME_LENGTH],
+        job_type=tracking.job_type or _job_type(options),
+        tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys([family, dataset, *analyses, *tracking.tags]) if tag.strip()],
+        notes=tracking.notes or command,
+        config=config | {"analyses": analyses, "model_family": family},
+    )
+
+
+def model_label(options: ModelOptions) -> str:
+    """A model's name without its organisation or folder, and what else distinguishes it."""
+    label = Path(options.name).name or options.name
+    if options.random_init or options.architecture:
+        label += " (random)"
+    return label if options.stack is None else f"{label} {options.stack}"
+
+
+def dataset_label(options: DatasetOptions) -> str:
+    """The name of the data: that of the config, or else the file's or the kind's."""
+    if options.name is not None:
+        return options.name
+    return str(options.kind) if options.path is None else Path(options.path).name or str(options.kind)
+
+
+def _layers(options: RunOptions) -> list[str]:
+    if options.layers == "all":
+        return []
+    layers = options.layers if isinstance(options.layers, list) else [options.layers]
+    return [f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"]
+
+
+def _seeds(options: RunOptions) -> list[str]:
+    seeds = [f"seed {options.seed}"]
+    return seeds if options.model.seed == options.seed else [*seeds, f"model seed {options.model.seed}"]
+
+
+def _job_type(options: RunOptions) -> str:
+    if options.reproduce is not None:
+        return "reproduction"
+    return "experiment" if options.recipe.name is not None else "analysis"

@@ -1,0 +1,92 @@
+"""Progress of a run, shown in the terminal and logged to the tracker."""
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from normscope.reporting.terminal import CorpusBar
+from normscope.reporting.throughput import Throughput
+from normscope.reporting.tracker import Tracker
+from normscope.running.session import Session
+
+_SECONDS_BETWEEN_LOGS = 10.0
+_GIB = 2**30
+
+
+class ProgressMeter:
+    """Measures a run's throughput and memory while it reads its corpus.
+
+    Args:
+        session: The run.
+        tracker: Receives the values every ten seconds, and once at the end.
+        bar: Shows them.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, session: Session, tracker: Tracker, bar: CorpusBar, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session, self._tracker, self._bar, self._clock = session, tracker, bar, clock
+        # Batches are read ahead of the loop, so the counts of a new run are not at zero any more.
+        resumed = session.position.batches > 0
+        self._examples = _examples(session) if resumed else 0
+        self._tokens = session.counts.tokens if resumed else 0
+        self._started = self._logged = clock()
+
+    def update(self) -> None:
+        """Measure after a batch."""
+        now = self._clock()
+        throughput = self._measured(now)
+        self._bar.update(throughput)
+        if now - self._logged >= _SECONDS_BETWEEN_LOGS:
+            self._log(throughput, now)
+
+    def finish(self) -> None:
+        """Log the final values."""
+        now = self._clock()
+        self._log(self._measured(now), now)
+
+    def _measured(self, now: float) -> Throughput:
+        examples = _examples(self._session)
+        return Throughput(
+            examples=examples,
+            total=self._session.total,
+            new_examples=examples - self._examples,
+            new_tokens=self._session.counts.tokens - self._tokens,
+            seconds=now - self._started,
+        )
+
+    def _log(self, throughput: Throughput, now: float) -> None:
+        self._logged = now
+        left = throughput.seconds_left
+        values = {
+            "tokens_per_second": throughput.tokens_per_second,
+            "examples_per_second": throughput.examples_per_second,
+            "peak_memory_gib": peak_memory(self._session.model.device) / _GIB,
+        }
+        self._tracker.progress(throughput.examples, values | ({} if left is None else {"seconds_left": left}))
+
+
+@contextlib.contextmanager
+def progress_meter(session: Session, tracker: Tracker) -> Iterator[ProgressMeter]:
+    """A meter that logs its final values if the corpus has been read to its end."""
+    with CorpusBar(session.total) as bar:
+        meter = ProgressMeter(session, tracker, bar)
+        yield meter
+        meter.finish()
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory used so far, in bytes: of a CUDA device, or otherwise of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux KiB
+
+
+def _examples(session: Session) -> int:
+    return session.counts.used + session.counts.skipped.total()
