@@ -5,11 +5,13 @@ import json
 
 import pandas as pd
 import pytest
+import wandb
 import yaml
 
 from normscope.reporting.comparison import runs, wandb_report
 from tests.end_to_end import forks
 from tests.end_to_end.shell import ROOT, run_here
+from tests.end_to_end.wandb_file import run_of
 
 SWEEPS = sorted((ROOT / "experiments" / "sweeps").glob("*.yaml"))
 
@@ -47,12 +49,38 @@ def test_agents_start_commands_that_compose(path):
         composed(*command[1:])
 
 
-def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path):
-    command = next(iter(agent_commands(ROOT / "experiments/sweeps/layers.yaml")))
-    given = [*command[1:], "tracking=disabled", "dataset.limit=4", f"output_dir={tmp_path / 'run'}"]
-    outcome = run_here(capsys, monkeypatch, *given)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # W&B leaves the file of a sweep's parameters open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path, saved_model, path):
+    """In the environment that an agent sets; only the model, the amount of data and the folder are not the sweep's."""
+    command = next(iter(agent_commands(path)))
+    sweep = yaml.safe_load(path.read_text())
+    parameters = {
+        name: {"value": spec.get("value", spec.get("values", [None])[0])} for name, spec in sweep["parameters"].items()
+    }
+    (tmp_path / "parameters.yaml").write_text(yaml.safe_dump({"wandb_version": 1} | parameters))
+    for name, value in {
+        "SWEEP_ID": "abcd1234",
+        "RUN_ID": "e" * 8,
+        "SWEEP_PARAM_PATH": tmp_path / "parameters.yaml",
+    }.items():
+        monkeypatch.setenv(f"WANDB_{name}", str(value))
+    wandb.teardown()  # it reads its environment once per process
+    folder = tmp_path / "run"
+    given = ["tracking=offline", "dataset.limit=2", f"model.name={saved_model}", f"output_dir={folder}"]
+    outcome = run_here(capsys, monkeypatch, *command[1:], *given)
+    wandb.teardown()
     assert outcome.status == 0, outcome.err
-    assert pd.read_parquet(tmp_path / "run/tables/mixing_by_layer.parquet")["layer"].unique().tolist() == [1]
+    run = run_of(folder)
+    assert run["id"] == "e" * 8
+    assert run["config"]["cfg"]["model"]["name"] == str(saved_model)
+    for name, value in parameters.items():
+        assert run["config"][name] == value["value"]
+    if "metric" in sweep:
+        assert isinstance(run["summary"][sweep["metric"]["name"]], float)
+    if "layers" in parameters:
+        assert pd.read_parquet(folder / "tables/mixing_by_layer.parquet")["layer"].unique().tolist() == [1]
 
 
 @pytest.mark.parametrize(
