@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and of this documentation from runs of the program: `make figures`.
+"""Makes the pictures of the README and of this documentation, and the outputs of the tour: `make figures`.
 
 The pages decide what is made: every picture that they show is a figure of one of the runs below, of the same name. The runs
 need no network. On one machine with the same packages, the figures have the same bytes each time.
@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
+from nbclient import NotebookClient
 from PIL import Image, ImageChops
 
 import normscope
@@ -21,6 +23,7 @@ from normscope.analyses.registry import analyses
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
+TOUR = ROOT / "experiments" / "tour.ipynb"
 BENCHMARKS = ROOT / "benchmarks" / "measured"
 
 EXPLORER = "explorer"
@@ -49,7 +52,7 @@ def shown() -> set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the pictures need and write them to `docs/images`."""
+    """Run what the pictures need and write them to `docs/images`; run the tour and store its outputs."""
     parser = argparse.ArgumentParser(prog="python -m docs.figures", description=__doc__)
     parser.add_argument(
         "--run", type=Path, action="append", default=[], help="take the figures of this run instead (repeatable)"
@@ -66,9 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 missing.append(name)
         _explorer(runs[0] / "report.html", IMAGES / f"{EXPLORER}.png")
+    store_tour()
     if missing:
         print(f"no run has a figure of this name: {', '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def store_tour() -> None:
+    """Run `experiments/tour.ipynb` and keep its outputs in it, so that it can be read where it cannot be run."""
+    tour = nbformat.read(TOUR, as_version=4)
+    # Times would differ after each run.
+    NotebookClient(tour, record_timing=False, resources={"metadata": {"path": str(TOUR.parent)}}).execute()
+    tour.metadata.pop("language_info", None)  # the version of Python would, too
+    nbformat.write(tour, TOUR)
+    print(TOUR.relative_to(ROOT))
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
 ```
 """
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from normscope.distribution import VERSION as __version__
@@ -63,6 +64,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
+        # Where ipywidgets is missing, tqdm warns about it once, when a library first asks for its bars. Ours are text.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")
+            import tqdm.auto  # noqa: F401
+
         from normscope import api
 
         return getattr(api, name)

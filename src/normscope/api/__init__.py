@@ -5,6 +5,7 @@ from normscope.api.attributed_maps import AttributionMap, attribution_maps
 from normscope.api.attributed_scores import Attribution, attribute
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.embedding_similarity import Similarity, similarity
+from normscope.api.explorers import Explorer
 from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
@@ -17,6 +18,7 @@ __all__ = [
     "AttributionMap",
     "Decomposition",
     "Decompositions",
+    "Explorer",
     "Label",
     "MaskedToken",
     "NextToken",

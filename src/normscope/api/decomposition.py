@@ -14,6 +14,7 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
 from normscope.data.batching import Batch
@@ -23,6 +24,8 @@ from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts
+from normscope.reporting.explorer import TokenMaps
+from normscope.running.token_maps import labels_of
 from normscope.statistics.tidy import tidy
 
 if TYPE_CHECKING:
@@ -53,6 +56,14 @@ class Decomposition:
     """α of every head; None unless heads were asked for."""
     head_vectors: Float[Tensor, "layer head query key"] | None = None
     """‖αf(x_j)‖ of every head, likewise."""
+    text: str = ""
+    """The text as the tokenizer decodes it; source → target in an encoder–decoder's decoder."""
+    is_cross_attention: bool = False
+    """Whether keys are the tokens of another sequence."""
+    words: tuple[int, ...] | None = None
+    """The word that each token is part of, from 0; None if the tokenizer does not mark words, or no word has two tokens."""
+    key_words: tuple[int, ...] | None = None
+    """The same for the tokens that give."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -160,6 +171,36 @@ class Decomposition:
             )
         )
 
+    def explorer(self) -> Explorer:
+        """Token maps to click through, as in a report: every layer and measure, and heads if they were asked for.
+
+        Raises:
+            InputError: If there are too many values for one page.
+        """
+        return Explorer([self._token_maps()], self.figure())
+
+    def _token_maps(self) -> TokenMaps:
+        """The maps as the explorer takes them."""
+        if self.head_weights is None or self.head_vectors is None:
+            weights, norms = self.weights[:, None], torch.zeros_like(self.weights[:, None, 0])
+        else:
+            # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
+            weights, sums = self.head_weights, self.head_weights.sum(dim=2)
+            norms = torch.where(sums > 0, self.head_vectors.sum(dim=2) / sums, 0.0)
+        return TokenMaps(
+            title=self.text or " ".join(self.tokens),
+            queries=self.tokens,
+            keys=self.key_tokens,
+            is_cross_attention=self.is_cross_attention,
+            layers=tuple(range(1, len(self.weights) + 1)),
+            single_heads=self.head_weights is not None,
+            weights=weights.float().numpy(),
+            norms=norms.float().numpy(),
+            maps={name: values.float().numpy() for name, values in self.maps.items() if name != "attn_w"},
+            query_words=self.words,
+            key_words=self.key_words,
+        )
+
     def _repr_html_(self) -> str:
         return str(self.table.style.format("{:.1%}").to_html()) + self.figure()._repr_html_()
 
@@ -204,6 +245,16 @@ class Decompositions(Sequence[Decomposition]):
     def to_pandas(self) -> pd.DataFrame:
         """Every map as one tidy table; the same as `pairs`."""
         return self.pairs
+
+    def explorer(self) -> Explorer:
+        """Token maps of all texts to click through, as in a report.
+
+        Raises:
+            InputError: If there are no texts, or too many values for one page.
+        """
+        if not self:
+            raise InputError("explorer: expected at least one text")
+        return Explorer([each._token_maps() for each in self], self[0].figure())
 
     @staticmethod
     def _concatenated(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -275,12 +326,10 @@ def _decomposition(model: LoadedModel, observer: Observer, batch: Batch, heads: 
     with observer:
         observer.run(batch.to(model.device).model_inputs(), visit)
     maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
-    tokens, key_tokens = (
-        tuple(model.tokenizer.convert_ids_to_tokens(side.input_ids[0].tolist())) for side in (batch, batch.keys)
-    )
+    labels = labels_of(model, batch)
     return Decomposition(
-        tokens=tokens,
-        key_tokens=key_tokens,
+        tokens=labels.queries,
+        key_tokens=labels.keys,
         weights=maps["attn_w"],
         vectors=maps["attn_n"],
         residual=maps.get("attnres_n"),
@@ -289,4 +338,8 @@ def _decomposition(model: LoadedModel, observer: Observer, batch: Batch, heads: 
         methods=methods,
         head_weights=maps.get("head_w"),
         head_vectors=maps.get("head_n"),
+        text=labels.text,
+        is_cross_attention=batch.is_cross_attention,
+        words=labels.query_words,
+        key_words=labels.key_words,
     )

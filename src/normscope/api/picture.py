@@ -32,4 +32,5 @@ class Picture:
 
     def _repr_html_(self) -> str:
         encoded = base64.b64encode(self._repr_png_()).decode()
-        return f'<img alt="{html.escape(self.description.caption)}" src="data:image/png;base64,{encoded}">'
+        alt = html.escape(self.description.caption)
+        return f'<img alt="{alt}" style="max-width: 100%" src="data:image/png;base64,{encoded}">'

@@ -9,7 +9,7 @@ import numpy as np
 
 from normscope.config.schema import ReportOptions
 from normscope.config.validation import FEWEST_TOKENS
-from normscope.data.batching import collate
+from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
@@ -155,16 +155,11 @@ def _sentence(
 
     with observer:
         observer.run(batch.to(model.device).model_inputs(), visit)
-    sides = [batch] if batch.source is None else [batch.source, batch]
-    ids = [side.input_ids[0].tolist() for side in (batch, batch.keys)]
-    tokens = [tuple(map(str, model.tokenizer.convert_ids_to_tokens(numbers))) for numbers in ids]
-    special = set(map(str, model.tokenizer.all_special_tokens))
-    words = [words_of(side, special) for side in tokens]
-    title = " → ".join(_text(model, side.input_ids[0].tolist()) for side in sides)
+    labels = labels_of(model, batch)
     return TokenMaps(
-        title=f"{title} …" if text.cut else title,
-        queries=tokens[0],
-        keys=tokens[1],
+        title=f"{labels.text} …" if text.cut else labels.text,
+        queries=labels.queries,
+        keys=labels.keys,
         is_cross_attention=batch.is_cross_attention,
         layers=tuple(layers),
         single_heads=single_heads,
@@ -175,8 +170,38 @@ def _sentence(
             for name in block_maps[0]
             if all(name in maps for maps in block_maps)
         },
-        query_words=words[0] if None not in words else None,
-        key_words=words[1] if None not in words else None,
+        query_words=labels.query_words,
+        key_words=labels.key_words,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """How the rows and columns of a text's maps are labelled."""
+
+    text: str
+    """The text as the tokenizer decodes it; source → target in an encoder–decoder's decoder."""
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    query_words: tuple[int, ...] | None
+    """See `words_of`; None unless both sides have words."""
+    key_words: tuple[int, ...] | None
+
+
+def labels_of(model: LoadedModel, batch: Batch) -> Labels:
+    """The labels of a batch of one."""
+    sides = [batch] if batch.source is None else [batch.source, batch]
+    ids = [side.input_ids[0].tolist() for side in (batch, batch.keys)]
+    queries, keys = (tuple(map(str, model.tokenizer.convert_ids_to_tokens(numbers))) for numbers in ids)
+    special = set(map(str, model.tokenizer.all_special_tokens))
+    query_words, key_words = words_of(queries, special), words_of(keys, special)
+    both = query_words is not None and key_words is not None
+    return Labels(
+        text=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
+        queries=queries,
+        keys=keys,
+        query_words=query_words if both else None,
+        key_words=key_words if both else None,
     )
 
 

@@ -1,0 +1,77 @@
+"""The report's explorer of token maps, for notebooks and files."""
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from normscope.api.picture import Picture
+from normscope.errors import InputError, one_line
+from normscope.reporting.explorer import TokenMaps
+from normscope.reporting.page.explorer_page import explorer_page
+
+_HEIGHT = 820
+"""Pixels of the frame, enough for the controls and the map of a sentence; the reader can pull it longer."""
+
+_LARGEST = 4_000_000
+"""Values of one page. Each takes 2.7 bytes."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explorer:
+    """Token maps to click through, which notebooks display and which can be saved as a page. Neither needs a network.
+
+    Where scripts do not run (GitHub, a notebook that is not trusted, nbconvert to PDF), a picture stands in for it.
+    """
+
+    sentences: Sequence[TokenMaps]
+    """The maps of each text."""
+    picture: Picture
+    """What is shown where scripts do not run."""
+
+    def __post_init__(self) -> None:
+        values = sum(
+            sentence.weights.size + sum(values.size for values in sentence.maps.values()) for sentence in self.sentences
+        )
+        if values > _LARGEST:
+            tokens = sum(len(sentence.queries) for sentence in self.sentences)
+            heads = ", or leave out heads=True" if any(sentence.single_heads for sentence in self.sentences) else ""
+            raise InputError(
+                f"explorer: {values:,} values of {tokens:,} tokens; expected at most {_LARGEST:,}: "
+                f"decompose shorter or fewer texts{heads}"
+            )
+
+    @cached_property
+    def page(self) -> str:
+        """The whole page as HTML."""
+        return explorer_page(self.sentences)
+
+    def save(self, path: str | Path) -> None:
+        """Save the page as one HTML file.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        try:
+            Path(path).write_text(self.page, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: {one_line(error)}") from error
+
+    def _repr_png_(self) -> bytes:
+        return self.picture._repr_png_()
+
+    def _repr_html_(self) -> str:
+        # The frame covers the picture, which is seen where a sanitiser takes the frame away. Scripts in the frame cannot reach
+        # the notebook: its origin is its own.
+        cover = "position: absolute; inset: 0; width: 100%; height: 100%; border: 0; background: Canvas"
+        return (
+            f'<div style="position: relative; height: {_HEIGHT}px; overflow: hidden; resize: vertical">'
+            f"{self.picture._repr_html_()}"
+            f'<iframe title="Explorer of token maps" sandbox="allow-scripts allow-downloads" allow="fullscreen" '
+            f'style="{cover}" srcdoc="{html.escape(self.page)}"></iframe></div>'
+        )
+
+    def __repr__(self) -> str:
+        count = len(self.sentences)
+        return f"Token maps of {count} text{'' if count == 1 else 's'}; .save('map.html') makes a page to open in a browser"

@@ -1,0 +1,142 @@
+"""The explorer from Python: its numbers are the decomposition's, and its page works in a notebook's frame."""
+
+import base64
+import html
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+import normscope
+from normscope.api import explorers
+from normscope.errors import InputError
+from normscope.reporting.explorer import pairs_table
+from tests.end_to_end.browser import needs_browser, opened
+from tests.tiny import STACK_CONFIGS
+
+TEXT = 'The cat sat on </script> the "mat".'
+
+
+@pytest.fixture(scope="module")
+def model(saved_model):
+    return normscope.load(saved_model, device="cpu", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def explorer(model):
+    return normscope.decompose(model, TEXT, heads=True).explorer()
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="explorer-data">(.+?)</script>', page)[1])
+
+
+def test_its_numbers_are_the_decompositions(model, explorer):
+    result = normscope.decompose(model, TEXT, heads=True)
+    pairs = pairs_table(explorer.sentences)
+    block = pairs[pairs["head"] == 0].reset_index(drop=True)
+    for column in ("layer", "query", "key", "query_token", "key_token"):
+        assert block[column].tolist() == result.pairs[column].tolist()
+    for measure in result.maps:
+        np.testing.assert_allclose(block[measure], result.pairs[measure], rtol=1e-5)  # float32
+    for head in range(1, result.head_weights.shape[1] + 1):
+        rows = pairs[pairs["head"] == head]
+        np.testing.assert_allclose(rows["attn_w"], result.head_weights[:, head - 1].flatten(), rtol=1e-5)
+        np.testing.assert_allclose(rows["attn_n"], result.head_vectors[:, head - 1].flatten(), rtol=1e-5)
+
+
+def test_a_key_without_any_weight_contributes_nothing():
+    from normscope.maths.mixing import Method
+
+    weights = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
+    result = normscope.Decomposition(
+        tokens=("a", "b"),
+        key_tokens=("a", "b"),
+        weights=weights[:, 0],
+        vectors=3 * weights[:, 0],
+        residual=None,
+        normalised=None,
+        ratios=torch.zeros(1, 1, 2),
+        methods=(Method.ATTN_W,),
+        head_weights=weights,
+        head_vectors=3 * weights,
+    )
+    (sentence,) = result.explorer().sentences
+    assert sentence.norms.tolist() == [[[3.0, 0.0]]]
+    assert sentence.title == "a b"
+
+
+def test_without_heads_the_page_has_blocks_only(model):
+    (sentence,) = normscope.decompose(model, TEXT).explorer().sentences
+    assert sentence.heads == 0
+    assert sentence.weights.shape[1] == 1
+
+
+def test_many_texts_share_a_page(model):
+    texts = normscope.decompose(model, ["The cat sat.", "A dog barked at it."])
+    sentences = data_of(texts.explorer().page)["sentences"]
+    assert [sentence["queries"] for sentence in sentences] == [list(one.tokens) for one in texts]
+    with pytest.raises(InputError, match="at least one text"):
+        texts[:0].explorer()
+
+
+def test_cross_attention_has_two_sides(tokenizer):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
+    model = normscope.wrap(AutoModel.from_config(config), tokenizer, stack="cross")
+    page = normscope.decompose(model, ("The cat sat on the mat.", "A dog.")).explorer().page
+    (sentence,) = data_of(page)["sentences"]
+    assert sentence["is_cross_attention"]
+    assert len(sentence["queries"]) < len(sentence["keys"])
+    assert "Rows are the tokens that the decoder reads" in page
+    assert " → " in sentence["title"]
+
+
+def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
+    monkeypatch.setattr(explorers, "_LARGEST", 100)
+    with pytest.raises(InputError, match=r"explorer: .+ expected at most 100: .+, or leave out heads=True"):
+        normscope.decompose(model, TEXT, heads=True).explorer()
+    with pytest.raises(InputError, match=r"decompose shorter or fewer texts$"):
+        normscope.decompose(model, TEXT).explorer()
+
+
+def test_a_notebook_gets_a_frame_and_a_picture(explorer, tmp_path):
+    shown = explorer._repr_html_()
+    frame = re.search(r'<iframe [^>]*sandbox="([^"]*)"[^>]* srcdoc="([^"]*)"', shown)
+    assert frame[1].split() == ["allow-scripts", "allow-downloads"], "no access to the notebook"
+    explorer.save(tmp_path / "map.html")
+    assert html.unescape(frame[2]) == (tmp_path / "map.html").read_text(encoding="utf-8") == explorer.page
+    assert not re.search(r"""<[^>]*(src|href)\s*=\s*["']?(https?:)?//""", explorer.page), "nothing is fetched"
+    assert explorer._repr_png_().startswith(b"\x89PNG")
+    assert base64.b64encode(explorer._repr_png_()).decode() in shown, (
+        "where the frame is taken away, the picture is left"
+    )
+    assert repr(explorer).startswith("Token maps of 1 text;")
+    with pytest.raises(InputError, match=r"map\.html: "):
+        explorer.save(tmp_path / "none" / "map.html")
+
+
+@needs_browser
+def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
+    # The frame cannot be read from outside, so it posts what it shows.
+    report = (
+        "<script>parent.postMessage(document.querySelector('.lists')?.textContent ?? 'nothing', '*')</script></body>"
+    )
+    page = html.escape(explorer.page.replace("</body>", report))
+    notebook = explorer._repr_html_().replace(html.escape(explorer.page), page)
+    (tmp_path / "notebook.html").write_text(
+        '<pre id="seen"></pre><script>addEventListener("message", '
+        '({ data }) => { document.getElementById("seen").textContent = data; });</script>' + notebook,
+        encoding="utf-8",
+    )
+    shown, console = opened(tmp_path / "notebook.html")
+    assert console == []
+    seen = re.search(r'<pre id="seen">(.+?)</pre>', shown)[1]
+    pairs = pairs_table(explorer.sentences)
+    last = pairs[(pairs["head"] == 0) & (pairs["layer"] == pairs["layer"].max()) & (pairs["query"] == 1)]
+    first = last.loc[pd.Series(last["attn_n"]).idxmax()]
+    assert seen.startswith(f"{first['query_token']} receives from{first['key_token']} ({first['key']})")
