@@ -96,7 +96,15 @@ ALLOWED = {
 OWNERS = {
     "hydra": {"config/schema.py", "cli.py"},
     "wandb": {"reporting/tracking.py"},
-    "matplotlib": {"reporting/drawing.py", "reporting/figure_text.py", "reporting/palette.py"},
+    "matplotlib": {
+        "reporting/drawing.py",
+        "reporting/figure_text.py",
+        "reporting/palette.py",
+        *(
+            f"reporting/figures/{kind}.py"
+            for kind in ("heatmaps", "layout", "lines", "profiles", "scatter", "word_maps")
+        ),
+    },
 }
 
 

@@ -9,7 +9,15 @@ import pandas as pd
 from tests.oracles.comparison import Expected, Picture, cloud, spearman, table, three_digits
 from tests.oracles.specimens import Specimen
 
-TITLES = {"alpha": "α received", "f": "‖f(x)‖"}
+TITLES = {
+    "alpha": "α received",
+    "f": "‖f(x)‖",
+    "attn_w": "mixing ratio, Attn-W",
+    "attn_n": "mixing ratio, Attn-N",
+    "attnres_w": "mixing ratio, AttnRes-W",
+    "attnres_n": "mixing ratio, AttnRes-N",
+    "attnresln_n": "mixing ratio, AttnResLn-N",
+}
 IN_WORDS = {
     "alpha": "the weight that the token receives",
     "f": "‖f(x)‖",
@@ -47,10 +55,7 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         f"spearman/{measure}/{specials}_specials": rho
         for (measure, specials), rho in overall["spearman"].dropna().items()
     }
-    points = {
-        TITLES.get(measure, f"mixing, {measure}"): list(zip(sample.index, sample[measure], strict=True))
-        for measure in measures
-    }
+    points = {TITLES[measure]: list(zip(sample.index, sample[measure], strict=True)) for measure in measures}
     reasons = sorted(set(overall["reason"]) - {""})
     return Expected(
         tables={

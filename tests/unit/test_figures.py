@@ -2,14 +2,11 @@
 
 import xml.etree.ElementTree as ElementTree
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Scatter, WordMaps
 from normscope.reporting.drawing import draw
-from normscope.reporting.figure_text import log_scale
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -67,27 +64,3 @@ def test_powers_of_ten_are_written_without_mathematics(tmp_path):
     svg = (tmp_path / "scatter.svg").read_text()
     assert "mathdefault" not in svg
     assert "10⁻²" in svg
-
-
-@pytest.mark.parametrize(("low", "high"), [(1e-5, 1e3), (0.2, 0.9), (2, 40)])
-def test_logarithmic_axes_label_what_matplotlib_labels(low, high):
-    labels = []
-    for ours in (False, True):
-        with mpl.rc_context():
-            axes = Canvas().add_subplot()
-            axes.plot([low, high], [low, high])
-            if ours:
-                log_scale(axes, "x")
-            else:
-                axes.set_xscale("log")
-            axes.figure.draw_without_rendering()
-            labels.append([label.get_text() for label in axes.get_xticklabels(which="both")])
-    theirs, plain = labels
-    powers = {
-        f"^{{{power}}}": str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")) for power in range(-9, 10)
-    }
-    for formula, power in powers.items():
-        theirs = [label.replace(formula, power) for label in theirs]
-    theirs = [label.replace("$\\mathdefault{", "").replace("}$", "").replace("\\times", "×") for label in theirs]
-    assert plain == theirs
-    assert any(plain)

@@ -62,10 +62,14 @@ class Lines:
     series_titles: Mapping[Any, str] | None = None
     """Titles of the lines, in order. None draws all lines alike, without a legend."""
     panel: str | None = None
-    """Column that assigns rows of the table to panels, each with its own scale."""
+    """Column that assigns rows of the table to panels."""
     panel_titles: Mapping[Any, str] | None = None
+    sharey: bool = False
+    """Whether the panels share the y axis."""
     limits: tuple[float, float] | None = None
     log_y: bool = False
+    floor: float | None = None
+    """Where a logarithmic y axis begins, if the smallest values would squeeze the others."""
     band: tuple[str, str] | None = None
     """Columns with the lower and upper edge of a band around each line; NaN where there is no band."""
 
@@ -103,6 +107,8 @@ class Scatter:
     """Whether the panels share the y axis."""
     medians: bool = False
     """Whether to draw the median of each bin along x."""
+    trim: float = 0.0
+    """Share of the points at either end of each shared axis that its range leaves out, so that it shows the cloud."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Text in figures. Tokens and names are drawn literally, never parsed as mathematics."""
 
-import re
+import math
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatterSciNotation
+from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
 # A figure can be at most 65,536 pixels wide, and a corpus may contain words longer than that.
 _LONGEST_LABEL = 40
@@ -16,21 +16,35 @@ def word_label(word: str) -> str:
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
 
 
+_DECADES = 100
+"""An axis that spans less shows numbers instead of powers."""
+
 _SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-class _PowerFormatter(LogFormatterSciNotation):
-    """Powers of ten in plain characters, since parsing of mathematics is switched off."""
+class _Ticks(LogLocator):
+    """Powers of ten; 1, 2 and 5 times them if the axis spans less than two."""
 
-    def __call__(self, x: float, pos: Any = None) -> str:
-        formula = str(super().__call__(x, pos))
-        plain = formula.removeprefix(r"$\mathdefault{").removesuffix("}$").replace(r"\times", "×")
-        return re.sub(r"\^\{([^{}]*)\}", lambda power: power[1].translate(_SUPERSCRIPTS), plain)
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        low, high = sorted((vmin, vmax))
+        self.set_params(subs=(1.0,) if high / max(low, 1e-300) >= _DECADES else (1.0, 2.0, 5.0))
+        return super().tick_values(vmin, vmax)
+
+
+class _Labels(Formatter):
+    """Powers of ten in plain characters, since parsing of mathematics is switched off; numbers on an axis of less than two."""
+
+    def __call__(self, x: float, pos: Any = None) -> str:  # noqa: ARG002  (matplotlib passes both)
+        low, high = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
+        if high / max(low, 1e-300) < _DECADES:
+            return f"{x:,.7g}" if x >= 1e-3 else f"{x:.0e}"
+        return f"10{str(round(math.log10(x))).translate(_SUPERSCRIPTS)}"
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with labels such as 10⁻³."""
+    """Make an axis logarithmic, with labels such as 10⁻³, or plain numbers if it spans less than two powers of ten."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(_PowerFormatter())
-    axis.set_minor_formatter(_PowerFormatter(labelOnlyBase=False))
+    axis.set_major_locator(_Ticks(numticks=6))
+    axis.set_major_formatter(_Labels())
+    axis.set_minor_formatter(NullFormatter())

@@ -23,11 +23,33 @@ MARKERS = "osD^vPX*"
 # The same markers, by the names that Vega gives them.
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
 
+# Dashes for lines in the order of the palette, so that no line is known by its colour alone.
+LINE_STYLES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (8, 2)))
+
 STYLE: dict[Any, Any] = {
-    "font.size": 9,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 8,
+    "text.color": "#1a1a1a",
+    "axes.labelcolor": "#1a1a1a",
+    "axes.edgecolor": "#5a5f66",
+    "axes.linewidth": 0.6,
+    "xtick.color": "#5a5f66",
+    "ytick.color": "#5a5f66",
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 10,
+    "lines.linewidth": 1.2,
+    "grid.color": "#e3e5e8",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
     "text.parse_math": False,  # tokens and model names may contain dollar signs
     "svg.fonttype": "none",  # keep text selectable
     "svg.hashsalt": "normscope",  # reproducible bytes

@@ -22,7 +22,16 @@ from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
-TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {str(method): f"mixing, {method}" for method in Method}
+
+def _papers_name(method: Method) -> str:
+    """A mixing ratio's name in its paper, such as AttnRes-N for `attnres_n`."""
+    name, vectors = str(method).rsplit("_", 1)
+    return f"{name.replace('attn', 'Attn').replace('res', 'Res').replace('ln', 'Ln')}-{vectors.upper()}"
+
+
+TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {
+    str(method): f"mixing ratio, {_papers_name(method)}" for method in Method
+}
 SPECIALS = ("with", "without")
 
 FREQUENCIES = "token_frequencies"

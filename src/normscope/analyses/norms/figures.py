@@ -76,12 +76,12 @@ def _by_head(table: pd.DataFrame) -> HeatmapGrid:
     return HeatmapGrid(
         table=table,
         grid_row="category",
-        values={"alpha": "α, summed over the keys", "f": "‖f(x)‖, mean"},
+        values={"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"},
         row="layer",
         column="head",
         caption=(
-            "Weight (left) and vector norm (right) by layer and head. Where a category is high on the left and low on the "
-            "right, the heads attend to tokens that contribute little."
+            "Weight (left), norm of the weighted vector (middle) and norm of the vector (right) by layer and head. Where a "
+            "category is high on the left and low in the middle, the heads attend to tokens that contribute little."
         ),
     )
 
@@ -96,9 +96,11 @@ def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         x_label="‖f(x)‖",
         y_label="α",
         log_y=True,
+        trim=0.01,
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
-            "layers and heads. Where the cloud falls to the right, large weights go to short vectors."
+            "layers and heads. Where the cloud falls to the right, large weights go to short vectors. The axes leave out "
+            "1 % of the points at either end."
         ),
     )
 
@@ -112,8 +114,19 @@ def _singular_values(table: pd.DataFrame) -> Lines:
         panel="layer",
         y_label="singular value",
         log_y=True,
-        caption="Singular values of each head's map from x to f(x), one line per head. They depend on the weights alone.",
+        sharey=True,
+        floor=_floor(table),
+        caption=(
+            "Singular values of each head's map from x to f(x), one line per head. They depend on the weights alone. Values "
+            "below a thousandth of the largest are not shown."
+        ),
     )
+
+
+def _floor(values: pd.DataFrame) -> float | None:
+    """A thousandth of the largest singular value. A map without full rank has values at rounding error's size."""
+    largest = float(values["value"].max())
+    return largest / 1000 if largest > 0 and float(values["value"].min()) < largest / 1000 else None
 
 
 def _expansion(rates: pd.DataFrame) -> Lines:

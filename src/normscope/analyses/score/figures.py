@@ -132,6 +132,7 @@ def _compared(
         series_titles=titles,
         panel="category",
         panel_titles={category: category for category in dict.fromkeys(table["category"])},
-        y_label="attention weight",
+        y_label="α, summed over keys",
+        sharey=True,
         caption=caption,
     )

@@ -1,0 +1,1 @@
+"""How each kind of figure is drawn with matplotlib."""

@@ -1,0 +1,116 @@
+"""What all kinds of figures share: panels, ticks, the colours of series, and text that must not overlap."""
+
+import textwrap
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, MaxNLocator
+
+from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, LINE_STYLES, MARKERS
+
+POINTS_PER_INCH = 72
+
+
+class SeriesStyle(NamedTuple):
+    """How a line looks. Colour is never the only difference."""
+
+    color: str
+    marker: str
+    linestyle: Any
+
+
+def series_styles(keys: Sequence[Hashable]) -> dict[Hashable, SeriesStyle]:
+    """A style for each series. A category of tokens has the same one in every figure."""
+    order = list(CATEGORY_COLOURS)
+    spare = [number for number, colour in enumerate(LINE_COLOURS) if colour not in CATEGORY_COLOURS.values()]
+    named = [key for key in keys if key in CATEGORY_COLOURS]
+    styles = {}
+    for position, key in enumerate(keys):
+        if key in CATEGORY_COLOURS:
+            number = order.index(str(key))
+            color = CATEGORY_COLOURS[str(key)]
+        else:
+            number = spare[position % len(spare)] if named else position
+            color = LINE_COLOURS[number % len(LINE_COLOURS)]
+        styles[key] = SeriesStyle(color, MARKERS[number % len(MARKERS)], LINE_STYLES[number % len(LINE_STYLES)])
+    return styles
+
+
+def panels_across(number: int, width: float, narrowest: float) -> int:
+    """Panels per row: as many as fit into the width, in rows as equal as possible.
+
+    Args:
+        number: Number of panels.
+        width: Width of the figure in inches.
+        narrowest: Smallest width of a panel in inches.
+    """
+    fitting = min(max(number, 1), max(1, int(width / narrowest)))
+    down = -(-number // fitting)
+    return -(-number // max(down, 1)) or 1
+
+
+def text_width(text: str, size: float) -> float:
+    """About the width of a text in inches, at a font size in points."""
+    return max((len(line) for line in text.split("\n")), default=0) * 0.56 * size / POINTS_PER_INCH
+
+
+def fitted(text: str, inches: float, size: float = 8.0) -> str:
+    """A text in lines that are not wider than this."""
+    return "\n".join(textwrap.wrap(text, max(6, int(inches / text_width("x", size)))))
+
+
+def every(labels: Sequence[Any], inches: float, each: float) -> list[int]:
+    """Positions of the labels to show, evenly spaced, if each one takes `each` inches."""
+    step = max(1, int(np.ceil(len(labels) * each / inches)))
+    return list(range(0, len(labels), step))
+
+
+def integer_ticks(axes: Axes, values: Sequence[Any], inches: float) -> None:
+    """Ticks at integers along x: at every value if they fit."""
+    distinct = sorted(set(values))
+    if len(distinct) * 0.2 <= inches:
+        axes.xaxis.set_major_locator(FixedLocator(distinct))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, int(inches / 0.4)), integer=True))
+
+
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move positions apart so that neighbours are `gap` apart, between two bounds; the order stays."""
+    order = np.argsort(positions, kind="stable")
+    moved = np.asarray(positions, dtype=float)[order]
+    if len(moved) * gap > high - low + gap:
+        gap = (high - low) / max(1, len(moved) - 1)
+    moved = np.clip(moved, low, high)
+    for i in range(1, len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + gap)
+    ceiling = high
+    for i in range(len(moved) - 1, -1, -1):
+        moved[i] = min(moved[i], ceiling)
+        ceiling = moved[i] - gap
+    result = np.empty(len(moved))
+    result[order] = moved
+    return result.tolist()
+
+
+def legend_above(canvas: Canvas, titles: Mapping[Hashable, str], handles: Mapping[Hashable, Line2D]) -> None:
+    """One legend above the panels, in as many columns as the figure's width holds."""
+    keys = [key for key in titles if key in handles]
+    if not keys:
+        return
+    size = 8.0
+    longest = max(text_width(titles[key], size) for key in keys) + 0.5
+    columns = min(len(keys), max(1, int(canvas.get_figwidth() / longest)))
+    canvas.legend(
+        [handles[key] for key in keys],
+        [fitted(titles[key], canvas.get_figwidth() - 0.6, size) for key in keys],
+        loc="outside upper center",
+        ncols=columns,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+    )

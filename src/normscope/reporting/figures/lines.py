@@ -1,0 +1,160 @@
+"""Curves by layer or by rank."""
+
+from collections.abc import Hashable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+
+from normscope.analyses.findings import Lines
+from normscope.reporting.figure_text import log_scale
+from normscope.reporting.figures.layout import (
+    SeriesStyle,
+    fitted,
+    integer_ticks,
+    legend_above,
+    panels_across,
+    series_styles,
+    spread,
+)
+from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS
+
+_LABEL_SIZE = 8.0
+_WIDEST_LABEL = 1.5
+
+
+def lines(figure: Lines, width: float) -> Canvas:
+    """Line plots: series labelled at their ends in a single panel, by a legend above several panels."""
+    panels = [None] if figure.panel is None else _panels(figure)
+    across = panels_across(len(panels), width, 2.0)
+    down = -(-len(panels) // across)
+    height = min(2.9, 0.6 * width) if len(panels) == 1 else 1.75 * down
+    at_ends = len(panels) == 1 and width >= 4
+    above = 0.0 if at_ends else 0.18 * len(figure.series_titles or ())
+    canvas = Canvas(figsize=(width, height + above), layout="constrained")
+    grid = canvas.subplots(down, across, squeeze=False, sharey=figure.sharey)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    handles: dict[Hashable, Line2D] = {}
+    for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+        table = figure.table if panel is None else figure.table[figure.table[figure.panel] == panel]
+        handles |= _panel(axes, figure, table, width / across - 0.6)
+        axes.tick_params(labelleft=True)
+        if panel is not None:
+            title = (figure.panel_titles or {}).get(panel, f"{figure.panel} {panel}")
+            axes.set_title(fitted(title, width / across - 0.4))
+        if position % across == 0:
+            axes.set_ylabel(fitted(figure.y_label, height / down - 0.3))
+        if position + across >= len(panels):
+            axes.set_xlabel(figure.x)
+    # Axes that are shared are scaled once, when all their lines are known.
+    for axes in grid.flat[:1] if figure.sharey else grid.flat[: len(panels)]:
+        _scale(axes, figure)
+    if figure.series_titles is not None:
+        if at_ends:
+            _label_ends(grid[0, 0], figure, height - 0.6)
+        else:
+            legend_above(canvas, figure.series_titles, handles)
+    return canvas
+
+
+def _panels(figure: Lines) -> list[Hashable]:
+    present = set(figure.table[figure.panel])
+    return [panel for panel in figure.panel_titles or sorted(present) if panel in present]
+
+
+def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dict[Hashable, Line2D]:
+    """Draw the lines of a panel; returns them by series."""
+    titles = figure.series_titles
+    handles: dict[Hashable, Line2D] = {}
+    if titles is None:
+        for _, rows in table.groupby(figure.series):
+            rows = rows.sort_values(figure.x)
+            axes.plot(rows[figure.x], rows[figure.y], color=LINE_COLOURS[0], alpha=0.45, linewidth=0.7)
+    else:
+        styles = series_styles(list(titles))
+        close = _coincide(figure)
+        for number, series in enumerate(titles):
+            rows = table[table[figure.series] == series].sort_values(figure.x)
+            if len(rows):
+                # Of lines that lie on each other, the first is the widest, and shows on both sides of the others.
+                extra = 2.6 * (len(titles) - 1 - number) / max(1, len(titles) - 1) if close else 0.0
+                handles[series] = _line(axes, figure, rows, styles[series], extra)
+    integer_ticks(axes, table[figure.x].tolist(), inches)
+    axes.grid(axis="y")
+    return handles
+
+
+def _line(axes: Axes, figure: Lines, rows: pd.DataFrame, style: SeriesStyle, extra: float) -> Line2D:
+    (line,) = axes.plot(
+        rows[figure.x],
+        rows[figure.y],
+        color=style.color,
+        marker=style.marker,
+        linestyle="solid" if extra else style.linestyle,
+        linewidth=1.2 + extra,
+        markersize=3.5 + extra,
+        alpha=0.55 if extra else 1.0,
+        markeredgewidth=0,
+    )
+    if figure.band is not None:
+        low, high = figure.band
+        axes.fill_between(rows[figure.x], rows[low], rows[high], color=style.color, alpha=0.18, linewidth=0)
+    return line
+
+
+def _coincide(figure: Lines) -> bool:
+    """Whether two of few lines are so close that one would hide the other. Categories keep their style in any case."""
+    titles = list(figure.series_titles or ())
+    if not 2 <= len(titles) <= 4 or any(title in CATEGORY_COLOURS for title in titles):
+        return False
+    keys = [figure.x] if figure.panel is None else [figure.panel, figure.x]
+    wide = figure.table[figure.table[figure.series].isin(titles)].pivot_table(
+        index=keys, columns=figure.series, values=figure.y, sort=False, observed=True
+    )
+    extent = float(np.nanmax(wide.to_numpy()) - min(0.0, np.nanmin(wide.to_numpy()))) if wide.size else 0.0
+    columns = [wide[name] for name in wide]
+    return any(
+        float((left - right).abs().median()) < 0.03 * extent
+        for i, left in enumerate(columns)
+        for right in columns[i + 1 :]
+    )
+
+
+def _scale(axes: Axes, figure: Lines) -> None:
+    if figure.log_y:
+        log_scale(axes, "y")
+        if figure.floor is not None:
+            axes.set_ylim(bottom=figure.floor)
+    elif figure.limits is not None:
+        low, high = figure.limits
+        axes.set_ylim(low, high + 0.03 * (high - low))
+    else:
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(0.0, low), high if high > 0 else 0.0)
+
+
+def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:
+    """Name each line beside its last point, with its marker; names that would overlap move apart."""
+    titles = figure.series_titles or {}
+    last = (
+        figure.table.dropna(subset=[figure.y])
+        .sort_values(figure.x)
+        .groupby(figure.series, observed=True)[figure.y]
+        .last()
+    )
+    keys = [key for key in titles if key in last.index]
+    to_axes = axes.transAxes.inverted()
+    heights = [float(to_axes.transform(axes.transData.transform((1.0, last[key])))[1]) for key in keys]
+    labels = [fitted(titles[key], _WIDEST_LABEL, _LABEL_SIZE) for key in keys]
+    lines_each = max((label.count("\n") + 1 for label in labels), default=1)
+    gap = lines_each * 1.25 * _LABEL_SIZE / 72 / inches
+    for key, label, height in zip(keys, labels, spread(heights, gap, 0.0, 1.0), strict=True):
+        style = series_styles(list(titles))[key]
+        axes.plot(
+            [1.025], [height], color=style.color, marker=style.marker, markersize=4.5, markeredgewidth=0,
+            transform=axes.transAxes, clip_on=False,
+        )  # fmt: skip
+        axes.text(1.045, height, label, transform=axes.transAxes, va="center", fontsize=_LABEL_SIZE)

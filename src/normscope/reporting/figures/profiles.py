@@ -1,0 +1,69 @@
+"""The values of all hidden dimensions, with the outlier dimensions named."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from normscope.analyses.findings import Profiles
+from normscope.reporting.figures.layout import fitted, integer_ticks, panels_across, spread, text_width
+from normscope.reporting.palette import LINE_COLOURS
+
+_SIZE = 6.5
+"""Font size of the dimensions' numbers, in points."""
+
+
+def profiles(figure: Profiles, width: float) -> Canvas:
+    """One panel per layer."""
+    panels = sorted(figure.table[figure.panel].unique())
+    across = panels_across(len(panels), width, 1.9)
+    down = -(-len(panels) // across)
+    canvas = Canvas(figsize=(width, 1.35 * down + 0.35), layout="constrained")
+    grid = canvas.subplots(down, across, sharex=True, squeeze=False)
+    for unused in range(len(panels), grid.size):
+        grid.flat[unused].set_visible(False)
+        grid.flat[unused - across].tick_params(labelbottom=True)
+    inches = width / across - 0.6
+    for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+        rows = figure.table[figure.table[figure.panel] == panel]
+        lines = [rows] if figure.series is None else [line for _, line in rows.groupby(figure.series)]
+        for line in lines:
+            axes.plot(line[figure.x], line[figure.y], color=LINE_COLOURS[0], linewidth=0.6, alpha=0.7, rasterized=True)
+        axes.margins(x=0.02, y=0.05)
+        axes.axhline(0, color="#1a1a1a", linewidth=0.4)
+        axes.set_title(f"{figure.panel} {panel}")
+        _label(axes, figure, rows, inches)
+        integer_ticks(axes, rows[figure.x].tolist(), inches)
+        if position % across == 0:
+            axes.set_ylabel(fitted(figure.y_label, 1.0))
+        if position + across >= len(panels):
+            axes.set_xlabel(figure.x)
+    return canvas
+
+
+def _label(axes: Axes, figure: Profiles, rows: pd.DataFrame, inches: float) -> None:
+    """Name dimensions along the upper or the lower edge, whichever side their value is on, with a line to the value."""
+    chosen = rows[rows[figure.x].isin(list(figure.labelled))]
+    if chosen.empty:
+        return
+    furthest = chosen.loc[chosen.groupby(figure.x)[figure.y].apply(lambda values: values.abs().idxmax())]
+    axes.plot(
+        furthest[figure.x], furthest[figure.y], linestyle="none", marker="o", markersize=2.5, color=LINE_COLOURS[3],
+        markeredgewidth=0,
+    )  # fmt: skip
+    each = (text_width(str(furthest[figure.x].max()), _SIZE) + 0.04) / inches
+    low, high = axes.get_ylim()
+    room = 0.22 * (high - low)
+    up = furthest[furthest[figure.y] >= 0]
+    down = furthest[furthest[figure.y] < 0]
+    axes.set_ylim(low - (room if len(down) else 0), high + (room if len(up) else 0))
+    for side, edge, alignment in ((up, 0.99, "top"), (down, 0.01, "bottom")):
+        # Where not all fit, those with the largest values are named.
+        side = side.loc[side[figure.y].abs().nlargest(max(1, int(1 / each))).index].sort_values(figure.x)
+        left, right = axes.get_xlim()
+        places = spread([(x - left) / (right - left) for x in side[figure.x]], each, each / 2, 1 - each / 2)
+        for place, x, y in zip(places, side[figure.x], side[figure.y], strict=True):
+            axes.annotate(
+                str(x), (x, y), xytext=(place, edge), textcoords="axes fraction", ha="center", va=alignment,
+                fontsize=_SIZE, annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": LINE_COLOURS[3], "shrinkA": 0, "shrinkB": 1},
+            )  # fmt: skip

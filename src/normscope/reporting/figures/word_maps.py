@@ -1,0 +1,58 @@
+"""Matrices of words by words."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
+
+from normscope.analyses.findings import WordMaps
+from normscope.reporting.figure_text import word_label
+from normscope.reporting.figures.layout import fitted, text_width
+from normscope.reporting.palette import COLOURS, DIVERGING, LINE_COLOURS
+
+_CELL = 0.2
+_SMALLEST_CELL = 0.11
+"""Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
+
+
+def word_maps(figure: WordMaps, width: float) -> Canvas:
+    """Maps side by side where they fit, otherwise below each other."""
+    panels = list(figure.panel_titles)
+    rows, columns = (
+        figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label].map(word_label)
+        for name, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
+    )
+    beside, below = (max(text_width(label, 7.0) for label in labels) for labels in (rows, columns))
+    side_by_side = beside + 0.2 + len(panels) * (len(columns) * 0.16 + 0.1) <= width
+    across, down = (len(panels), 1) if side_by_side else (1, len(panels))
+    room = (width - beside - 0.3) / across - 0.1
+    cell = max(_SMALLEST_CELL, min(_CELL, room / len(columns)))
+    # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
+    total = max(width, beside + 0.3 + across * (cell * len(columns) + 0.1))
+    canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.87 * below + 0.5) + 0.1), layout="constrained")
+    for axes, panel in zip(canvas.subplots(down, across, squeeze=False).flat, panels, strict=True):
+        table = figure.table[figure.table[figure.panel] == panel]
+        values = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
+        # In reading order: the first word is at the top.
+        if figure.largest is None:
+            axes.imshow(values, cmap=COLOURS, vmin=0, aspect="equal")
+        else:
+            axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
+        _frames(axes, figure, table)
+        size = min(7.0, 0.75 * 72 * cell)
+        axes.set_title(fitted(figure.panel_titles[panel], total / across - 0.2), fontsize=8)
+        axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+        axes.set_yticks(range(len(rows)), rows if down > 1 or panel == panels[0] else [], fontsize=size)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.grid(visible=False)
+    return canvas
+
+
+def _frames(axes: Axes, figure: WordMaps, table: pd.DataFrame) -> None:
+    for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):
+        for cell in table[table[figure.frame] == kind].itertuples():
+            corner = (getattr(cell, figure.column) - 0.5, getattr(cell, figure.row) - 0.5)
+            frame = Rectangle(corner, 1, 1, fill=False, edgecolor=LINE_COLOURS[3], linewidth=1.2, linestyle=style)
+            frame.set_clip_on(False)
+            axes.add_patch(frame)

@@ -1,0 +1,236 @@
+"""Figures at the sizes of papers: no text overlaps another or leaves the canvas, and lines that coincide stay visible."""
+
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.path import Path as Outline
+from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
+
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.reporting.drawing import COLUMN, PAGE, laid_out
+from normscope.reporting.palette import STYLE
+
+CATEGORIES = ["cls", "sep", "punctuation", "mask", "other"]
+LONG = [
+    "α: attention weight",
+    "‖αf(x)‖: weighted vector",
+    "‖F‖: sum over heads",
+    "with the residual connection",
+    "whole block",
+]
+
+
+def product(**columns) -> pd.DataFrame:
+    table = pd.DataFrame(list(itertools.product(*columns.values())), columns=list(columns))
+    generator = np.random.default_rng(0)
+    return table.assign(value=generator.uniform(0.1, 99.9, len(table)))
+
+
+BY_LAYER = product(layer=range(1, 13), category=CATEGORIES, panel=range(6))
+NUMBERED = dict(zip("01234", LONG, strict=True))
+CATEGORY_TITLES = {category: category for category in CATEGORIES}
+
+
+def alike(count: int, *, panels: bool) -> Lines:
+    """Lines that end at the same value."""
+    table = product(layer=range(1, 13), method=range(count), panel=range(3)).assign(value=1.0)
+    titles = {number: f"{title} ({number})" for number, title in zip(range(count), LONG, strict=False)}
+    table = table if panels else table[table["panel"] == 0]
+    panel = {"panel": "panel", "panel_titles": {0: "first", 1: "second", 2: "third"}} if panels else {}
+    return Lines(table, "layer", "value", "method", "Caption.", "mean mixing ratio (%)", titles, **panel)
+
+
+def profile(labelled: int, dimensions: int = 768) -> Profiles:
+    table = product(layer=range(13), dimension=range(dimensions)).assign(value=lambda rows: rows["value"] - 50)
+    return Profiles(
+        table, "layer", "dimension", "value", list(range(300, 300 + labelled)), "mean over tokens", "Caption."
+    )
+
+
+def cloud(**options) -> Scatter:
+    table = product(panel=CATEGORIES[:4], point=range(40)).assign(x=lambda rows: rows["point"] + 1.0)
+    titles = dict(zip(CATEGORIES[:4], LONG, strict=False))
+    labels = {"x_label": "frequency rank (1 = most frequent)", "y_label": "mean over layers"}
+    return Scatter(table, "x", "value", "panel", titles, caption="Caption.", **labels, **options)
+
+
+def words(count: int) -> WordMaps:
+    table = product(method=["a", "b"], row=range(count), column=range(count))
+    table = table.assign(row_word=table["row"].map("word{}".format), column_word=table["column"].map("word{}".format))
+    titles = {"a": "α: weights, layer 3, alignment with output", "b": "‖αf(x)‖: vectors, layer 2"}
+    return WordMaps(
+        table.assign(frame="none"),
+        "method",
+        titles,
+        "row",
+        "row_word",
+        "column",
+        "column_word",
+        "value",
+        "frame",
+        "Caption.",
+    )
+
+
+FIGURES: dict[str, Figure] = {
+    "heat maps": HeatmapPanels(
+        product(method=list("01234"), layer=range(1, 13), category=CATEGORIES),
+        "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
+    ),
+    "deep heat maps": HeatmapPanels(
+        product(method=list("01"), layer=range(1, 49), category=CATEGORIES),
+        "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
+    ),
+    "grid": HeatmapGrid(
+        product(category=CATEGORIES, layer=range(1, 13), head=range(1, 13)).assign(more=0.01, most=9.5),
+        "category",
+        {"value": "α, summed over keys", "more": "‖αf(x)‖, summed over keys", "most": "‖f(x)‖, mean"},
+        "layer", "head", "A caption of some length, which is wrapped where it is written below the panels. " * 3,
+    ),
+    "diverging grid": HeatmapGrid(
+        product(category=CATEGORIES, layer=range(1, 25), head=range(1, 17)).assign(**{str(i): -1.0 for i in range(5)}),
+        "category", {"value": "dimension 1023"} | {str(i): f"dimension {i + 500}" for i in range(5)},
+        "layer", "head", "Caption.", diverging=True,
+    ),
+    "lines": Lines(
+        BY_LAYER[BY_LAYER["panel"] == 0], "layer", "value", "category", "Caption.", "mean weight per key", CATEGORY_TITLES
+    ),
+    "panels of lines": Lines(
+        BY_LAYER, "layer", "value", "category", "Caption.", "mean over heads", CATEGORY_TITLES, "panel",
+        {number: f"dimension {number}" for number in range(6)},
+    ),
+    "lines that end together": alike(5, panels=False),
+    "panels of lines that end together": alike(4, panels=True),
+    "lines without titles": Lines(
+        product(index=range(1, 65), head=range(12), layer=range(1, 13)), "index", "value", "head", "Caption.",
+        "singular value", panel="layer", log_y=True, sharey=True,
+    ),
+    "profiles": profile(6),
+    "profiles with many neighbours": profile(40, 4096),
+    "scatter": cloud(log_y=True, trim=0.005),
+    "scatter with axes of its own": cloud(log_x=True, sharey=False, medians=True),
+    "word maps": words(12),
+    "large word maps": words(40),
+}  # fmt: skip
+
+
+def texts(canvas: Canvas) -> list[tuple[str, Outline, Bbox]]:
+    """What is written on a canvas, with its outline and its extent in pixels."""
+    hidden = set()
+    for axis in canvas.findobj(Axis):
+        low, high = sorted(axis.get_view_interval())
+        for kind in (False, True):
+            for tick, place in zip(axis.get_ticklabels(minor=kind), axis.get_ticklocs(minor=kind), strict=False):
+                if not axis.axes.get_visible() or not low <= place <= high or not axis.get_visible():
+                    hidden.add(tick)
+        if not axis.axes.get_visible():
+            hidden |= set(axis.axes.findobj(Text))
+    renderer = FigureCanvasAgg(canvas).get_renderer()
+    found = []
+    for text in canvas.findobj(Text):
+        if text in hidden or not text.get_visible() or not text.get_text().strip():
+            continue
+        # The extent of an annotation would include its line.
+        own = (
+            Text.get_window_extent(text, renderer) if isinstance(text, Annotation) else text.get_window_extent(renderer)
+        )
+        found.append((text.get_text(), outline(text, own, renderer), own))
+    return found
+
+
+def outline(text: Text, own: Bbox, renderer) -> Outline:
+    """The rectangle around a text, turned as the text is, and smaller by the half pixel that antialiasing adds."""
+    angle = text.get_rotation()
+    if angle % 90 == 0:
+        return rectangle(own)
+    anchor = text.get_transform().transform(text.get_unitless_position())
+    text.set_rotation(0)
+    straight = rectangle(text.get_window_extent(renderer))
+    text.set_rotation(angle)
+    return straight.transformed(mpl.transforms.Affine2D().rotate_deg_around(*anchor, angle))
+
+
+def rectangle(box: Bbox) -> Outline:
+    inner = box.padded(-1.0) if min(box.width, box.height) > 4 else box
+    return Outline(inner.corners()[[0, 1, 3, 2, 0]], closed=True)
+
+
+def check(figure: Figure, width: float, *, caption: bool = False) -> Canvas:
+    """Draw a figure and check its text."""
+    with mpl.rc_context(STYLE):
+        canvas = laid_out(figure, width, caption=caption)
+        written = texts(canvas)
+    edges = canvas.bbox
+    for text, _, box in written:
+        inside = edges.x0 - 1 <= box.x0 and box.x1 <= edges.x1 + 1 and edges.y0 - 1 <= box.y0 and box.y1 <= edges.y1 + 1
+        assert inside, f"{text!r} leaves the canvas: {box} in {edges}"
+    for (one, left, _), (other, right, _) in itertools.combinations(written, 2):
+        assert not left.intersects_path(right, filled=True), f"{one!r} overlaps {other!r}"
+    return canvas
+
+
+@pytest.mark.parametrize(("name", "width"), [(name, [COLUMN, PAGE][i % 2]) for i, name in enumerate(FIGURES)])
+def test_no_text_overlaps_or_leaves_the_canvas(name, width):
+    canvas = check(FIGURES[name], width)
+    assert canvas.get_figwidth() == pytest.approx(width) or name == "large word maps"
+
+
+def test_a_caption_below_the_panels_has_room():
+    check(FIGURES["grid"], COLUMN, caption=True)
+
+
+def test_the_check_sees_what_overlaps_and_what_leaves():
+    canvas = Canvas(figsize=(2, 2))
+    first, second = canvas.text(0.5, 0.5, "first"), canvas.text(0.52, 0.5, "second")
+    canvas.draw_without_rendering()
+    (_, one, _), (_, other, _) = texts(canvas)
+    assert one.intersects_path(other, filled=True)
+    second.set_position((0.5, 0.8))
+    (_, one, _), (_, other, _) = texts(canvas)
+    assert not one.intersects_path(other, filled=True)
+    first.set_position((0.9, 0.5))
+    assert texts(canvas)[0][2].x1 > canvas.bbox.x1
+
+
+def test_the_first_of_two_lines_that_coincide_shows_on_both_sides_of_the_other():
+    table = product(layer=range(1, 7), map=["a", "b"]).assign(
+        value=lambda rows: rows["layer"] + (rows["map"] == "a") * 1e-3
+    )
+    with mpl.rc_context(STYLE):
+        canvas = laid_out(Lines(table, "layer", "value", "map", "", "rate", {"a": "first", "b": "second"}))
+    wide, narrow = canvas.axes[0].get_lines()[:2]
+    assert wide.get_linewidth() >= 2 * narrow.get_linewidth()
+
+
+def test_panels_that_share_an_axis_show_all_their_lines():
+    table = product(layer=range(1, 7), category=["cls", "other"], map=["a"])
+    table = table.assign(value=lambda rows: 0.1 + 0.8 * (rows["category"] == "cls"))
+    titles = {"cls": "cls", "other": "other"}
+    with mpl.rc_context(STYLE):
+        canvas = laid_out(Lines(table, "layer", "value", "map", "", "α", {"a": "a"}, "category", titles, sharey=True))
+    for axes in canvas.axes:
+        low, high = axes.get_ylim()
+        assert low == 0
+        assert high > 0.9
+
+
+def test_a_logarithmic_axis_has_powers_or_numbers_but_not_both():
+    with mpl.rc_context(STYLE):
+        canvas = laid_out(FIGURES["lines without titles"])
+        narrow = laid_out(
+            Scatter(
+                pd.DataFrame({"x": [0.2, 0.9], "y": 1.0, "p": "p"}), "x", "y", "p", {"p": "p"}, "", "", "", log_x=True
+            )
+        )
+    labels = [label.get_text() for label in canvas.axes[0].get_yticklabels()]
+    assert "10⁰" in labels
+    assert not any("×" in label for label in labels)
+    assert {"0.2", "0.5"} <= {label.get_text() for label in narrow.axes[0].get_xticklabels()}
+    assert not any(label.get_text() for label in narrow.axes[0].get_xticklabels(minor=True))
