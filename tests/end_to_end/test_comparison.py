@@ -6,9 +6,12 @@ import re
 
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 
 from normscope.reporting.comparison import compare as compare_runs
+from normscope.reporting.comparison import significance, swept
+from normscope.reporting.comparison.runs import Run
 from normscope.reporting.run_tables import COMPARISON
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here, run_once
@@ -62,7 +65,7 @@ def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_mod
     assert set(deepest["layer"]) == {FAMILY_CONFIGS["bert"]["num_hidden_layers"], 5}
     page = (folder / "comparison.html").read_text()
     assert page.count("expected all or numbers from 1 to") >= 2, "failed jobs are named with their reasons"
-    assert str(deeper_model) in page
+    assert f'<td class="word">{deeper_model.name}</td>' in page
 
 
 def test_exports_hold_the_tables_numbers(sweep):
@@ -91,8 +94,11 @@ def test_the_page_in_a_browser(sweep):
     _, folder = sweep
     shown, console = opened(folder / "comparison.html")
     assert console == []
-    assert shown.count('aria-roledescription="line mark"') >= 2
-    assert shown.count("<caption>") == 3
+    values = pd.read_parquet(folder / "comparison.parquet")
+    lines = values[values["layer"] > 0].groupby(["metric", "label"])
+    assert shown.count('aria-roledescription="line mark container"') >= values[values["layer"] > 0]["metric"].nunique()
+    assert shown.count('aria-roledescription="line mark"') == lines.ngroups, "every run's line is in every panel"
+    assert shown.count("<caption>") == 5, "runs, metrics and differences, the latter two with their extremes"
     assert re.search(r'<select id="along">.*</select>', shown)
 
 
@@ -132,3 +138,167 @@ def test_the_command_on_any_folders(sweep, capsys, tmp_path):
     assert compare_runs.main([str(tmp_path / "nowhere")]) == 2
     assert compare_runs.main([*chosen, "--baseline", "nothing"]) == 2
     assert "expected one of" in capsys.readouterr().err
+
+
+def _run(folder, *, seed=0, name="model", metrics=None, curves=(), **config):
+    return Run(
+        folder=folder / f"{name}{seed}".replace("/", "-"),
+        status="completed",
+        config={
+            "model.name": name,
+            "model.seed": seed,
+            "dataset.name": "wikitext",
+            "layers": "all",
+            "analysis": "norms",
+        }
+        | {key.replace("__", "."): value for key, value in config.items()},
+        metrics=metrics or {"norms/f/mean": 1.0},
+        provenance={"model": name, "sequences": 2, "tokens": 3, "seconds": 74.0},
+        curves=pd.DataFrame(curves, columns=["curve", "layer", "depth", "value"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("configs", "labels", "title"),
+    [
+        (
+            [{"model__revision": "a" * 40}, {"model__revision": "b" * 40}],
+            ["model.revision=aaaaaaaa", "model.revision=bbbbbbbb"],
+            "2 checkpoints of model on wikitext",
+        ),
+        (
+            [{"model__revision": f"{'a' * 39}1"}, {"model__revision": f"{'a' * 39}2"}],
+            [f"model.revision={'a' * 39}1", f"model.revision={'a' * 39}2"],
+            "2 checkpoints of model on wikitext",
+        ),
+        (
+            [{"name": "one/step-10/model"}, {"name": "two/step-10/model"}, {"name": "two/step-20/model"}],
+            ["one/step-10/model", "two/step-10/model", "step-20/model"],
+            "3 models on wikitext",
+        ),
+        (
+            [{"name": "a", "model__revision": "x"}, {"name": "b", "model__revision": "y"}],
+            ["a", "b"],
+            "2 models on wikitext",
+        ),
+        (
+            [{"layers": "all"}, {"layers": [3]}],
+            ["layers=all", "layers=[3]"],
+            "2 choices of layers of model on wikitext",
+        ),
+        (
+            [
+                {"dataset__name": "squad", "dataset__kind": "hub"},
+                {"dataset__name": "sample", "dataset__kind": "sample"},
+            ],
+            ["dataset.name=squad", "dataset.name=sample"],
+            "2 data sets of model",
+        ),
+        (
+            [{"dataset__path": "old/text.txt"}, {"dataset__path": "new/text.txt"}],
+            ["dataset.path=old/text.txt", "dataset.path=new/text.txt"],
+            "2 data sets of model",
+        ),
+        (
+            [{"name": name, "seed": seed} for name in "ab" for seed in range(3)],
+            [f"{name} model.seed={seed}" for name in "ab" for seed in range(3)],
+            "2 models × 3 seeds on wikitext",
+        ),
+        ([{"dataset__limit": 1}, {"dataset__limit": 2}], ["dataset.limit=1", "dataset.limit=2"], None),
+    ],
+)
+def test_labels_and_title_tell_what_was_swept(configs, labels, title, tmp_path):
+    runs = [_run(tmp_path, **config) for config in configs]
+    assert swept.labels(runs) == labels
+    assert swept.title(runs) == (title or "2 values of dataset.limit of model on wikitext")
+
+
+def test_a_checkpoint_that_both_names_and_revisions_distinguish_is_labelled(tmp_path):
+    runs = [
+        _run(tmp_path, name=name, model__revision=revision) for name, revision in [("a", "x"), ("a", "y"), ("b", "x")]
+    ]
+    assert swept.labels(runs) == ["a model.revision=x", "a model.revision=y", "b model.revision=x"]
+
+
+def test_the_page_links_to_reports_and_lists_what_was_swept(tmp_path):
+    runs = [_run(tmp_path / "a run's #1", seed=seed) for seed in range(2)]
+    runs[0].folder.mkdir(parents=True)
+    (runs[0].folder / "report.html").write_text("report")
+    page = compare_runs.write(compare_runs.compared(runs, []), tmp_path / "compared").read_text()
+    assert "<h1>2 seeds of model on wikitext</h1>" in page
+    assert '<a href="../a%20run%27s%20%231/model0/report.html">model0</a>' in page
+    assert "model1</a>" not in page, "a run without a report is not linked"
+    table = page[page.index("<table>") : page.index("</table>")]
+    assert re.findall(r"<th [^>]*>(.*?)</th>", table) == ["run", "seed", "sequences", "tokens", "time"]
+    assert "1 min 14 s" in table
+
+
+@pytest.fixture(scope="module")
+def two_groups():
+    """Two models with three and four seeds, unequal variances, and one metric that no seed changes."""
+    numbers = {"a": [1.0, 1.2, 1.1], "b": [2.0, 3.0, 1.5, 2.5]}
+    return pd.DataFrame(
+        [
+            {"group": group, "metric": metric, "value": value}
+            for group, values in numbers.items()
+            for number in values
+            for metric, value in [
+                ("x", number),
+                ("y", number % 0.7),
+                ("constant", 5.0),
+                ("x/max", number),
+                ("cv_min", number),
+            ]
+        ]
+    )
+
+
+def test_differences_between_seeds_are_those_of_scipy(two_groups):
+    table = significance.tests(two_groups, "a").set_index("metric")
+    assert list(table.index) == ["x", "y"], "neither extremes nor what no seed changes are tested"
+    expected = {}
+    for metric, row in table.iterrows():
+        of_metric = two_groups[two_groups["metric"] == metric]
+        a, b = (of_metric.loc[of_metric["group"] == group, "value"] for group in "ab")
+        welch = scipy.stats.ttest_ind(b, a, equal_var=False)
+        expected[metric] = welch.pvalue
+        assert row["difference"] == pytest.approx(b.mean() - a.mean())
+        assert row["p"] == pytest.approx(welch.pvalue)
+        assert (row["low"], row["high"]) == pytest.approx(tuple(welch.confidence_interval(0.95)))
+    # By hand: the smaller of two p-values doubles, unless the larger is below that.
+    small, large = sorted(expected.values())
+    assert sorted(table["adjusted"]) == pytest.approx([min(2 * small, large), large])
+
+
+def test_groups_of_one_run_are_not_tested(two_groups):
+    single = two_groups.groupby(["group", "metric"]).head(1)
+    assert significance.tests(single, "a").empty
+    assert significance.over_seeds(single, ["group", "metric"]).empty
+
+
+def test_minima_and_maxima_are_folded_away(tmp_path):
+    metrics = {"norms/f/mean": 1.0, "norms/f/cv_max": 2.0, "mixing/min": 3.0, "norms/minute": 4.0}
+    runs = [_run(tmp_path, seed=seed, metrics=metrics) for seed in range(2)]
+    page = compare_runs.write(compare_runs.compared(runs, []), tmp_path).read_text()
+    data = json.loads(re.search(r'id="tables-data">(.*?)</script>', page)[1])
+    rows = {name: next(c["values"] for c in table["columns"] if c["name"] == "metric") for name, table in data.items()}
+    assert rows["metrics-table"] == ["norms/f/mean", "norms/minute"]
+    assert rows["metrics-table-extremes"] == ["norms/f/cv_max", "mixing/min"]
+    assert '<details><summary>Minima and maxima</summary><div data-filled="metrics-table-extremes">' in page
+
+
+def test_curves_over_seeds_have_intervals(tmp_path):
+    values = {0: [1.0, 2.0], 1: [3.0, 8.0]}
+    runs = [
+        _run(
+            tmp_path,
+            seed=seed,
+            curves=[("norms/f/cls", layer, layer / 2, value) for layer, value in enumerate(line, 1)],
+        )
+        for seed, line in values.items()
+    ]
+    table = compare_runs.compared(runs, []).seed_curves
+    assert table["layer"].tolist() == [1, 2]
+    assert table["mean"].tolist() == [2.0, 5.0]
+    # Student's t with one degree of freedom is 12.706; the standard error of 2 values is half of their difference.
+    assert (table["high"] - table["mean"]).tolist() == pytest.approx([12.7062, 12.7062 * 3], rel=1e-5)

@@ -12,16 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
+from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.run_folder import RESULTS, write_atomically
-
-CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +27,27 @@ class RunComparison:
     """Several runs, compared metric by metric and layer by layer."""
 
     runs: pd.DataFrame
-    """One row per run: run, label, status, model, sequences, tokens, seconds, error."""
+    """One row per run: run, label, status, every key that was swept, model, sequences, tokens, seconds, error."""
+    swept: Sequence[str]
+    """The config keys in which the runs differ."""
+    title: str
+    """What varies, and on which data: `5 models on WikiText`."""
     values: pd.DataFrame
     """One row per run, metric and layer (0: the whole run): label, group, metric, layer, depth, value, difference."""
     metrics: pd.DataFrame
     """One row per metric, one column per run."""
     seeds: pd.DataFrame
     """Mean and confidence interval over runs that differ only in their seeds: group, metric, runs, mean, low, high."""
+    seed_curves: pd.DataFrame
+    """The same for curves: group, metric, layer, depth, runs, mean, low, high."""
+    tests: pd.DataFrame
+    """Differences between means over seeds, with what Welch's test says of them; see `significance.tests`."""
     baseline: str
     """Label of the run that differences are measured from."""
+    baseline_group: str
+    """Label of that run without its seeds."""
+    folders: Sequence[Path]
+    """The runs' folders."""
     failures: Sequence[str]
 
 
@@ -66,7 +76,7 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
             )
         reference_run = matching[0]
     names = _names(completed)
-    groups = run_folders.labels(completed, seeds=False, analyses=False)
+    groups = swept.labels(completed, seeds=False, analyses=False)
     labelled = zip(completed, names, groups, strict=True)
     values = pd.concat(
         [_values(run).assign(run=run.folder.name, label=name, group=group) for run, name, group in labelled],
@@ -77,12 +87,23 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
     values["difference"] = values["value"] - reference.reindex(keys).to_numpy()
     whole = values[values["layer"] == 0]
     label_of = {id(run): name for run, name in zip(completed, names, strict=True)}
+    baseline_group = groups[completed.index(reference_run)]
+    keys_swept = swept.keys(runs)
+    facts = pd.DataFrame(_facts(run, label_of.get(id(run), "")) for run in runs)
+    for place, (key, column) in enumerate(swept.columns(runs, keys_swept).items(), start=3):
+        facts.insert(place, key, column)
     return RunComparison(
-        runs=pd.DataFrame(_facts(run, label_of.get(id(run), "")) for run in runs),
+        runs=facts,
+        swept=keys_swept,
+        title=swept.title(runs),
         values=values[["run", "label", "group", "metric", "layer", "depth", "value", "difference"]],
         metrics=_side_by_side(whole, names),
-        seeds=_over_seeds(whole),
+        seeds=significance.over_seeds(whole, ["group", "metric"]),
+        seed_curves=significance.over_seeds(values[values["layer"] > 0], ["group", "metric", "layer", "depth"]),
+        tests=significance.tests(whole, baseline_group),
         baseline=names[completed.index(reference_run)],
+        baseline_group=baseline_group,
+        folders=[run.folder for run in runs],
         failures=[
             *failures,
             *(f"{run.folder.name}: {run.status}: {run.error}" for run in runs if run.status != "completed"),
@@ -92,7 +113,7 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
 
 def write(comparison: RunComparison, folder: Path) -> Path:
     """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics), and return the page's path."""
-    page = comparison_page(comparison).encode()
+    page = comparison_page(comparison, folder).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         comparison.values.to_parquet(folder / "comparison.parquet", index=False)
@@ -137,24 +158,11 @@ def _facts(run: Run, label: str) -> dict[str, object]:
     }
 
 
-def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for (group, metric), rows_of_metric in values.groupby(["group", "metric"], sort=False):
-        count, mean = len(rows_of_metric), rows_of_metric["value"].mean()
-        if count < 2:
-            continue
-        half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * rows_of_metric["value"].std() / np.sqrt(count)
-        rows.append(
-            {"group": group, "metric": metric, "runs": count, "mean": mean, "low": mean - half, "high": mean + half}
-        )
-    return pd.DataFrame(rows, columns=["group", "metric", "runs", "mean", "low", "high"])
-
-
 def _names(runs: Sequence[Run]) -> list[str]:
     """Labels under which every metric has one value: different analyses of one model and corpus share a label and a column."""
-    names = run_folders.labels(runs, analyses=False)
+    names = swept.labels(runs, analyses=False)
     cells = [(name, metric) for name, run in zip(names, runs, strict=True) for metric in run.metrics]
-    return names if len(set(cells)) == len(cells) else _unique(run_folders.labels(runs))
+    return names if len(set(cells)) == len(cells) else _unique(swept.labels(runs))
 
 
 def _unique(names: Sequence[str]) -> list[str]:

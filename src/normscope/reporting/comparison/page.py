@@ -1,36 +1,37 @@
 """The HTML page of a comparison of runs."""
 
-from typing import TYPE_CHECKING
+import math
+import os
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from markupsafe import Markup, escape
 
+from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
+from normscope.rounding import duration
 
 if TYPE_CHECKING:
     from normscope.reporting.comparison.compare import RunComparison
 
+_ROWS = 2_000
+"""Rows of a table that the page holds at most."""
 
-def comparison_page(comparison: "RunComparison") -> str:
-    """The page as self-contained HTML."""
-    layers = comparison.values[comparison.values["layer"] > 0]
-    curves = {
-        str(metric): [
-            {
-                "label": str(label),
-                "layer": rows["layer"].astype(int).tolist(),
-                "depth": rows["depth"].astype(float).tolist(),
-                "value": rows["value"].astype(float).tolist(),
-            }
-            for label, rows in metric_rows.groupby("label", sort=False)
-        ]
-        for metric, metric_rows in layers.groupby("metric", sort=False)
-    }
-    tables = {"metrics-table": table_data(comparison.metrics, "Metrics of the runs", limit=_ROWS, digits=9)}
-    if len(comparison.metrics.columns) > 2:
-        caption = f"Metrics less those of {comparison.baseline}"
-        tables["differences-table"] = table_data(_differences(comparison), caption, limit=_ROWS, digits=9)
-    if len(comparison.seeds):
-        tables["seeds-table"] = table_data(comparison.seeds, "Means over seeds", limit=_ROWS, digits=9)
+_EXTREMES = "-extremes"
+"""What the names of tables of minima and maxima end in."""
+
+
+def comparison_page(comparison: "RunComparison", folder: Path) -> str:
+    """The page as self-contained HTML.
+
+    Args:
+        comparison: The runs, compared.
+        folder: Where the page will be, from which it links to the runs' reports.
+    """
+    curves = _curves(comparison)
+    tables = _tables(comparison)
     return (
         environment()
         .get_template("comparison.html")
@@ -38,19 +39,115 @@ def comparison_page(comparison: "RunComparison") -> str:
             css=asset("page.css"),
             libraries=vega() if curves else "",
             script=script("rounding.js", "dom.js", "charts.js", "tables.js", "comparison.js"),
-            count=len(comparison.runs),
+            title=comparison.title,
             failures=comparison.failures,
-            runs=table(comparison.runs, "Runs"),
+            runs=table(_runs(comparison, folder), "Runs"),
             names=list(tables),
             tables=script_data(tables),
             baseline=comparison.baseline,
-            curves=script_data({"curves": curves}) if curves else None,
+            baseline_group=comparison.baseline_group,
+            has_means=len(comparison.seed_curves) > 0,
+            families=list(curves),
+            curves=script_data(curves) if curves else None,
         )
     )
 
 
-_ROWS = 2_000
-"""Rows of a table that the page holds at most."""
+def _runs(comparison: "RunComparison", folder: Path) -> pd.DataFrame:
+    """One row per run: a link to its report, what was swept, and the size of the run."""
+    facts = comparison.runs
+    titles = {key: _column_title(key, comparison.swept) for key in comparison.swept}
+    columns: dict[str, Any] = {"run": pd.Series([_link(run, folder) for run in comparison.folders], dtype=object)}
+    columns |= {titles[key]: facts[key] for key in comparison.swept}
+    if (facts["status"] != "completed").any():
+        columns["status"] = facts["status"]
+    columns |= {name: facts[name] for name in ("sequences", "tokens")}
+    seconds = pd.to_numeric(facts["seconds"], errors="coerce")
+    columns["time"] = ["" if not math.isfinite(number) else duration(number) for number in seconds]
+    return pd.DataFrame(columns)
+
+
+def _column_title(key: str, swept: Any) -> str:
+    """A config key's last part, unless another swept key ends alike: `model.name` is `model`, `model.seed` is `seed`."""
+    if key in ("model.name", "dataset.name"):
+        return {"model.name": "model", "dataset.name": "data set"}[key]
+    last = key.rsplit(".", 1)[-1]
+    return last if [other.rsplit(".", 1)[-1] for other in swept].count(last) == 1 else key
+
+
+def _link(run: Path, folder: Path) -> Markup:
+    """A run's name, as a link if it has a report."""
+    report = run / "report.html"
+    name = run.resolve().name
+    if not report.is_file():
+        return escape(name)
+    address = urllib.parse.quote(Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix())
+    return Markup('<a href="{}">{}</a>').format(address, name)
+
+
+def _tables(comparison: "RunComparison") -> dict[str, Any]:
+    """The tables for the page's script, each without minima and maxima, which have tables of their own."""
+    whole = {"metrics-table": (comparison.metrics, "Metrics of the runs")}
+    if len(comparison.metrics.columns) > 2:
+        whole["differences-table"] = (_differences(comparison), f"Metrics less those of {comparison.baseline}")
+    if len(comparison.seeds):
+        whole["seeds-table"] = (comparison.seeds, "Means over seeds")
+    tables = {}
+    for name, (rows, caption) in whole.items():
+        extreme = rows["metric"].map(is_extreme).astype(bool)
+        tables[name] = table_data(rows[~extreme], caption, limit=_ROWS, digits=9)
+        if extreme.any():
+            tables[name + _EXTREMES] = table_data(rows[extreme], f"{caption}: minima and maxima", limit=_ROWS, digits=9)
+    if len(comparison.tests):
+        caption = f"Mean differences from {comparison.baseline_group}"
+        tables["tests-table"] = table_data(
+            comparison.tests.sort_values("adjusted", kind="stable"), caption, limit=_ROWS, digits=9
+        )
+    return tables
+
+
+def _curves(comparison: "RunComparison") -> dict[str, Any]:
+    """Curves by family and panel: the lines of every run, and where there are seeds those of their means."""
+    layers = comparison.values[comparison.values["layer"] > 0]
+    names = [str(name) for name in layers["metric"].unique()]
+    runs = {name: _lines(rows, "label") for name, rows in layers.groupby("metric", sort=False)}
+    means = {name: _lines(rows, "group") for name, rows in comparison.seed_curves.groupby("metric", sort=False)}
+    families: dict[str, Any] = {}
+    for name in names:
+        family = _family(name, names)
+        panel = {
+            "name": name,
+            "title": name.removeprefix(f"{family}/").removesuffix("/mean").replace("/", " "),
+            "runs": runs[name],
+            "means": means.get(name, []),
+        }
+        families.setdefault(family, []).append(panel)
+    return families
+
+
+def _family(name: str, names: list[str]) -> str:
+    """The first two parts of a curve's name if other curves share them, otherwise its analysis."""
+    parts = name.split("/")
+    shared = "/".join(parts[:2])
+    alike = [other for other in names if other.startswith(f"{shared}/")]
+    return shared if len(parts) > 2 and len(alike) > 1 else parts[0]
+
+
+def _lines(rows: pd.DataFrame, label: str) -> list[dict[str, Any]]:
+    columns = [name for name in ("depth", "value", "mean", "low", "high") if name in rows]
+    return [
+        {
+            "label": str(name),
+            "layer": line["layer"].astype(int).tolist(),
+            **{
+                "value" if column == "mean" else column: [
+                    None if pd.isna(number) else float(f"{number:.6g}") for number in line[column]
+                ]
+                for column in columns
+            },
+        }
+        for name, line in rows.groupby(label, sort=False)
+    ]
 
 
 def _differences(comparison: "RunComparison") -> pd.DataFrame:

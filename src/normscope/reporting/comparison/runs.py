@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
-from normscope.config.schema import INCIDENTAL, flat
+from normscope.config.schema import flat
 from normscope.errors import InputError, one_line, printable
 from normscope.reporting.run_folder import RESULTS
 
@@ -20,13 +19,6 @@ FAILURES = "failures.jsonl"
 """File in a sweep's folder that records its failed jobs."""
 
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
-
-# Config keys left out of labels: those that differ between any two runs without affecting results, and those that the
-# model's name determines.
-_UNLABELLED = re.compile(
-    rf"^(({'|'.join(INCIDENTAL)})(\.|$)|analysis\..*enabled|model\.(pin|package|revision|sha256|tokenizer|toy))"
-)
-_SEED = re.compile(r"(^|\.)seed$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,41 +105,6 @@ def completed(sweep: Path) -> int:
         with contextlib.suppress(InputError):
             count += read_results(path.parent)["status"] == "completed"
     return count
-
-
-def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
-    """Short labels made of the config values in which runs differ.
-
-    Args:
-        runs: The runs to label.
-        seeds: Whether runs that differ only in seeds get different labels.
-        analyses: The same for runs that differ only in their analyses.
-    """
-    keys = sorted({key for run in runs for key in run.config if not _UNLABELLED.match(key)}, key=_label_order)
-    differing = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
-    if "model.name" in differing:  # the preset's other settings follow from its name
-        differing = [key for key in differing if not key.startswith("model.architecture")]
-    if not seeds:
-        differing = [key for key in differing if not _SEED.search(key)]
-    if not analyses:
-        differing = [key for key in differing if not key.startswith("analysis")]
-    names = [" ".join(_label_part(run, key, seeds) for key in differing) for run in runs]
-    return [name or _short(str(run.provenance.get("model", "run"))) for name, run in zip(names, runs, strict=True)]
-
-
-def _label_part(run: Run, key: str, seeds: bool) -> str:
-    value = str(run.config.get(key))
-    if not seeds:  # the MultiBERTs have their seeds in their names
-        value = re.sub(r"seed[_-]\d+", "seed_*", value)
-    return {"model.name": _short(value), "analysis": value}.get(key, f"{key}={value}")
-
-
-def _short(name: str) -> str:
-    return name.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _label_order(key: str) -> tuple[int, str]:
-    return (0 if key == "model.name" else 1 if key == "analysis" else 2 if key.startswith("dataset") else 3, key)
 
 
 def _run(folder: Path) -> Run:

@@ -20,7 +20,7 @@ function named(spec, node) {
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
 
-const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, map: 330 };
+const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, map: 330, narrowest: 150, widest: 420 };
 
 // Panels across, and the width of each, in the room that there is.
 function panelsIn(width, { across, narrow = 1 }) {
@@ -38,9 +38,20 @@ function heatmapsIn(width, { across, narrow }) {
 function sized(spec, width) {
   const { usermeta } = spec;
   if (usermeta.cell) return sizedHeatmaps(spec, width);
+  if (usermeta.panels) return sizedPanels(spec, width);
   const { columns, panel } = panelsIn(width, usermeta);
   if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
   return { ...spec, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
+}
+
+// Charts side by side with axes of their own, in rows of equal length as far as possible.
+function sizedPanels(spec, width) {
+  const count = spec.concat.length;
+  const fitting = Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / (ROOM.narrowest + ROOM.axis))));
+  const columns = Math.ceil(count / Math.ceil(count / fitting));
+  const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
+  const height = Math.round(Math.min(200, Math.max(130, panel * 0.72)));
+  return { ...spec, columns, concat: spec.concat.map((chart) => ({ ...chart, width: panel, height })) };
 }
 
 function sizedHeatmaps(spec, width) {

@@ -8,37 +8,58 @@ const dataOf = (id) => {
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "@text"];
 const DASHES = [[1, 0], [6, 3], [2, 2]];
 
-function curveSpec(title, lines, along) {
-  const values = lines.flatMap(({ label, layer, depth, value }) => value.map((number, at) => ({ run: label, layer: layer[at], depth: depth[at], value: number })));
-  const domain = lines.map(({ label }) => label);
-  const style = (channel) => ({ field: "run", type: "nominal", legend: { title: null, symbolType: "stroke", columns: 1 }, scale: { domain, range: domain.map(channel) } });
+// An axis starts at zero unless that wastes more than half of the height.
+function fromZero(lines) {
+  const values = lines.flatMap(({ value, low, high }) => [...value, ...(low ?? []), ...(high ?? [])]).filter((number) => number !== null);
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  return least >= 0 ? least < most / 2 : most <= 0 && most > least / 2;
+}
+
+function panelSpec({ title, lines, domain, along, first }) {
+  const values = lines.flatMap(({ label, layer, depth, value, low, high }) => value.map((number, at) => ({ run: label, layer: layer[at], depth: depth[at], value: number, low: low?.[at], high: high?.[at] })));
+  const style = (channel) => ({ field: "run", type: "nominal", legend: { title: null, symbolType: "stroke" }, scale: { domain, range: domain.map(channel) } });
   const axis = along === "layer" ? { title: "layer", tickMinStep: 1, format: "d" } : { title: "relative depth" };
-  const faded = { condition: { param: "series", value: 1 }, value: 0.08 };
+  const faded = (shown) => ({ condition: { param: "series", value: shown }, value: 0.05 });
+  const params = [{ name: "series", select: { type: "point", fields: ["run"], toggle: "true" }, bind: "legend" }];
+  const interval = lines.some(({ low }) => low);
+  const number = { type: "quantitative", format: ",.3r" };
+  const bounds = interval ? [{ field: "low", title: "95% from", ...number }, { field: "high", title: "to", ...number }] : [];
   return {
-    usermeta: { across: 1 }, data: { values }, description: title,
+    data: { values },
     encoding: {
       x: { field: along, type: "quantitative", axis: { ...axis, grid: false }, scale: { zero: along === "depth", nice: false, padding: 8 } },
-      y: { field: "value", type: "quantitative", title },
-      color: style((_, at) => COLOURS[at % COLOURS.length]), opacity: faded,
-      tooltip: [{ field: "run", type: "nominal" }, { field: along, type: along === "layer" ? "ordinal" : "quantitative", title: axis.title }, { field: "value", type: "quantitative", title, format: ",.3r" }],
+      color: style((_, at) => COLOURS[at % COLOURS.length]),
+      tooltip: [{ field: "run", type: "nominal" }, { field: along, type: along === "layer" ? "ordinal" : "quantitative", title: axis.title }, { field: "value", title, ...number }, ...bounds],
     },
     layer: [
-      { params: [{ name: "series", select: { type: "point", fields: ["run"], toggle: "true" }, bind: "legend" }, { name: "zoom", select: { type: "interval", zoom: "wheel![event.shiftKey]" }, bind: "scales" }],
-        mark: { type: "line", strokeWidth: 2 }, encoding: { strokeDash: style((_, at) => DASHES[Math.floor(at / COLOURS.length) % DASHES.length]) } },
-      { mark: { type: "point", filled: true, size: 50 } },
+      { ...(first ? { params } : {}), mark: { type: "line", strokeWidth: 2 },
+        encoding: { y: { field: "value", type: "quantitative", title, scale: { zero: fromZero(lines) } }, opacity: faded(1), strokeDash: style((_, at) => DASHES[Math.floor(at / COLOURS.length) % DASHES.length]) } },
+      ...(interval ? [{ mark: { type: "area" }, encoding: { y: { field: "low", type: "quantitative", title }, y2: { field: "high" }, opacity: faded(0.2), tooltip: null } }] : []),
+      { mark: { type: "point", filled: true, size: 30 }, encoding: { y: { field: "value", type: "quantitative", title }, opacity: faded(1) } },
     ],
   };
 }
 
-function mountCurves({ curves }) {
-  const [curve, along] = ["curve", "along"].map((id) => document.getElementById(id));
-  curve.replaceChildren(...Object.keys(curves).map((name) => new Option(name, name)));
-  const depths = new Set(Object.values(curves).flat().map((line) => Math.round(line.layer.at(-1) / line.depth.at(-1))));
+// The panels of one family of metrics, which share colours and legend but have ranges of their own.
+function familySpec(family, panels, kind, along) {
+  const domain = [...new Set(panels.flatMap((panel) => panel[kind].map(({ label }) => label)))];
+  const shown = panels.filter((panel) => panel[kind].length);
+  return {
+    usermeta: { across: Math.min(5, shown.length), panels: true }, description: `${family} by ${along === "layer" ? "layer" : "relative depth"}`,
+    concat: shown.map((panel, at) => panelSpec({ title: panel.title, lines: panel[kind], domain, along, first: at === 0 })),
+  };
+}
+
+function mountCurves(families) {
+  const [lines, along] = ["lines", "along"].map((id) => document.getElementById(id));
+  const depths = new Set(Object.values(families).flat().flatMap((panel) => panel.runs.map((line) => Math.round(line.layer.at(-1) / line.depth.at(-1)))));
   along.value = depths.size > 1 ? "depth" : "layer";
-  const spec = () => curveSpec(curve.value, curves[curve.value], along.value);
-  const chart = new Chart(document.getElementById("chart"), spec(), "curves");
-  mountCharts([chart]);
-  for (const box of [curve, along]) box.addEventListener("change", () => chart.replace(spec()));
+  // A family without means over seeds shows its runs.
+  const kind = (panels) => (lines?.value === "means" && panels.some(({ means }) => means.length) ? "means" : "runs");
+  const spec = (family) => familySpec(family, families[family], kind(families[family]), along.value);
+  const charts = new Map([...document.querySelectorAll("[data-family]")].map((node) => [node.dataset.family, new Chart(node, spec(node.dataset.family), node.dataset.family.replaceAll("/", "_"))]));
+  mountCharts([...charts.values()]);
+  for (const box of [lines, along]) box?.addEventListener("change", () => charts.forEach((chart, family) => chart.replace(spec(family))));
 }
 
 const csvOf = (rows) => rows.map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join()).join("\n");

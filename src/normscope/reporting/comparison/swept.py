@@ -1,0 +1,127 @@
+"""What distinguishes the runs of a comparison: the config keys that differ, the runs' labels, and the page's title."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from normscope.config.schema import INCIDENTAL
+from normscope.reporting.comparison.runs import Run
+
+# Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
+_UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")
+_SEED = re.compile(r"(^|\.)seed$")
+_ABBREVIATED = 8
+"""Characters of a commit or checksum in a label."""
+
+_NOUNS = {
+    "model.name": "models",
+    "model.revision": "checkpoints",
+    "model.sha256": "checkpoints",
+    "dataset.name": "data sets",
+    "dataset.path": "data sets",
+    "layers": "choices of layers",
+    "analysis": "sets of analyses",
+}
+
+
+def keys(runs: Sequence[Run]) -> list[str]:
+    """The config keys in which runs differ, without those whose values follow from the model's or data set's name."""
+    every = sorted({key for run in runs for key in run.config if not _UNLABELLED.match(key)}, key=_order)
+    differing = [key for key in every if len({str(run.config.get(key)) for run in runs}) > 1]
+    for kind in ("model", "dataset"):
+        name = f"{kind}.name"
+        if name in differing:
+            differing = [key for key in differing if not (key.startswith(f"{kind}.") and _follows(key, name, runs))]
+    return differing
+
+
+def columns(runs: Sequence[Run], differing: Sequence[str]) -> dict[str, list[str]]:
+    """The values of the given config keys as people write them, by key, in the runs' order."""
+    return {key: _values(key, runs) for key in differing}
+
+
+def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
+    """Short labels made of the config values in which runs differ.
+
+    Args:
+        runs: The runs to label.
+        seeds: Whether runs that differ only in seeds get different labels.
+        analyses: The same for runs that differ only in their analyses.
+    """
+    differing = [
+        key for key in keys(runs) if (seeds or not _SEED.search(key)) and (analyses or not key.startswith("analysis"))
+    ]
+    parts = {key: _values(key, runs, seeds=seeds) for key in differing}
+    named = [
+        " ".join(
+            value[at] if key in ("model.name", "analysis") else f"{key}={value[at]}" for key, value in parts.items()
+        )
+        for at in range(len(runs))
+    ]
+    return [name or _last_part(str(run.provenance.get("model", "run"))) for name, run in zip(named, runs, strict=True)]
+
+
+def title(runs: Sequence[Run]) -> str:
+    """What varies and what does not: `2 models × 3 seeds on the sample corpus`."""
+    swept = columns(runs, keys(runs))
+    counts: dict[str, int] = {}
+    for key, values in swept.items():
+        plural = "seeds" if _SEED.search(key) else _NOUNS.get(key, f"values of {key}")
+        counts[plural] = max(counts.get(plural, 0), len(set(values)))
+    words = " × ".join(f"{count} {plural}" for plural, count in counts.items())
+    if not words:
+        words = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
+    if "models" not in counts:
+        words += f" of {_last_part(str(runs[0].config.get('model.name')))}"
+    return words if "data sets" in counts else f"{words} on {_corpus(runs[0])}"
+
+
+def _follows(key: str, name: str, runs: Sequence[Run]) -> bool:
+    """Whether runs with one value of `name` have one value of `key`."""
+    if key == name:
+        return False
+    pairs = {(str(run.config.get(name)), str(run.config.get(key))) for run in runs}
+    return len(pairs) == len({value for value, _ in pairs})
+
+
+def _values(key: str, runs: Sequence[Run], *, seeds: bool = True) -> list[str]:
+    values = [str(run.config.get(key)) for run in runs]
+    if key in ("model.name", "dataset.name", "dataset.path"):
+        short = _shortened(values)
+    elif key in ("model.revision", "model.sha256", "dataset.revision"):
+        short = {value: value[:_ABBREVIATED] for value in values}
+    else:
+        short = {}
+    if len(set(short.values())) == len(set(values)):
+        values = [short[value] for value in values]
+    # The MultiBERTs have their seeds in their names.
+    return values if seeds else [re.sub(r"seed[_-]\d+", "seed_*", value) for value in values]
+
+
+def _shortened(names: Iterable[str]) -> dict[str, str]:
+    """Names without the folders or owners that they do not need to be told apart."""
+    parts = {name: name.rstrip("/").split("/") for name in names}
+    short = {}
+    for name, own in parts.items():
+        length = next(
+            (
+                count
+                for count in range(1, len(own))
+                if all(other[-count:] != own[-count:] for key, other in parts.items() if key != name)
+            ),
+            len(own),
+        )
+        short[name] = "/".join(own[-length:])
+    return short
+
+
+def _corpus(run: Run) -> str:
+    name = str(run.config.get("dataset.name") or run.config.get("dataset.path") or run.config.get("dataset.kind"))
+    return "the sample corpus" if name == "sample" else _last_part(name)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _order(key: str) -> tuple[int, str]:
+    return (0 if key == "model.name" else 1 if key == "analysis" else 2 if key.startswith("dataset") else 3, key)
