@@ -7,19 +7,19 @@ _METHOD = "`attn_w`: weights; `attn_n`: vector norms."
 _SETTING = "`awo`: alignment with output; `awi`: alignment with input."
 _RATES = {
     "aer": "Alignment error rate, in [0, 1].",
-    "precision": "Share of the links that are possible ones.",
-    "recall": "Share of the sure links that are found.",
+    "precision": "Share of the links found that are possible links of the reference.",
+    "recall": "Share of the reference's sure links that are found.",
 }
 _SENTENCES = "Number of sentence pairs."
 
 OUTPUTS = Outputs(
     tables={
         "aer": TableInfo(
-            row="layer, head, method and setting, and for every other aligner",
+            row="layer, head, method and setting, and one per other aligner",
             columns={
                 "layer": "Layer, from 1; 0 for other aligners.",
                 "head": "Head, from 1; 0 stands for the layer as a whole.",
-                "method": f"{_METHOD} Or the name of another aligner.",
+                "method": f"{_METHOD} Otherwise the name of another aligner.",
                 "setting": f"{_SETTING} `none` for other aligners.",
                 **_RATES,
                 "sentences": _SENTENCES,
@@ -77,8 +77,8 @@ OUTPUTS = Outputs(
         "attn_n/<setting>/largest_norm_head/layer": "Layer of the head with the largest mean norm.",
         "attn_n/<setting>/largest_norm_head/head": "The head with the largest mean norm.",
         "attn_n/<setting>/largest_norm_head/aer": "Its error rate.",
-        "attn_n/<setting>/heads/spearman_norm_aer": "Spearman's ρ of a head's mean norm and its error rate; negative "
-        "means that heads with large norms align well.",
+        "attn_n/<setting>/heads/spearman_norm_aer": "Spearman's ρ between heads' mean norms and error rates; negative if "
+        "heads with large norms align well.",
         "<method>/<setting>/<heuristic>/aer": "Error rate of the symmetrised alignment.",
         "<aligner>/<rate>": "`aer`, `precision` and `recall` of another aligner.",
     },

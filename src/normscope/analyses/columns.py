@@ -8,7 +8,7 @@ CATEGORY_OF_KEY = "Category of the key; `all` stands for every key."
 TOKENS = "Number of tokens."
 SPEARMAN = "Spearman's ρ; missing if it is undefined."
 ERROR_BOUND = "Largest possible error of ρ: 0 if it is exact, above 0 if it was estimated from a histogram."
-REASON = "Why ρ is undefined; empty if it is not."
+REASON = "Why ρ is undefined; empty if it is defined."
 
 CHANGES = {
     "before": "α of the unchanged model, summed over the category's keys: the mean over queries and heads, then sequences.",

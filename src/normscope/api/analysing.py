@@ -1,4 +1,4 @@
-"""Any analysis of texts in memory, without a config, a folder or a tracker."""
+"""Runs any analysis on texts in memory, without a config, a folder or a tracker."""
 
 import dataclasses
 import difflib
@@ -45,23 +45,24 @@ def run(
 ) -> Results:
     """Run one analysis or several over texts in memory.
 
-    The numbers are those of a command over the same texts. Nothing is written, and torch's generators are left as they were.
+    The numbers equal those of a command on the same texts. Nothing is written, and torch's generators keep their state.
 
     Args:
-        analyses: The name of an analysis, or several names. Plug-ins count.
+        analyses: The name of an analysis, or several names; plug-ins included.
         model: What `load` or `wrap` returned; or a transformers or PEFT model, with its `tokenizer`; or a name to load.
         texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation.
         tokenizer: The tokenizer of a transformers or PEFT model.
         layers: `all`, or layer numbers from 1.
         categories: `all`, or the token categories to report.
-        token_categories: Categories of your own: a list of tokens each, or `re:` and a regular expression.
-        segmentation: How texts are cut: `none`, `sentence`, `pair` (of paragraphs) or `window` (of `max_length` tokens).
+        token_categories: Your own categories by name: each a list of tokens, or `re:` and a regular expression.
+        segmentation: How texts are split: `none`, `sentence`, `pair` (of paragraphs) or `window` (of `max_length` tokens).
         max_length: Maximum number of tokens of a text; longer ones are truncated. The model's maximum by default.
         mask_fraction: Fraction of the ordinary tokens that are masked.
         batch_tokens: Maximum number of tokens in a batch, padding included. A batch that does not fit into memory is split.
         seed: Seed of samples and masks.
-        progress: Whether to show progress bars of analyses that run the model again.
-        **options: Options of the analyses, each for all that have it; `norms={…}` sets options of that analysis alone.
+        progress: Whether to show a progress bar for analyses that run the model again.
+        **options: Options of the analyses. Each goes to every analysis that has it; `norms={…}` sets options of
+            that analysis alone.
 
     Raises:
         InputError: If an argument is invalid, or no text can be used.

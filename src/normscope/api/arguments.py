@@ -1,4 +1,4 @@
-"""Errors of the Python interface, which speak of arguments and not of config keys."""
+"""Errors of the Python interface, which name arguments instead of config keys."""
 
 import contextlib
 import dataclasses
@@ -11,13 +11,13 @@ from normscope.errors import InputError
 _GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions}
 _KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field in dataclasses.fields(options)}
 
-# Keys that are called otherwise in Python, wherever they occur.
+# Keys whose argument has another name in every Python function.
 _ARGUMENTS = {"device.name": "device", "dataset.path": "texts", "dataset.categories": "token_categories"}
 
 
 @contextlib.contextmanager
 def in_terms_of_arguments(arguments: Mapping[str, str]) -> Iterator[None]:
-    """Replace config keys in the messages of invalid input by the arguments of a Python function.
+    """Replace config keys in messages about invalid input with the arguments of a Python function.
 
     A key without an entry becomes the argument of its last part: `device.dtype` becomes `dtype`.
 
@@ -25,7 +25,7 @@ def in_terms_of_arguments(arguments: Mapping[str, str]) -> Iterator[None]:
         arguments: Arguments by config key, where they differ.
 
     Raises:
-        InputError: In place of one that speaks of config keys.
+        InputError: In place of one that names config keys.
     """
     try:
         yield

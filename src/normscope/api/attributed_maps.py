@@ -1,4 +1,4 @@
-"""Maps of a whole model for the Python interface: which tokens each output comes from."""
+"""Attribution maps of a whole model: which tokens each output comes from."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -92,21 +92,21 @@ def attribution_maps(
     bias: str = "token",
     stage: str = "layer",
 ) -> dict[str, AttributionMap]:
-    """How much of each output vector of a model comes from each token of a text, through all layers.
+    """Map how much of each output vector of a model comes from each token of a text, through all layers.
 
     Args:
         model: See `load`.
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
         methods: `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`.
-        bias: Where `decompx` puts the biases of values: in a column of their own (`token`), or those of the first layer with
-            the tokens whose values they are (`decompx`), as the authors' code does.
+        bias: Where `decompx` puts the value biases: all in the bias column (`token`), or those of the first layer with the
+            tokens whose values they belong to (`decompx`), as the authors' code does.
         stage: The vectors whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, or the whole `layer`.
 
     Returns:
         A map for each method, in the order of `methods`.
 
     Raises:
-        InputError: If an argument is none of these, a method is not defined for the model's family, or the text is too long.
+        InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
     """
     names = [methods] if isinstance(methods, str) else list(methods)
     wanted = [chosen("methods", name, MapMethod) for name in names]

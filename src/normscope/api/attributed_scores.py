@@ -1,4 +1,4 @@
-"""Attribution of one number to the tokens of a text, for the Python interface."""
+"""Attribution of one number to the tokens of a text."""
 
 import dataclasses
 import html
@@ -21,7 +21,7 @@ from normscope.models.text_batches import Text
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
-    """The parts of a target: scores of tokens, biases and a remainder add up to it."""
+    """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
 
     tokens: tuple[str, ...]
     scores: Float[np.ndarray, " token"]
@@ -29,13 +29,13 @@ class Attribution:
     bias: float
     """What the model's biases add."""
     remainder: float
-    """What is left where the target is not linear in the last hidden vectors; else 0, but for rounding."""
+    """What is left if the target is not linear in the last hidden vectors; otherwise 0 up to rounding."""
     target: float
     """The target's value."""
     what: str
     """What the target is, in words."""
     error: float
-    """How far the parts miss the target, relative to the sum of their sizes: rounding alone."""
+    """How far the parts miss the target, relative to the sum of their sizes: rounding error only."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -69,21 +69,21 @@ def attribute(
 ) -> Attribution:
     """Attribute a number that a model computes from a text to the text's tokens.
 
-    Attention weights, deviations of norms and slopes of activations are held fixed, which makes the model linear: the score
-    of a token is gradient × input of that linear model, by one forward and one backward pass. These are DecompX's vectors,
-    read out. Scores, biases and remainder add up to the target.
+    Attention weights, deviations of norms and slopes of activations are held fixed, which makes the model affine. The score
+    of a token is gradient × input of that model, from one forward and one backward pass; it equals what DecompX's vectors
+    would give. Scores, biases and remainder add up to the target.
 
     Args:
         model: See `load`.
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
-        target: What is attributed. `Label`, or a class's name or number, is a class's logit; `NextToken` and `MaskedToken`
+        target: What to attribute. `Label`, or a class's name or number, is a class's logit; `NextToken` and `MaskedToken`
             are a token's; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
             (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
-        bias: Where the biases of values belong: to no token (`token`), or those of the first layer to the tokens whose values
-            they are (`decompx`), as in the official code of DecompX.
+        bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
+            belong to (`decompx`), as in the official code of DecompX.
 
     Raises:
-        InputError: If an argument is none of these, the model has no head for the target, or the text is too long.
+        InputError: If an argument is invalid, the model has no head for the target, or the text is too long.
 
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """

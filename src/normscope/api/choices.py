@@ -12,10 +12,10 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 def chosen(argument: str, value: object, choices: type[Choice]) -> Choice:
-    """A choice by its name.
+    """Return the choice of this name.
 
     Raises:
-        InputError: If there is none of this name.
+        InputError: If there is none.
     """
     for choice in choices:
         if value == choice:
@@ -29,7 +29,7 @@ def single_text(model: LoadedModel, text: object, function: str) -> Batch:
     Args:
         model: See `load`.
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one.
-        function: Who asks, for messages.
+        function: The name of the calling function, for messages.
 
     Raises:
         InputError: If it is anything else, or too long for the model.

@@ -1,4 +1,4 @@
-"""Texts for notebooks, each token on a background that says how much it adds or takes away."""
+"""Texts for notebooks, with each token coloured by how much it adds or subtracts."""
 
 import html
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ _MORE, _LESS = (230, 97, 1), (94, 60, 153)
 
 LEGEND = (
     '<p style="color:#5a5f66;font-size:90%;margin:0">'
-    "orange raises it, purple lowers it; hover over a token for its number</p>"
+    "orange raises the value, purple lowers it; hover over a token to see its part</p>"
 )
 
 
 def coloured(tokens: Sequence[str], values: Float[np.ndarray, " token"], largest: float) -> str:
-    """A text in HTML, with the value of each token as its tooltip.
+    """Render a text as HTML, with the value of each token as its tooltip.
 
     Args:
         tokens: The tokens.

@@ -1,4 +1,4 @@
-"""How much each token of a text takes from each other, layer by layer."""
+"""How much each token of a text receives from every other, layer by layer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decomposition:
-    """How much each token of a text takes from each other, layer by layer."""
+    """How much each token of a text receives from every other, layer by layer."""
 
     tokens: tuple[str, ...]
-    """The tokens that take, in cross-attention those of the target."""
+    """The tokens that receive; in cross-attention, those of the target."""
     key_tokens: tuple[str, ...]
-    """The tokens that give: the same, or in cross-attention those of the source."""
+    """The tokens that contribute: the same, or in cross-attention those of the source."""
     weights: Float[Tensor, "layer query key"]
     """α, averaged over heads."""
     vectors: Float[Tensor, "layer query key"]
@@ -53,7 +53,7 @@ class Decomposition:
     methods: tuple[Method, ...]
     """The methods that are defined for the model's blocks."""
     head_weights: Float[Tensor, "layer head query key"] | None = None
-    """α of every head; None unless heads were asked for."""
+    """α of every head; None unless `heads=True`."""
     head_vectors: Float[Tensor, "layer head query key"] | None = None
     """‖αf(x_j)‖ of every head, likewise."""
     text: str = ""
@@ -104,11 +104,11 @@ class Decomposition:
         return to_xarray(self)
 
     def to_circuitsvis(self, measure: str = "attn_n", layer: int | None = None) -> dict[str, Any]:
-        """Arguments of `circuitsvis.attention.attention_heads`, which draws maps that one can click.
+        """Arguments of `circuitsvis.attention.attention_heads`, which draws interactive maps.
 
         Args:
-            measure: `attn_w` or `attn_n`, or without a layer any column of `pairs` with a map.
-            layer: The layer whose heads are drawn, if heads were asked for. By default the blocks of all layers are drawn.
+            measure: `attn_w` or `attn_n`; without a layer, any column of `pairs` that holds a map.
+            layer: The layer whose heads to draw, if they were kept (`heads=True`). By default, the blocks of all layers.
 
         Returns:
             `attention` (map, query, key) as float32, `tokens`, `attention_head_names`, `max_value` of the colour scale, and
@@ -137,7 +137,7 @@ class Decomposition:
         return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
 
     def figure(self, layer: int | None = None) -> Picture:
-        """How much each token takes from each other in one layer (by default the last): weights and vectors side by side.
+        """Draw how much each token receives from every other in one layer (by default the last), weights beside vectors.
 
         Raises:
             InputError: If there is no such layer.
@@ -167,7 +167,7 @@ class Decomposition:
                 column_label="key_token",
                 value="value",
                 frame="frame",
-                caption=f"How much each token (row) takes from each token (column) in layer {number}; darker is more.",
+                caption=f"How much each token (row) receives from each token (column) in layer {number}; darker is more.",
             )
         )
 
@@ -282,7 +282,7 @@ def decompose(model: LoadedModel, text: list[Text], *, heads: bool = False) -> D
 def decompose(
     model: LoadedModel, text: Text | list[Text] | BatchEncoding, *, heads: bool = False
 ) -> Decomposition | Decompositions:
-    """Decompose how much each token of a text takes from each other.
+    """Decompose a text: how much does each token receive from every other, layer by layer?
 
     Norms of pair vectors come from Gram matrices of the heads' vectors, in float64, from the model's activations: no tensor
     of size query × key × model is built. Each text passes through the model alone, so its numbers depend on no other text.
@@ -298,7 +298,7 @@ def decompose(
         or a BatchEncoding of several texts: a sequence of these, which has the same tables with a column `sequence`.
 
     Raises:
-        InputError: If it is anything else, or too long for the model.
+        InputError: If `text` is anything else, or too long for the model.
     """
     with in_terms_of_arguments({"model.name": "model"}):
         batch = batch_from_texts(model, text)

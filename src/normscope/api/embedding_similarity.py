@@ -1,4 +1,4 @@
-"""The cosine similarity of two texts, taken apart by pairs of tokens, for the Python interface."""
+"""The cosine similarity of two texts, split into pairs of tokens."""
 
 import dataclasses
 import html
@@ -29,7 +29,7 @@ class Similarity:
     tokens_a: tuple[str, ...]
     tokens_b: tuple[str, ...]
     matrix: Float[np.ndarray, "a b"]
-    """What each pair of tokens adds to the similarity. The last row is the bias in a, the last column that in b."""
+    """What each pair of tokens adds to the similarity. The last row is the bias in a, the last column the bias in b."""
     value: float
     """The cosine similarity: the sum of the matrix."""
     pooling: str
@@ -65,9 +65,9 @@ class Similarity:
                 frame="frame",
                 caption=(
                     "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
-                    f"second). All cells add up to {self.value:.3f}: warm colours raise it, cold ones lower it."
+                    f"second). All cells add up to {self.value:.3f}: warm colours raise it, cool ones lower it."
                 ),
-                # Biases say nothing about words, and would often wash out all other cells.
+                # Biases say nothing about words, and would often make all other cells look pale.
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             )
         )
@@ -115,20 +115,20 @@ def similarity(
     pooling: str | None = None,
     bias: str = "token",
 ) -> Similarity:
-    """Take the cosine similarity of two texts apart: how much each pair of tokens adds to it.
+    """Split the cosine similarity of two texts into what each pair of tokens adds to it.
 
-    With P_k for what token k contributes to the pooled vector e of its text (DecompX's vectors, pooled), the cosine is
-    Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖), exactly.
+    If P_k is what token k contributes to the pooled vector e of its text (DecompX's vectors, pooled), the cosine is exactly
+    Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖).
 
     Args:
         model: A sentence encoder; see `load`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
-        text_b: Another.
-        pooling: `mean`, `cls` or `last`; by default what a sentence-transformers model's own files say.
-        bias: Where the biases of values belong; see `attribute`.
+        text_b: The other text, likewise.
+        pooling: `mean`, `cls` or `last`. By default, what the model's sentence-transformers files say.
+        bias: Where the value biases go; see `attribute`.
 
     Raises:
-        InputError: If an argument is none of these, or a text is too long.
+        InputError: If an argument is invalid, the model's pooling is unknown or not linear, or a text is too long.
     """
     check_supported(model.layout)
     rule, how = chosen("bias", bias, BiasRule), embedding_pooling(model, pooling)

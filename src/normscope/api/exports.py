@@ -1,4 +1,4 @@
-"""Decompositions in the formats of other libraries, none of which need be installed."""
+"""Decompositions in the formats of other libraries, which are optional."""
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -18,11 +18,11 @@ class Maps(Protocol):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that take."""
+        """The tokens that receive."""
 
     @property
     def key_tokens(self) -> tuple[str, ...]:
-        """The tokens that give."""
+        """The tokens that contribute."""
 
     @property
     def maps(self) -> dict[str, Tensor]:

@@ -46,17 +46,17 @@ def load(
         name: Hub name or local folder; by default the model of `model=minilm`.
         revision: Branch, tag or commit on the Hub.
         tokenizer: Another tokenizer, or its Hub name or local folder.
-        stack: Which attention of an encoder–decoder: `encoder` (default), `decoder` or `cross`. Other models have only one.
+        stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`. Other models have only one.
         device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
-        device_map: A device map for transformers and accelerate, in place of `device`. It must put all weights on one device.
+        device_map: A device map for transformers, instead of `device`. It must put all weights on one device.
         dtype: `float32`, `float64`, `bfloat16` or `float16`.
         random_init: Use random weights of the same shapes, as a control.
-        seed: Seed of the random weights. The state of torch's generators is left as it was.
+        seed: Seed of the random weights. torch's generators keep their state.
         source_language: Source language of a multilingual translation model, as a code of its tokenizer.
         target_language: Its target language, likewise.
         allow_pickle: Whether to read pickled weights, which can run code; by default only safetensors are read.
         trust_remote_code: Whether to run the Python files that come with a checkpoint. They can do anything that you can, so
-            read them first. A model of a family that normscope does not know is refused all the same.
+            read them first. Unknown families are refused all the same.
 
     Raises:
         InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
@@ -85,7 +85,7 @@ def load(
 
 
 def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
-    """Load a model as `load` does, with its defaults; errors speak of config keys."""
+    """Load a model as `load` does, with its defaults; errors name config keys."""
     return _verified(
         ModelOptions(name=name, pin=DEFAULT_PIN, stack=_stack(stack), seed=0), DeviceOptions(), None, tokenizer
     )
@@ -101,10 +101,11 @@ def _verified(
 
 
 def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | None = None) -> LoadedModel:
-    """Make a model that is already in memory ready to be observed, and verify that it can be observed exactly.
+    """Prepare a model that is already in memory, and verify that it can be observed exactly.
 
-    The model is left as it is: what is observed is a copy of its modules, in evaluation mode, which shares its weights. Further
-    training changes what is observed. After moving or casting it, or training or switching an adapter, wrap it again.
+    The model stays as it is: normscope observes a copy of its modules, in evaluation mode, that shares its weights. Training
+    that changes weights in place also changes the copy. After moving or casting the model, or training or switching an
+    adapter, wrap it again.
 
     Args:
         model: Any transformers model, with or without a head, on any device and in any dtype; or a PEFT model around one, whose
@@ -113,8 +114,8 @@ def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | N
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
 
     Raises:
-        InputError: If its family is not supported, its modules have hooks or are changed in other ways, its adapters cannot be
-            merged exactly, or observation changes its results.
+        InputError: If the model's family is not supported, its modules have hooks or are otherwise modified, its adapters
+            cannot be merged exactly, or observation changes its results.
     """
     with in_terms_of_arguments({"model.name": "model"}):
         chosen = _stack(stack)

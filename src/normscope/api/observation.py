@@ -24,7 +24,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
 
     Raises:
-        InputError: If it is anything else, or a text too long for the model. Raised when the first block is requested.
+        InputError: If `texts` is anything else, or a text is too long for the model. Raised when the first block is requested.
     """
     with in_terms_of_arguments({"model.name": "model"}):
         batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)

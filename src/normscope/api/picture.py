@@ -12,7 +12,7 @@ from normscope.reporting.drawing import draw, png
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure that notebooks display and that can be saved."""
+    """A figure that notebooks display and `save` writes to a file."""
 
     description: Figure
 

@@ -15,7 +15,7 @@ from normscope.running.conclusions import curves_of, metrics_of, tables_of, tidy
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Results:
-    """What analyses found in some texts. Names of tables, metrics and figures are those of the files that a command writes."""
+    """The results of one analysis or several. Tables, metrics and figures have the same names as in a run directory."""
 
     findings: Mapping[str, Findings]
     """The findings of each analysis, by its name."""
@@ -36,7 +36,7 @@ class Results:
 
     @cached_property
     def figures(self) -> dict[str, Picture]:
-        """Figures by name, which notebooks display and `save` writes to a file. Each is drawn when it is needed."""
+        """Figures by name, which notebooks display and `save` writes to a file. Each is drawn on demand."""
         return {
             f"{name}_{figure}": Picture(description)
             for name, result in self.findings.items()

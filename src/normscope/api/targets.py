@@ -1,4 +1,4 @@
-"""What a text is attributed for: a class, a token, a similarity, or any function of the last hidden vectors."""
+"""Targets of attribution: a class, a token, a similarity, or any function of the last hidden vectors."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from normscope.models.text_batches import Text, batch_from_texts, describe_type
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The logit of a class, from a classifier of texts."""
+    """The logit of a class, from a text classifier."""
 
     label: str | int | None = None
     """The class's name or number; the most likely one by default."""
@@ -27,7 +27,7 @@ class Label:
 
 @dataclasses.dataclass(frozen=True)
 class NextToken:
-    """The logit of a token after the text, from a causal language model."""
+    """The logit of a token as the next one after the text, from a causal language model."""
 
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""
@@ -35,7 +35,7 @@ class NextToken:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedToken:
-    """The logit of a token at a mask token of the text, from a masked language model."""
+    """The logit of a token in place of a mask in the text, from a masked language model."""
 
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""
@@ -45,11 +45,11 @@ class MaskedToken:
 
 @dataclasses.dataclass(frozen=True)
 class SimilarityTo:
-    """The cosine similarity of the text's embedding with another's. The norms of both are held fixed."""
+    """The cosine similarity of the text's embedding with that of another. Both norms are held fixed."""
 
     text: Text
     pooling: str | None = None
-    """`mean`, `cls` or `last`; by default what a sentence-transformers model's own files say."""
+    """`mean`, `cls` or `last`. By default, what the model's sentence-transformers files say."""
 
 
 Target = Label | NextToken | MaskedToken | SimilarityTo | Callable[[Float[Tensor, "token model"]], Tensor]
@@ -62,11 +62,11 @@ class PreparedTarget:
     head: PreTrainedModel | None
     """The model to run, if it is not the base model."""
     evaluate: Callable[[FrozenPass], tuple[Float[Tensor, "1"], str]]
-    """The target's value, and what it is in words."""
+    """Returns the target's value and its description."""
 
 
 def prepared(model: LoadedModel, batch: Batch, target: object) -> PreparedTarget:
-    """Check a target and find what it takes to evaluate it.
+    """Check a target and prepare to evaluate it.
 
     Args:
         model: See `load`.
@@ -74,7 +74,7 @@ def prepared(model: LoadedModel, batch: Batch, target: object) -> PreparedTarget
         target: See `attribute`.
 
     Raises:
-        InputError: If it is no target, or the model has no head for it.
+        InputError: If `target` is not a target, or the model has no head for it.
     """
     match target:
         case Label():
@@ -105,7 +105,7 @@ def embedding_pooling(model: LoadedModel, pooling: str | None) -> Pooling:
 
 
 def _class(model: LoadedModel, target: Label) -> PreparedTarget:
-    head = _required(model.classifier, model, "classifier of texts", "Label")
+    head = _required(model.classifier, model, "text classifier", "Label")
     labels = {int(number): str(label) for number, label in (head.config.id2label or {}).items()}
     number = _class_number(target.label, labels)
 
@@ -202,5 +202,5 @@ def _scalar(value: object) -> Tensor:
 
 def _required(head: PreTrainedModel | None, model: LoadedModel, what: str, target: str) -> PreTrainedModel:
     if head is None:
-        raise InputError(f"target={target}: {model.name} has no weights of a {what}; load a checkpoint that has")
+        raise InputError(f"target={target}: {model.name} has no weights of a {what}; load a checkpoint that has them")
     return head

@@ -23,11 +23,11 @@ ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**26
 
 
 def attention_map(method: MapMethod, stage: MapStage, block: AttentionBlock) -> Float[Tensor, "batch query key"]:
-    """The map of a layer by a method that needs its attention block alone, in float64.
+    """The map of a layer by a method that needs only its attention block, in float64.
 
     Args:
         method: `rollout`, `alti`, or `norm_rollout` with a stage of the block.
-        stage: For `norm_rollout`.
+        stage: The stage of `norm_rollout`.
         block: The attention block.
     """
     match method:
@@ -41,7 +41,7 @@ def attention_map(method: MapMethod, stage: MapStage, block: AttentionBlock) -> 
 
 
 def layer_map(method: MapMethod, block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
-    """The map of a layer by a method that needs its feed-forward network, in float64.
+    """The map of a layer by a method that also needs its feed-forward network, in float64.
 
     Args:
         method: `globenc`, `value_zeroing`, or `norm_rollout` of the whole layer.
@@ -59,7 +59,7 @@ def layer_map(method: MapMethod, block: FeedForwardBlock) -> Float[Tensor, "batc
 def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
     """1 − cos(z_i, z_i without the value of j), before rows are normalised.
 
-    Without the value of j, attention gives query i the same vector less F_ij; the rest of the layer is run again on it.
+    Without the value of j, the attention output of query i is the same minus F_ij; the rest of the layer runs again on it.
 
     Args:
         block: The layer.
@@ -81,7 +81,7 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
 def pair_vectors(
     block: AttentionBlock, stage: Stage, *, wide: bool = True
 ) -> Iterator[tuple[slice, Float[Tensor, "batch _ key model"]]]:
-    """V_ij of all keys, for one strip of queries after another.
+    """V_ij of all keys, one strip of queries at a time.
 
     Args:
         block: A block of self-attention.
@@ -141,7 +141,7 @@ def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
 
 
 def _layer_norms(block: FeedForwardBlock) -> Tensor:
-    """Norms of the layer's vectors, each carried through the rest of the layer with its slopes held fixed."""
+    """Norms of the layer's vectors, carried through the rest of the layer with slopes and deviations held fixed."""
     attention, layer = block.attention, frozen_layer(block)
     stage = attention.composition.stages[-1]
     rows = []
@@ -153,7 +153,7 @@ def _layer_norms(block: FeedForwardBlock) -> Tensor:
 
 
 def _layer_outputs(block: FeedForwardBlock, inputs: Tensor, attention_output: Tensor) -> Tensor:
-    """What the layer gives for other outputs of its attention."""
+    """The layer's outputs for changed attention outputs."""
     first, parameters = block.attention.normalisation, block.parameters
     match block.attention.norm_position:
         case "post":
@@ -174,7 +174,7 @@ def _layer_outputs(block: FeedForwardBlock, inputs: Tensor, attention_output: Te
 
 
 def _weight_strips(block: AttentionBlock, width: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """α in strips of queries, so short that vectors of `width` of all pairs of a strip fit the memory to use at once."""
+    """α in strips of queries, short enough for one vector of `width` per pair of a strip to fit in memory."""
     batch, _, keys, _ = block.key.shape
     at_once = ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     step = max(1, at_once // (batch * keys * width) if width else block.queries_at_once // batch)
@@ -191,7 +191,7 @@ def _with_residual(vectors: Tensor, inputs: Tensor, queries: slice) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64; on the CPU where a device has no float64."""
+    """The tensor in float64, on the CPU if its device has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 

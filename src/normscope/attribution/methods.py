@@ -1,4 +1,4 @@
-"""The methods of attribution, and the families that each is defined for."""
+"""The methods of attribution, and the families for which each is defined."""
 
 import enum
 
@@ -7,7 +7,7 @@ from normscope.models.layout import BlockLayout
 
 
 class MapMethod(enum.StrEnum):
-    """A method that gives a map of query and key for the whole model."""
+    """A method that gives a map (query, key) of the whole model."""
 
     ROLLOUT = "rollout"
     """Attention weights with the residual connection (Abnar & Zuidema 2020)."""
@@ -16,7 +16,7 @@ class MapMethod(enum.StrEnum):
     GLOBENC = "globenc"
     """Norms after both layer normalisations (Modarressi et al. 2022)."""
     ALTI = "alti"
-    """Reductions of the L1 distance to the block's output (Ferrando et al. 2022)."""
+    """How much each token reduces the L1 distance to the block's output (Ferrando et al. 2022)."""
     VALUE_ZEROING = "value_zeroing"
     """Change of the layer's output without a token's value (Mohebbi et al. 2023)."""
     DECOMPX = "decompx"
@@ -35,12 +35,12 @@ class MapStage(enum.StrEnum):
 
 
 class BiasRule(enum.StrEnum):
-    """Where `decompx` and scores put the biases of the values."""
+    """Where `decompx` and scores put the value biases."""
 
     TOKEN = "token"
-    """The bias is a token of its own, in every layer."""
+    """With the bias, a token of its own, in every layer."""
     DECOMPX = "decompx"
-    """Those of the first layer belong to the tokens whose values they are, as in the official code of DecompX."""
+    """Those of the first layer with the tokens whose values they belong to, as in the official code of DecompX."""
 
 
 NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapMethod.DECOMPX})
@@ -48,7 +48,7 @@ NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapM
 
 
 def check_supported(layout: BlockLayout) -> None:
-    """Check that a stack can be followed from its first layer to its last.
+    """Check that attribution can follow a stack from its first layer to its last.
 
     Raises:
         InputError: If it cannot; the message says why.

@@ -47,8 +47,8 @@ def model_maps(
         inputs: Keyword arguments of the model.
         methods: Which methods.
         stage: The stage of `norm_rollout`.
-        bias: Where `decompx` puts the biases of the first layer's values.
-        keep: Whether to keep the maps of every layer, besides their product.
+        bias: Where `decompx` puts the value biases of the first layer.
+        keep: Whether to keep the maps of every layer as well as their product.
 
     Raises:
         InputError: If a method is not defined for the family.

@@ -2,7 +2,7 @@
 
 With attention weights, deviations and slopes held fixed, the model is affine in the vectors of its input tokens. Of a scalar
 target ⟨g, h⟩ with gradient g at the last hidden vectors h, the part of token k is then ⟨gradient at x_k, x_k⟩, which is the sum
-over i of ⟨g_i, x_{i⇐k}⟩: the vectors of `vectors.py`, read out without being built.
+over i of ⟨g_i, x_{i⇐k}⟩: what the vectors of `vectors.py` would give, without building them.
 
 Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873), for the vectors.
 """
@@ -26,7 +26,7 @@ class ScalarAttribution:
     bias: Float[Tensor, " batch"]
     """From all biases."""
     remainder: Float[Tensor, " batch"]
-    """What is left because the target is not linear in the last hidden vectors."""
+    """What is left if the target is not linear in the last hidden vectors."""
     target: Float[Tensor, " batch"]
 
     @property
@@ -45,10 +45,10 @@ def attribute_scalars(
     Args:
         passed: The pass.
         targets: Scalars that autograd has recorded from `passed.hidden`, each from its own sequence.
-        bias: Where the biases of the first layer's values belong.
+        bias: Where the value biases of the first layer go.
 
     Raises:
-        InputError: If the activation of a network is none that we know.
+        InputError: If the activation of a network is unknown.
     """
     after = _from_head(passed, targets)
     (gradient,) = torch.autograd.grad(targets.sum(), passed.hidden, retain_graph=True)
@@ -85,5 +85,5 @@ def _from_head(passed: FrozenPass, targets: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64; on the CPU where a device has no float64."""
+    """The tensor in float64, on the CPU if its device has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

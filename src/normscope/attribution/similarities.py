@@ -34,19 +34,19 @@ def similarity_parts(
 ) -> SimilarityParts:
     """The parts of the cosine similarity of each text of a batch with the same text of another.
 
-    With P_k for what token k contributes to the pooled vector e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖). It takes
+    If P_k is what token k contributes to the pooled vector e, the cosine is Σ_kl ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖). It takes
     as many frozen passes as both texts have tokens.
 
     Args:
         model: A base model in evaluation mode.
         layout: The layout of its family.
         inputs_a: Keyword arguments of the model.
-        inputs_b: Others, for as many texts.
-        pooling: What an embedding is made of.
-        bias: Where the biases of the first layer's values belong.
+        inputs_b: The same for the other texts, equally many.
+        pooling: How an embedding is pooled from the hidden vectors.
+        bias: Where the value biases of the first layer go.
 
     Raises:
-        InputError: If no attribution can pass through the model.
+        InputError: If attribution cannot follow the model.
     """
     (parts_a, whole_a), (parts_b, whole_b) = (
         pooled_vectors(model, layout, inputs, pooling.weights, bias) for inputs in (inputs_a, inputs_b)

@@ -1,7 +1,7 @@
 """The vectors x_{i⇐k}: what each token, and the bias, contribute to each hidden vector, carried through every layer.
 
-They are the response of the frozen model to the vector of one token at a time. Tokens are carried in groups, so memory grows
-with the length of a text and the size of a group, not with the square of the length.
+Each is the response of the frozen model to the vector of one token alone. Tokens are carried in groups, so memory grows with
+the length of a text and the size of a group, not with the square of the length.
 
 Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
 """
@@ -35,8 +35,8 @@ def vector_norms(
         model: A base model in evaluation mode.
         layout: The layout of its family.
         inputs: Keyword arguments of the model.
-        bias: Where the biases of the first layer's values belong.
-        keep: Whether to return the norms of every layer, not of the last alone.
+        bias: Where the value biases of the first layer go.
+        keep: Whether to return the norms after every layer instead of the last only.
     """
     groups: list[list[Tensor]] = []
     check_supported(layout)
@@ -67,7 +67,7 @@ def pooled_vectors(
         layout: The layout of its family.
         inputs: Keyword arguments of the model.
         weights: Turns the mask of tokens into w, the weights of pooling.
-        bias: Where the biases of the first layer's values belong.
+        bias: Where the value biases of the first layer go.
 
     Returns:
         Both in float64.
@@ -84,7 +84,7 @@ def pooled_vectors(
 
 
 def groups_of_sources(passed: FrozenPass) -> Iterator[range]:
-    """Tokens, and last the bias, in groups that fit the memory to use at once."""
+    """Tokens, and last the bias, in groups that fit in memory."""
     batch, tokens, model = passed.embeddings.shape
     at_once = ENTRIES_AT_ONCE.get(passed.embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # The feed-forward network is about four times as wide as the model.
@@ -96,12 +96,12 @@ def groups_of_sources(passed: FrozenPass) -> Iterator[range]:
 def carried(
     passed: FrozenPass, sources: range, bias: BiasRule, visit: Callable[[Tensor], None] | None = None
 ) -> Float[Tensor, "source batch token model"]:
-    """x_{i⇐k} of some sources k at the model's last hidden vectors.
+    """x_{i⇐k} of some sources k, at the model's last hidden vectors.
 
     Args:
         passed: The pass.
-        sources: Tokens by position; the number of tokens stands for the bias.
-        bias: Where the biases of the first layer's values belong.
+        sources: Positions of tokens; the position after the last stands for the bias.
+        bias: Where the value biases of the first layer go.
         visit: Called with the vectors after every layer.
     """
     with torch.inference_mode():
@@ -128,5 +128,5 @@ def carried(
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64; on the CPU where a device has no float64."""
+    """The tensor in float64, on the CPU if its device has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -4,7 +4,7 @@ from normscope.analyses.columns import ERROR_BOUND, LAYER, REASON, SPEARMAN
 from normscope.analyses.info import Outputs, TableInfo
 
 _CORRELATION = {
-    "measure": "`alpha`: α received; `f`: ‖f(x)‖, both as means over heads; or a method's mixing ratio.",
+    "measure": "`alpha`: α received, and `f`: ‖f(x)‖, both averaged over heads; otherwise the method of a mixing ratio.",
     "specials": "Whether special tokens are counted: `with` or `without`.",
     "spearman": f"{SPEARMAN} Positive: the rarer the token, the larger the measure.",
     "count": "Number of token occurrences with a frequency rank.",
@@ -29,18 +29,18 @@ OUTPUTS = Outputs(
                 "token": "The token.",
                 "token_id": "Its number in the vocabulary.",
                 "rank": "Its frequency rank, 1 for the most frequent; missing if it was not counted.",
-                "reference_count": "Occurrences in the text in which tokens were counted.",
+                "reference_count": "Occurrences in the text whose tokens define the ranks.",
                 "count": "Occurrences in the corpus.",
                 **_MEASURES,
             },
         ),
         "sample": TableInfo(
-            row="sampled token occurrence, special tokens left out",
+            row="sampled token occurrence, without special tokens",
             columns={"rank": "Frequency rank of the token, 1 for the most frequent.", **_MEASURES},
         ),
     },
     metrics={
-        "spearman/<measure>/<specials>_specials": "Spearman's ρ of the frequency rank and a measure (a mean over layers), "
+        "spearman/<measure>/<specials>_specials": "Spearman's ρ between the frequency rank and a measure averaged over layers, "
         "`with` or `without` special tokens.",
     },
     curves={"spearman/<measure>/<specials>_specials": "The same within a layer."},

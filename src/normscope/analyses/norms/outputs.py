@@ -7,7 +7,7 @@ _ROW = "`max_cv` and `min_cv`: the row with the largest and the smallest coeffic
 _LAYER_OR_AVERAGE = "Layer, from 1; 0 in the average."
 _ALPHA = "α summed over the category's keys: the mean over a sequence's queries, then over sequences."
 _ALPHA_F = "‖αf(x)‖ summed over the category's keys: the mean over a sequence's queries, then over sequences."
-_F = "‖f(x)‖: the mean over a sequence's keys of the category, then over the sequences that have some."
+_F = "‖f(x)‖: the mean over a sequence's keys of the category, then over the sequences that have any."
 
 
 def _dispersion(norm: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ OUTPUTS = Outputs(
                 "layer": LAYER,
                 "category": CATEGORY_OF_KEY,
                 "mean": "Mean weight of a single key of the category, over queries, keys and heads.",
-                "sequence_mean": "Mean over the keys of a sequence first, then over the sequences that have such keys.",
+                "sequence_mean": "Mean over each sequence's keys of the category first, then over the sequences that have any.",
                 "count": "Number of keys.",
             },
         ),
@@ -58,7 +58,7 @@ OUTPUTS = Outputs(
             columns={"layer": LAYER, "head": HEAD, **_dispersion("‖f(x)‖")},
         ),
         "dispersion_summary": TableInfo(
-            row="extreme and for the average",
+            row="extreme, and one for the average",
             columns={
                 "row": _ROW,
                 "layer": _LAYER_OR_AVERAGE,
@@ -68,7 +68,7 @@ OUTPUTS = Outputs(
         ),
         "input_dispersion": TableInfo(row="layer", columns={"layer": LAYER, **_dispersion("‖x‖")}),
         "input_dispersion_summary": TableInfo(
-            row="extreme and for the average",
+            row="extreme, and one for the average",
             columns={"row": _ROW, "layer": _LAYER_OR_AVERAGE, **_dispersion("‖x‖")},
         ),
         "correlation": TableInfo(
@@ -76,7 +76,7 @@ OUTPUTS = Outputs(
             columns={
                 "layer": "Layer, from 1; 0 stands for the pairs of all chosen layers.",
                 "category": CATEGORY_OF_KEY,
-                "spearman": f"{SPEARMAN} Of α and ‖f(x)‖ over all (head, query, visible key).",
+                "spearman": f"{SPEARMAN} It is between α and ‖f(x)‖, over all triples of head, query and visible key.",
                 "count": "Number of pairs.",
                 "error_bound": ERROR_BOUND,
                 "reason": REASON,
@@ -114,14 +114,14 @@ OUTPUTS = Outputs(
         "alpha/<category>": "α summed over the category's keys, as in `norms_by_layer`: the mean over layers.",
         "alpha_f/<category>": "‖αf(x)‖ summed over the category's keys, likewise.",
         "f/<category>": "‖f(x)‖ of the category's keys, likewise.",
-        "spearman/<category>": "Spearman's ρ of α and ‖f(x)‖ over the pairs of all chosen layers.",
-        "f/cv_max": "Largest coefficient of variation of ‖f(x)‖ of a head.",
-        "f/cv_min": "Smallest coefficient of variation of ‖f(x)‖ of a head.",
+        "spearman/<category>": "Spearman's ρ between α and ‖f(x)‖ over the pairs of all chosen layers.",
+        "f/cv_max": "Largest coefficient of variation of ‖f(x)‖ in any head.",
+        "f/cv_min": "Smallest coefficient of variation of ‖f(x)‖ in any head.",
         "f/cv_mean": "Mean coefficient of variation of ‖f(x)‖ over heads.",
         "f/mean": "Mean of ‖f(x)‖ over tokens, averaged over heads.",
         "f/std": "Standard deviation of ‖f(x)‖ over tokens, averaged over heads.",
-        "x/cv_max": "Largest coefficient of variation of ‖x‖ in a layer.",
-        "x/cv_min": "Smallest coefficient of variation of ‖x‖ in a layer.",
+        "x/cv_max": "Largest coefficient of variation of ‖x‖ in any layer.",
+        "x/cv_min": "Smallest coefficient of variation of ‖x‖ in any layer.",
         "x/cv_mean": "Mean coefficient of variation of ‖x‖ over layers.",
         "expansion/mean": "Mean expansion rate over layers.",
         "expansion_with_output_bias/mean": "The same with b_O in the map.",

@@ -14,7 +14,7 @@ OUTPUTS = Outputs(
                 "dimension": DIMENSION,
                 "mean": "Mean over all tokens.",
                 "std": "Standard deviation over all tokens (of the population).",
-                "score": "Signed distance of the mean from those of the layer's other dimensions, in the unit of "
+                "score": "Signed distance of the mean from the centre of the means of all dimensions, in units of "
                 "`analysis.outliers.criterion`.",
                 "is_outlier": "Whether the distance exceeds `analysis.outliers.threshold`.",
             },
@@ -37,7 +37,7 @@ OUTPUTS = Outputs(
                 "dimension": DIMENSION,
                 "weight": "γ of the normalisation that produces the hidden vectors.",
                 "bias": "β of that normalisation; 0 if it has none.",
-                "median_abs_weight": "Median of |γ| over all dimensions, to compare with.",
+                "median_abs_weight": "Median of |γ| over all dimensions, for comparison.",
                 "median_abs_bias": "Median of |β| over all dimensions.",
             },
         ),

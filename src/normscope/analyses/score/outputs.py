@@ -8,7 +8,7 @@ _REMOVED = {
     "dimensions": "The removed dimensions, separated by spaces.",
 }
 _ABLATED = {
-    "from_layer": "First layer whose inputs are changed; all later layers' are too.",
+    "from_layer": "First layer whose inputs are changed; those of all later layers are changed too.",
     "value": "What the dimensions are set to: `zero`, or the `mean` of each over all tokens of the corpus.",
     **_REMOVED,
 }
@@ -68,9 +68,9 @@ OUTPUTS = Outputs(
                 "layer": LAYER,
                 "head": HEAD,
                 "variance": "Variance of a query's scores over the keys it sees, averaged over queries.",
-                "half": "Fewest dimensions whose shares add up to half of it; missing if all together explain less.",
-                "ninety": "Fewest dimensions whose shares add up to 90 %.",
-                "outliers": "Share of the outlier dimensions together.",
+                "half": "Fewest dimensions whose shares add up to half of it; missing if all dimensions explain less.",
+                "ninety": "The same for 90 %.",
+                "outliers": "Share of all outlier dimensions together.",
                 "key_bias": "Share of b_K: 0 unless rotary positions or a norm of the keys make it differ between keys.",
                 "first": "The dimension with the largest share.",
                 "first_share": "Its share.",
@@ -97,9 +97,9 @@ OUTPUTS = Outputs(
         "heads_below_half/share": "Share of the heads in which all dimensions together explain less than half.",
         "heads_below_90_percent/share": "Share of the heads in which they explain less than 90 %.",
         "intervention/<category>/before": "Mean weight on the category over layers, unchanged.",
-        "intervention/<category>/after": "The same without all outlier dimensions' part of the block's scores.",
+        "intervention/<category>/after": "The same with the outlier dimensions' part of the block's scores removed.",
         "intervention/<category>/change": "The difference.",
-        "intervention/<category>/controls_mean": "The mean difference without as many random dimensions instead.",
+        "intervention/<category>/controls_mean": "The mean difference when as many random dimensions are removed instead.",
         "ablation/<value>/loss_before": "Masked-token loss in nats, unchanged.",
         "ablation/<value>/loss_after": "The same with all outlier dimensions replaced from the first chosen layer on.",
     },

@@ -98,7 +98,7 @@ class Explorer {
     offer("sentence", data.sentences.map(({ title }, at) => [at, `${at + 1}: ${short(title)}`]));
     offer("layer", sentence.layers.map((layer, at) => [at, layer]));
     const single = Array.from({ length: sentence.heads }, (_, at) => [at + 1, String(at + 1)]);
-    offer("head", [[BLOCK, "block (all heads)"], ...(single.length ? [[EVERY_HEAD, "each, side by side"]] : []), ...single]);
+    offer("head", [[BLOCK, "block (heads combined)"], ...(single.length ? [[EVERY_HEAD, "every head, side by side"]] : []), ...single]);
     const measures = measuresOf(data, sentence, this.measuredHead);
     offer("measure", measures.map((name) => [name, data.measures[name]]));
     offer("minus", [["", "nothing"],

@@ -88,9 +88,9 @@ def page(report: Report) -> str:
 
 
 def repeated(command: str) -> str:
-    """The command that makes the run again when it is pasted.
+    """The command that repeats the run.
 
-    The run's own folder is left out, because it already holds results. A run that was resumed is made again from its folder.
+    It leaves out the run's own folder, which already holds results. A resumed run is repeated from its folder.
     """
     words = [text for text in shlex.split(command) if not text.startswith(_FOLDERS)]
     return shlex.join(
@@ -104,7 +104,7 @@ _FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.su
 def _published(comparison: Comparison) -> dict[str, Any]:
     return {
         "refusal": comparison.refusal,
-        "table": table(comparison.table, "Measured values beside those of the paper"),
+        "table": table(comparison.table, "Measured and published values"),
     }
 
 
@@ -185,14 +185,14 @@ def _table_id(name: str, table_name: str) -> str:
 
 
 def _table_data(name: str, table_name: str, rows: pd.DataFrame, findings: Findings) -> dict[str, Any]:
-    """A table with its caption: what there is a row for, and where all rows and digits are."""
+    """A table with its caption: what there is a row for, and which file has all rows and digits."""
     about = analyses()[name].outputs.tables.get(table_name)
     row = f"One row per {about.row}. " if about else ""
     file = f"tables/{name}_{table_name}.parquet"
     extent = f"{len(rows):,} rows" if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
     return table_data(
         rows,
-        f"{row}{extent}; all of it is in {file}.",
+        f"{row}{extent}; the full table is in {file}.",
         findings.ranked_by.get(table_name, ()),
         meanings=about.columns if about else {},
     )
