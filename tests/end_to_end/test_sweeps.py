@@ -83,6 +83,17 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path, saved_model, 
         assert pd.read_parquet(folder / "tables/mixing_by_layer.parquet")["layer"].unique().tolist() == [1]
 
 
+def test_names_belong_to_the_family_that_describes_them_best():
+    meanings = {"f/<category>": "", "f/mean": "", "expansion": ""}
+    names = ["norms/f/cls", "norms/f/mean", "norms/expansion", "norms/other/deep/name", "norms/f/sep", "mixing/f/cls"]
+    assert wandb_report._families("norms", names, meanings) == {
+        "f/<category>": ["norms/f/cls", "norms/f/sep"],
+        "f/mean": ["norms/f/mean"],
+        "expansion": ["norms/expansion"],
+        "other/deep/name": ["norms/other/deep/name"],
+    }
+
+
 @pytest.mark.parametrize(
     ("launcher", "more"),
     [
@@ -113,8 +124,21 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     kinds = {type(panel).__name__ for panel in panels}
     assert kinds == {"RunComparer", "LinePlot", "BarPlot", "MediaBrowser", "WeavePanelSummaryTable"}
     metrics = json.loads((tmp_path / "0/results.json").read_text())["metrics"]
-    assert {panel.metrics[0] for panel in panels if isinstance(panel, wr.BarPlot)} == set(metrics)
+    bars = {panel.title: panel.metrics for panel in panels if isinstance(panel, wr.BarPlot)}
+    assert set(bars) == {"<method>/mean", "<method>/max", "<method>/min"}
+    assert {getattr(name, "name", name) for names in bars.values() for name in names} == set(metrics)
+    (curves,) = [panel for panel in panels if isinstance(panel, wr.LinePlot)]
+    assert (curves.title_x, curves.title_y) == ("layer", "<method>/mean")
+    assert {getattr(name, "name", name) for name in curves.y} == {
+        f"by_layer/mixing/{method}/mean" for method in ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
+    }
     assert all("Group" in str(block.runsets[0].filters) for block in built.blocks if isinstance(block, wr.PanelGrid))
+    texts = "\n".join(block.text for block in built.blocks if isinstance(block, wr.MarkdownBlock))
+    for part in (
+        "`<method>/mean`: Mean mixing ratio of all tokens in all chosen layers.",
+        "`mixing_by_layer`: one row per layer, method and category",
+    ):
+        assert part in texts
 
     def refused(*_, **__):
         raise ConnectionError("not logged in")

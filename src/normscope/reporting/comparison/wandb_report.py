@@ -8,11 +8,14 @@ and `pip install wandb-workspaces`.
 
 import argparse
 import importlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normscope.analyses.info import Outputs
+from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
@@ -45,12 +48,13 @@ def report(entity: str, project: str, group: str, runs: Sequence[Run]) -> Any:
         wr.H1("Differences between configs"),
         _grid(wr, runset, [wr.RunComparer(diff_only="split")]),
     ]
-    analyses = dict.fromkeys(name.partition("/")[0] for run in runs for name in run.metrics)
-    for analysis in analyses:
-        blocks.append(wr.H1(analysis))
-        for title, panels in _panels(wr, analysis, runs).items():
+    for analysis in dict.fromkeys(name.partition("/")[0] for run in runs for name in run.metrics):
+        info = known_analyses().get(analysis)
+        blocks.append(wr.H1(analysis if info is None else info.title))
+        for title, panels, meanings in _sections(wr, analysis, Outputs() if info is None else info.outputs, runs):
             if panels:
-                blocks += [wr.H2(title), _grid(wr, runset, panels)]
+                text = [wr.MarkdownBlock("\n".join(meanings))] if meanings else []
+                blocks += [wr.H2(title), *text, _grid(wr, runset, panels)]
     return wr.Report(
         entity=entity, project=project, title=f"normscope: {group}", description="Comparison of runs", blocks=blocks
     )
@@ -63,24 +67,57 @@ def _grid(wr: Any, runset: Any, panels: Sequence[Any]) -> Any:
     return wr.PanelGrid(runsets=[runset], panels=list(panels))
 
 
-def _panels(wr: Any, analysis: str, runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The panels of one analysis, by section title."""
-    curves = dict.fromkeys(str(name) for run in runs for name in run.curves["curve"])
-    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
+_Section = tuple[str, list[Any], list[str]]
+"""Title, panels, and what they show as items of a list in Markdown."""
+
+
+def _sections(wr: Any, analysis: str, outputs: Outputs, runs: Sequence[Run]) -> list[_Section]:
+    """The sections on one analysis. All curves of a family share a panel, and likewise all metrics."""
+    curves = _families(analysis, (str(name) for run in runs for name in run.curves["curve"]), outputs.curves)
+    metrics = _families(analysis, (name for run in runs for name in run.metrics), outputs.metrics)
     tables, figures = (
         sorted({path.stem for run in runs for path in (run.folder / kind).glob(f"{analysis}_*.{suffix}")})
         for kind, suffix in (("tables", "csv"), ("figures", "png"))
     )
-    return {
-        "By layer": [
-            wr.LinePlot(title=name, x="layer", y=[f"by_layer/{name}"], title_x="layer")
-            for name in curves
-            if name.startswith(f"{analysis}/")
-        ],
-        "Metrics": [wr.BarPlot(title=name, metrics=[name]) for name in metrics if name.startswith(f"{analysis}/")],
-        "Figures": [wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"]) for name in figures],
-        "Tables": [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in tables],
+    lines = [
+        wr.LinePlot(title=family, x="layer", y=[f"by_layer/{name}" for name in names], title_x="layer", title_y=family)
+        for family, names in curves.items()
+    ]
+    bars = [wr.BarPlot(title=family, metrics=names, title_x=family) for family, names in metrics.items()]
+    media = [wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"]) for name in figures]
+    rows = {name: outputs.tables.get(name.removeprefix(f"{analysis}_")) for name in tables}
+    return [
+        ("By layer", lines, _meanings(curves, outputs.curves)),
+        ("Metrics", bars, _meanings(metrics, outputs.metrics)),
+        ("Figures", media, []),
+        (
+            "Tables",
+            [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in tables],
+            [f"- `{name}`: one row per {info.row}" for name, info in rows.items() if info is not None],
+        ),
+    ]
+
+
+def _families(analysis: str, names: Iterable[str], meanings: Mapping[str, str]) -> dict[str, list[str]]:
+    """Full names of metrics or curves, by the name under which the analysis describes them, such as `<method>/mean`.
+
+    Names that it does not describe, as those of other packages' analyses may be, are families of their own.
+    """
+    # A name without placeholders wins over a pattern that also matches it: `f/mean` over `f/<category>`.
+    patterns = {
+        name: re.compile(re.sub(r"<[^>]*>", "[^/]+", name)) for name in sorted(meanings, key=lambda key: "<" in key)
     }
+    families: dict[str, list[str]] = {}
+    for full in dict.fromkeys(names):
+        owner, _, name = full.partition("/")
+        if owner == analysis:
+            family = next((key for key, pattern in patterns.items() if pattern.fullmatch(name)), name)
+            families.setdefault(family, []).append(full)
+    return families
+
+
+def _meanings(families: Iterable[str], meanings: Mapping[str, str]) -> list[str]:
+    return [f"- `{family}`: {meanings[family]}" for family in families if family in meanings]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
