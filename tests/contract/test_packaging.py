@@ -25,7 +25,12 @@ DEPENDENCIES = [*map(Requirement, PROJECT["dependencies"])]
 # What other libraries import for us (CONTRIBUTING.md has the reasons), and what is data or a command.
 NOT_IMPORTED = {"accelerate", "sacremoses", "sentencepiece"}
 # Distributions whose name is not their module's.
-MODULES = {"huggingface-hub": "huggingface_hub", "hydra-core": "hydra", "pyyaml": "yaml"}
+MODULES = {
+    "huggingface-hub": "huggingface_hub",
+    "hydra-core": "hydra",
+    "pyyaml": "yaml",
+    "vl-convert-python": "vl_convert",
+}
 
 
 def _pins() -> dict[str, str]:
