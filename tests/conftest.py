@@ -76,8 +76,10 @@ def tokenizer(minilm_folder):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`family`: the name of every family in turn."""
-    if "family" in metafunc.fixturenames:
+    """`family`: the name of every family in turn, unless a test lists its own."""
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    names = {name.strip() for given in own for name in (given.split(",") if isinstance(given, str) else given)}
+    if "family" in metafunc.fixturenames and "family" not in names:
         from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 
         metafunc.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)], scope="session")
