@@ -1,6 +1,6 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), lengths, corpora (sizes and numbers of processes), and the shapes on CUDA if available;
+Measures shapes (models and analyses), attributions, feed-forward networks, lengths, corpora (sizes and numbers of processes), and the shapes on CUDA if available;
 `--only` selects some of them. Writes tables and a figure that name the machine.
 """
 
@@ -44,9 +44,9 @@ def main() -> None:
                 print(line)
         write(arguments.out, suite, rows)
     print(
-        "time_ratio: median over paired passes. The bare pass includes the last feed-forward network, which no analysis"
+        "time_ratio: median over paired passes. The bare pass includes the last feed-forward network; unless feedforward is"
     )
-    print(f"needs: an analysed pass ends at the last attention block. Results are in {arguments.out}")
+    print(f"measured, an analysed pass ends at the last attention block. Results are in {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,16 @@ SHAPES: dict[str, PretrainedConfig] = {
     "tiny ModernBERT": ModernBertConfig(**_TINY, intermediate_size=128, cls_token_id=1, sep_token_id=2),
     "tiny Llama": LlamaConfig(**_TINY, intermediate_size=256, num_key_value_heads=2, use_cache=False),
     "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
+    # Gated, with as many weights in a feed-forward network as BERT-base.
+    "Llama, base": LlamaConfig(
+        vocab_size=30522,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=2048,
+        use_cache=False,
+    ),
+    "ModernBERT-base": ModernBertConfig(),
 }
 
 BARE = "bare"
@@ -102,6 +112,15 @@ def attributions() -> Iterator[Scenario]:
     yield Scenario("BERT-base", 2, 512, (BARE, ONE_SCALAR))
 
 
+def feed_forward() -> Iterator[Scenario]:
+    """Mixing ratios of whole layers, gated and not. The maps of sampled sequences, which follow the pass, are left out."""
+    ways = (BARE, "mixing", "feedforward")
+    yield Scenario("BERT-base", 8, 128, ways)
+    yield Scenario("BERT-base", 2, 512, ways)
+    yield Scenario("Llama, base", 8, 128, ways)
+    yield Scenario("ModernBERT-base", 8, 128, ways)
+
+
 def lengths() -> Iterator[Scenario]:
     """Cost by length, for a wide model and for tiny ones, which spend nearly all their time in attention."""
     for shape, sizes in {
@@ -128,6 +147,7 @@ def cuda() -> Iterator[Scenario]:
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
     "attributions": attributions,
+    "feed-forward": feed_forward,
     "lengths": lengths,
     "cuda": cuda,
 }
@@ -174,6 +194,7 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         "norms": {"exact_pairs": 10**12 if EXACT in names else 0, "seed": 0},
         "frequency": {"seed": 0},
         "score": {"seed": 0},
+        "feedforward": {"seed": 0},
     }
     context = context_of(model)
     infos = [analyses()[name] for name in names if name != EXACT]
