@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModel
 
 import normscope
 from normscope.errors import InputError
-from tests.tiny import STACK_CONFIGS
+from normscope.models.observer import Observer
+from normscope.models.text_batches import batch_from_texts
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 TEXTS = ["The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course."), "Rain fell."]
 
@@ -43,6 +45,31 @@ def test_many_texts_are_each_decomposed_as_if_alone(model):
     encoding = model.tokenizer([TEXTS[0], TEXTS[2]], padding=True)
     pd.testing.assert_frame_equal(normscope.decompose(model, encoding).pairs, together[::2].pairs)
     assert isinstance(normscope.decompose(model, [TEXTS[0]]), normscope.Decompositions)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_maps_through_the_feed_forward_network_are_those_of_the_observed_layers(tokenizer, model_type):
+    model = normscope.wrap(
+        tiny_model(FAMILY_CONFIGS[model_type] | {"vocab_size": len(tokenizer)}, torch.float64), tokenizer
+    )
+    text = TEXTS[0]
+    whole = normscope.decompose(model, text, feed_forward=True)
+    observed = []
+    observer = Observer(model.model, model.layout, feed_forward=True)
+    with observer:
+        inputs = batch_from_texts(model, text).model_inputs()
+        observer.run(inputs, lambda _: None, visit_feed_forward=lambda block: observed.append(block.pair_maps()))
+    stages = [f"{stage}_n" for stage in observed[0] if stage != "atb"]
+    assert list(whole.feed_forward) == stages
+    assert ("atbffresln_n" in stages) == (model_type != "gpt2")
+    for stage in stages:
+        expected = torch.stack([maps[stage.removesuffix("_n")][0] for maps in observed])
+        torch.testing.assert_close(whole.feed_forward[stage], expected, rtol=1e-12, atol=0)
+        np.testing.assert_array_equal(whole.pairs[stage], whole.feed_forward[stage].flatten())
+    # The maps up to the attention block are the same without the networks, and nothing else is added.
+    alone = normscope.decompose(model, text)
+    assert not alone.feed_forward
+    pd.testing.assert_frame_equal(alone.pairs, whole.pairs.drop(columns=stages))
 
 
 def test_tables_of_many_texts_have_the_number_of_the_text(model):

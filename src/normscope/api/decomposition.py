@@ -1,7 +1,7 @@
 """How much each token of a text receives from every other, layer by layer."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,8 +19,10 @@ from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
 from normscope.data.batching import Batch
 from normscope.errors import InputError
+from normscope.maths.layer_composition import LayerStage
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
+from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts
@@ -64,6 +66,9 @@ class Decomposition:
     """The word that each token is part of, from 0; None if the tokenizer does not mark words, or no word has two tokens."""
     key_words: tuple[int, ...] | None = None
     """The same for the tokens that give."""
+    feed_forward: Mapping[str, Float[Tensor, "layer query key"]] = dataclasses.field(default_factory=dict)
+    """Through the feed-forward network: `atbff_n` (the network), `atbffres_n` (with its residual connection) and
+    `atbffresln_n` (with its normalisation), as far as the family has them; empty unless asked for."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -88,6 +93,7 @@ class Decomposition:
             "attn_n": self.vectors,
             "attnres_n": self.residual,
             "attnresln_n": self.normalised,
+            **self.feed_forward,
         }
         return {name: values for name, values in maps.items() if values is not None}
 
@@ -150,6 +156,9 @@ class Decomposition:
             "attn_n": "‖F‖: vectors",
             "attnres_n": "with the residual connection",
             "attnresln_n": "the attention block",
+            "atbff_n": "the feed-forward network",
+            "atbffres_n": "with its residual connection",
+            "atbffresln_n": "the whole layer",
         }
         pairs = self.pairs[self.pairs["layer"] == number]
         titles = {name: title for name, title in titles.items() if name in pairs}
@@ -272,15 +281,19 @@ class Decompositions(Sequence[Decomposition]):
 
 
 @overload
-def decompose(model: LoadedModel, text: Text | BatchEncoding, *, heads: bool = False) -> Decomposition: ...
+def decompose(
+    model: LoadedModel, text: Text | BatchEncoding, *, heads: bool = False, feed_forward: bool = False
+) -> Decomposition: ...
 
 
 @overload
-def decompose(model: LoadedModel, text: list[Text], *, heads: bool = False) -> Decompositions: ...
+def decompose(
+    model: LoadedModel, text: list[Text], *, heads: bool = False, feed_forward: bool = False
+) -> Decompositions: ...
 
 
 def decompose(
-    model: LoadedModel, text: Text | list[Text] | BatchEncoding, *, heads: bool = False
+    model: LoadedModel, text: Text | list[Text] | BatchEncoding, *, heads: bool = False, feed_forward: bool = False
 ) -> Decomposition | Decompositions:
     """Decompose a text: how much does each token receive from every other, layer by layer?
 
@@ -292,25 +305,33 @@ def decompose(
         text: A text, a pair (tuple) of texts, a list of these, or a BatchEncoding from the model's tokenizer. For the decoder
             of an encoder–decoder: pairs of a source and its translation.
         heads: Whether to keep the maps of single heads as well.
+        feed_forward: Whether to follow the vectors through the feed-forward network, too, with its biases as summands. Its
+            last projection then runs once per pair of tokens.
 
     Returns:
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
         or a BatchEncoding of several texts: a sequence of these, which has the same tables with a column `sequence`.
 
     Raises:
-        InputError: If `text` is anything else, or too long for the model.
+        InputError: If `text` is anything else, or too long for the model; or if the feed-forward networks of the model's family
+            cannot be followed.
     """
+    if feed_forward:
+        _ = model.layers_verification
     with in_terms_of_arguments({"model.name": "model"}):
         batch = batch_from_texts(model, text)
-    observer = Observer(model.model, model.layout)
+    observer = Observer(model.model, model.layout, feed_forward=feed_forward)
     decompositions = [
-        _decomposition(model, observer, batch.part(number, number + 1), heads) for number in range(batch.sequences)
+        _decomposition(model, observer, batch.part(number, number + 1), heads, feed_forward)
+        for number in range(batch.sequences)
     ]
     single = not isinstance(text, list) and len(decompositions) == 1
     return decompositions[0] if single else Decompositions(decompositions)
 
 
-def _decomposition(model: LoadedModel, observer: Observer, batch: Batch, heads: bool) -> Decomposition:
+def _decomposition(
+    model: LoadedModel, observer: Observer, batch: Batch, heads: bool, feed_forward: bool
+) -> Decomposition:
     """The decomposition of a batch of one."""
     methods = model.layout.methods
     layers: list[dict[str, Tensor]] = []
@@ -323,8 +344,13 @@ def _decomposition(model: LoadedModel, observer: Observer, batch: Batch, heads: 
             maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
         layers.append(maps)
 
+    def visit_feed_forward(block: FeedForwardBlock) -> None:
+        stages = block.pair_maps()
+        layers[-1] |= {f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK}
+
     with observer:
-        observer.run(batch.to(model.device).model_inputs(), visit)
+        inputs = batch.to(model.device).model_inputs()
+        observer.run(inputs, visit, visit_feed_forward=visit_feed_forward if feed_forward else None)
     maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
     labels = labels_of(model, batch)
     return Decomposition(
@@ -342,4 +368,5 @@ def _decomposition(model: LoadedModel, observer: Observer, batch: Batch, heads: 
         is_cross_attention=batch.is_cross_attention,
         words=labels.query_words,
         key_words=labels.key_words,
+        feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
     )

@@ -236,7 +236,11 @@ class LayerComposition:
         return {stage: torch.cat(parts, dim=1) for stage, parts in norms.items()}
 
     def _head_neurons(self, transformed: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What each head's f(x_j) adds to u and w of a query with weight 1 and deviations 1: batch, head, key, neuron."""
+        """What each head's f(x_j) adds to u and w of a query with weight 1 and deviations 1: batch, key, head, neuron.
+
+        In this order, the product with the weights of a strip of queries needs no copy of all neurons.
+        """
+        transformed = transformed.transpose(1, 2).contiguous()
         if self.attention.stages[-1] is Stage.NORMALISED and self.attention.normalisation is not None:
             transformed = self.attention.normalisation.scaled(transformed)
         if self._input_norm is not None:
@@ -250,12 +254,12 @@ class LayerComposition:
             weights = weights / self.attention.deviation[:, None, queries, None]
         if self.input_deviation is not None:
             weights = weights / self.input_deviation[:, None, queries, None]
-        slopes = self._query_slopes.input[:, queries].unsqueeze(2)
-        neurons = torch.einsum("bhqk,bhkn->bqkn", weights, input_part).mul_(slopes)
+        by_key = weights.permute(0, 3, 2, 1)  # batch, key, query, head
+        neurons = (by_key @ input_part).mul_(self._query_slopes.input[:, None, queries])
         multiplier = self._query_slopes.multiplier
         if other is not None and multiplier is not None:
-            neurons.addcmul_(torch.einsum("bhqk,bhkn->bqkn", weights, other), multiplier[:, queries].unsqueeze(2))
-        return neurons @ self.network.output_weight
+            neurons.addcmul_(by_key @ other, multiplier[:, None, queries])
+        return (neurons @ self.network.output_weight).transpose(1, 2)
 
     @cached_property
     def _query_slopes(self) -> Slopes:
