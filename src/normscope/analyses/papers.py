@@ -47,7 +47,9 @@ KOBAYASHI_2024 = Paper(
     """@inproceedings{kobayashi-etal-2024-analyzing,
   title = {Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps},
   author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
-  booktitle = {Proceedings of ICLR 2024}, year = {2024}
+  booktitle = {The Twelfth International Conference on Learning Representations (ICLR)},
+  year = {2024},
+  url = {https://arxiv.org/abs/2302.00456}
 }""",
 )
 

@@ -54,7 +54,7 @@ def to_xarray(maps: Maps) -> "xarray.Dataset":
     try:
         import xarray
     except ImportError as error:
-        raise InputError("to_xarray needs xarray: pip install 'normscope[xarray]'") from error
+        raise InputError("to_xarray needs xarray: pip install xarray") from error
     arrays: dict[str, Any] = {name: (("layer", "query", "key"), values.numpy()) for name, values in maps.maps.items()}
     arrays["ratio"] = (("measure", "layer", "query"), maps.ratios.numpy())
     for name, values in _heads(maps).items():
