@@ -24,6 +24,7 @@ from normscope.models.families import layout_of
 from normscope.models.layout import stacked_heads
 from normscope.models.observer import Observer
 from normscope.reporting.drawing import png
+from normscope.rounding import number
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
 LENGTHS = (9, 4, 1)
@@ -89,10 +90,10 @@ def spread_by_brute_force(block: AttentionBlock) -> tuple[np.ndarray, np.ndarray
 
 def needed(shares: np.ndarray, share: float) -> int | None:
     total = 0.0
-    for number, value in enumerate(sorted(shares, reverse=True), start=1):
+    for dimensions, value in enumerate(sorted(shares, reverse=True), start=1):
         total += value
         if total >= share:
-            return number
+            return dimensions
     return None
 
 
@@ -129,7 +130,7 @@ def test_the_key_bias_has_its_share_of_the_spread(family):
         concentration["half"].dropna().astype(int).mean()
     )
     text = " ".join(result.sentences)
-    assert (f"{missing['ninety'] / heads:.1%} of the heads the dimensions never explain 90 %" in text) == (
+    assert (f"{missing['ninety'] / heads:.1%} of the heads the dimensions never explain 90%" in text) == (
         family != "bert"
     )
     assert ("key bias" in text) == (family != "bert")
@@ -153,13 +154,13 @@ def test_what_the_sentence_says_of_the_key_bias():
     metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
     assert sentences_of(metrics) == [
-        "In an average head, 3 dimensions explain half of the spread of a query's scores, 9 explain 90 %.",
+        "In an average head, 3.00 dimensions explain half of the spread of a query's scores, and 9.00 explain 90%.",
         "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads the dimensions "
-        "never explain 90 % of it, in 12.5% not even half, and the mean numbers of dimensions leave those heads out.",
+        "never explain 90% of it, in 12.5% not even half, and the mean numbers of dimensions leave those heads out.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
     assert sentences_of(metrics)[0] == (
-        "In an average head, 3 dimensions explain half of the spread of a query's scores."
+        "In an average head, 3.00 dimensions explain half of the spread of a query's scores."
     )
 
 
@@ -274,7 +275,7 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
     everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
     assert result.metrics["spearman/all"] == everything
-    assert any(f"{everything:+.2f} for all" in sentence for sentence in result.sentences)
+    assert any(f"{number(everything, signed=True)} for all" in sentence for sentence in result.sentences)
 
 
 def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
