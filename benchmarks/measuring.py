@@ -2,7 +2,7 @@
 
 Time: the alternatives take turns, and each is divided by the bare pass just before it. The median of these ratios is reported,
 because the machine's load changes from second to second. Memory on the CPU: one process per alternative; `memory` is the
-process's peak (including weights and accumulators), `pass` the peak during a pass above what was held before it. On CUDA, both
+process's peak (including weights and accumulators), `pass` how far memory rises during a pass. On CUDA, both
 count what torch has allocated.
 """
 

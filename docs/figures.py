@@ -1,7 +1,7 @@
 """Makes the pictures of the README and of this documentation, and the outputs of the tour: `make figures`.
 
-The pages decide what is made: every picture that they show is a figure of one of the runs below, of the same name. The runs
-need no network. On one machine with the same packages, the figures have the same bytes each time.
+The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
+network. On one machine with the same packages, the figures have the same bytes each time.
 """
 
 import argparse

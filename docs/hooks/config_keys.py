@@ -92,7 +92,7 @@ def field_docstrings(options: type) -> dict[str, str]:
 
 
 def _is_generated(options: type) -> bool:
-    """Whether a dataclass has no source of its own: that of all analyses' options is built from the registry."""
+    """Whether a dataclass is built at run time, from the registry of analyses, so that no source file has its docstrings."""
     return options.__name__ == "AnalysisOptions"
 
 

@@ -11,6 +11,7 @@ import scipy.stats
 from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
+from tests.oracles.mixing_oracle import statistics_of, tokens_of
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -44,9 +45,9 @@ def expected(
     methods = [method for method in TITLES if post or method not in ("attnres_n", "atbffresln_n")]
     tokens = _tokens(specimen, layers, pairs, methods)
     rows = [
-        {"layer": layer, "method": method, "category": category, **_statistics(chosen)}
+        {"layer": layer, "method": method, "category": category, **statistics_of(chosen)}
         for layer, method, category in itertools.product(layers, methods, dict.fromkeys([*categories, "all"]))
-        if len(chosen := _of(tokens, layer, method, category))
+        if len(chosen := tokens_of(tokens, layer, method, category))
     ]
     ratios = table(["layer", "method", "category"], rows)
     own = [method for method in methods if method.startswith("atb")]
@@ -172,22 +173,6 @@ def _tokens(specimen, layers, pairs, methods) -> pd.DataFrame:
                 for method in methods
             ]
     return pd.concat(parts)
-
-
-def _of(tokens: pd.DataFrame, layer: int, method: str, category: str) -> pd.DataFrame:
-    chosen = tokens[(tokens["layer"] == layer) & (tokens["method"] == method)]
-    return chosen if category == "all" else chosen[chosen["category"] == category]
-
-
-def _statistics(chosen: pd.DataFrame) -> dict[str, float]:
-    ratio = chosen["ratio"]
-    return {
-        "mean": ratio.mean(),
-        "sequence_mean": chosen.groupby("sequence")["ratio"].mean().mean(),
-        "max": ratio.max(),
-        "min": ratio.min(),
-        "count": len(ratio),
-    }
 
 
 def _rho(one: np.ndarray, other: np.ndarray) -> float:

@@ -21,11 +21,11 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     tokens = _tokens(specimen, layers)
     methods = list(dict.fromkeys(tokens["method"]))
     rows = [
-        {"layer": layer, "method": method, "category": category, **_statistics(chosen)}
+        {"layer": layer, "method": method, "category": category, **statistics_of(chosen)}
         for layer in layers
         for method in methods
         for category in categories
-        if len(chosen := _of(tokens, layer, method, category))
+        if len(chosen := tokens_of(tokens, layer, method, category))
     ]
     by_layer = table(["layer", "method", "category"], rows)
     everything = {method: tokens[tokens["method"] == method]["ratio"] for method in methods}
@@ -35,7 +35,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for name in ("mean", "max", "min")
     }
     means = {
-        (method, layer): float(_of(tokens, layer, method, "all")["ratio"].mean())
+        (method, layer): float(tokens_of(tokens, layer, method, "all")["ratio"].mean())
         for method in methods
         for layer in layers
     }
@@ -85,12 +85,12 @@ def _tokens(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
     )
 
 
-def _of(tokens: pd.DataFrame, layer: int, method: str, category: str) -> pd.DataFrame:
+def tokens_of(tokens: pd.DataFrame, layer: int, method: str, category: str) -> pd.DataFrame:
     chosen = tokens[(tokens["layer"] == layer) & (tokens["method"] == method)]
     return chosen if category == "all" else chosen[chosen["category"] == category]
 
 
-def _statistics(chosen: pd.DataFrame) -> dict[str, float]:
+def statistics_of(chosen: pd.DataFrame) -> dict[str, float]:
     ratio = chosen["ratio"]
     return {
         "mean": ratio.mean(),

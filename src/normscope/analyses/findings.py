@@ -118,15 +118,15 @@ class WordMaps:
     table: pd.DataFrame
     panel: str
     panel_titles: Mapping[str, str]
-    row: str
-    """Column with the number of the matrix row; `row_label` has its word."""
-    row_label: str
-    column: str
-    column_label: str
-    value: str
-    frame: str
-    """Column with `sure` for cells with a solid frame and `possible` for cells with a dashed frame."""
     caption: str
+    row: str = "query"
+    """Column with the number of the matrix row; `row_label` has its word."""
+    row_label: str = "query_token"
+    column: str = "key"
+    column_label: str = "key_token"
+    value: str = "value"
+    frame: str = "frame"
+    """Column with `sure` for cells with a solid frame and `possible` for cells with a dashed frame."""
     largest: float | None = None
     """Where the colour scale ends on both sides of zero, for values of both signs; None if no value is negative."""
 

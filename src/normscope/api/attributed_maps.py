@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.choices import chosen, single_text
+from normscope.api.choices import chosen, single_text, tokens_of
 from normscope.api.picture import Picture
 from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage, check_supported
 from normscope.attribution.model_maps import ModelMaps, model_maps
@@ -66,12 +66,6 @@ class AttributionMap:
                 table=self.table.assign(frame="none", panel=title),
                 panel="panel",
                 panel_titles={title: title},
-                row="query",
-                row_label="query_token",
-                column="key",
-                column_label="key_token",
-                value="value",
-                frame="frame",
                 caption="How much of each output (row) comes from each token (column), through all layers; darker is more.",
             )
         )
@@ -116,7 +110,7 @@ def attribution_maps(
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
         _ = model.layers_verification
     maps = model_maps(model.model, model.layout, batch.model_inputs(), wanted, stage=at_stage, bias=rule, keep=True)
-    tokens = tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist()))
+    tokens = tokens_of(model, batch)
     return {str(method): _attribution_map(method, tokens, found) for method, found in maps.items()}
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.choices import chosen, single_text
+from normscope.api.choices import chosen, single_text, tokens_of
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import Target, prepared
 from normscope.attribution.methods import BiasRule, check_supported
@@ -100,7 +100,7 @@ def attribute(
         value, what = ready.evaluate(passed)
         parts = attribute_scalars(passed, value, rule)
     return Attribution(
-        tokens=tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())),
+        tokens=tokens_of(model, batch),
         scores=parts.scores[0].cpu().numpy(),
         bias=float(parts.bias),
         remainder=float(parts.remainder),

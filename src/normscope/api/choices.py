@@ -40,3 +40,8 @@ def single_text(model: LoadedModel, text: object, function: str) -> Batch:
     if batch.sequences != 1:
         raise InputError(f"{function} takes one text; got a BatchEncoding of {batch.sequences}")
     return batch.to(model.device)
+
+
+def tokens_of(model: LoadedModel, batch: Batch) -> tuple[str, ...]:
+    """The tokens of a batch of one text."""
+    return tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist()))

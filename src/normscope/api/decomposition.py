@@ -170,12 +170,6 @@ class Decomposition:
                 table=tidy,
                 panel="measure",
                 panel_titles=titles,
-                row="query",
-                row_label="query_token",
-                column="key",
-                column_label="key_token",
-                value="value",
-                frame="frame",
                 caption=f"How much each token (row) receives from each token (column) in layer {number}; darker is more.",
             )
         )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.choices import chosen, single_text
+from normscope.api.choices import chosen, single_text, tokens_of
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.picture import Picture
 from normscope.api.targets import embedding_pooling
@@ -61,8 +61,6 @@ class Similarity:
                 row_label="token_a",
                 column="b",
                 column_label="token_b",
-                value="value",
-                frame="frame",
                 caption=(
                     "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the "
                     f"second). All cells add up to {self.value:.3f}: warm colours raise it, cool ones lower it."
@@ -137,7 +135,5 @@ def similarity(
     parts = similarity_parts(
         model.model, model.layout, *(batch.model_inputs() for batch in batches), pooling=how, bias=rule
     )
-    tokens_a, tokens_b = (
-        tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())) for batch in batches
-    )
+    tokens_a, tokens_b = (tokens_of(model, batch) for batch in batches)
     return Similarity(tokens_a, tokens_b, parts.matrix[0].cpu().numpy(), float(parts.value[0]), str(how))

@@ -1,29 +1,20 @@
 """Mixing through the whole layer, with the feed-forward network (Kobayashi et al. 2024)."""
 
-import dataclasses
-import itertools
-
-import pandas as pd
-import torch
-
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.feedforward.figures import TITLES, describe_figures
 from normscope.analyses.feedforward.maps import FLATTENED, MapFindings, compare_maps
 from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptions
 from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
-from normscope.analyses.finite import require_finite
+from normscope.analyses.ratio_table import RatioTable, mean_curves, overall_rows, percentages, reported_rows, summarised
 from normscope.data.batching import Batch
-from normscope.data.categories import ALL
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.mixing import ratio
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
-from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.tidy import tidy
 
 
 class FeedForwardAnalysis(Analysis):
@@ -33,21 +24,17 @@ class FeedForwardAnalysis(Analysis):
 
     def __init__(self, options: FeedForwardOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        # `all` is always counted: the metrics cover all tokens, whichever categories are reported.
-        categories = [*(category for category in context.categories if category != ALL), ALL]
-        self._counted = dataclasses.replace(context, categories=categories)
         position = context.parameters[context.layers[0]].norm_position
         self._stages = LAYER_STAGES[position]
         # The attention block's last method is the first stage of the layer.
         self._attention = [str(method) for method in context.methods if str(method) in TITLES]
         if position in ("pre", "parallel"):
             self._attention.remove("attnres_n")
-        self._methods = [*self._attention, *(f"{stage}_n" for stage in self._stages)]
-        self._moments = GroupedMoments(len(context.layers), len(self._methods), len(categories))
+        self._ratios = RatioTable([*self._attention, *(f"{stage}_n" for stage in self._stages)], context)
         self._sample = SequenceSample(options.sequences, options.seed)
         self._rule = BiasRule(str(options.bias.value))
         self._maps: MapFindings | None = None
-        self.accumulators = {"moments": self._moments, "sample": self._sample}
+        self.accumulators = {"moments": self._ratios.moments, "sample": self._sample}
 
     @classmethod
     def requirements(cls, _options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
@@ -65,7 +52,7 @@ class FeedForwardAnalysis(Analysis):
         norms = block.composition(self._rule).relative_norms()
         values = [ratios for method, ratios in attention.items() if str(method) in self._attention]
         values += [ratio(*norms[stage]) for stage in self._stages]
-        self._moments.update(self.context.index(block.layer), torch.stack(values), self._counted.members(batch))
+        self._ratios.update(block.layer, values, batch)
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Compare the maps of the sample."""
@@ -75,55 +62,28 @@ class FeedForwardAnalysis(Analysis):
     def result(self) -> Findings:
         """Ratios by layer and category, changes by step, and the pairs that the network amplifies."""
         assert self._maps is not None
-        ratios, change = self._ratios(), self._maps.change
-        table = ratios[~ratios["method"].isin(self._attention)].reset_index(drop=True)
-        overall = table[table["category"] == ALL]
-        grouped = overall.groupby("method", sort=False)
-        # Every layer has the same tokens, so the mean over layers is the mean over all tokens.
-        summary = pd.DataFrame(
-            {"mean": grouped["mean"].mean(), "max": grouped["max"].max(), "min": grouped["min"].min()}
-        )
+        ratios, change = self._ratios.compute(), self._maps.change
+        table = ratios[~ratios["method"].isin(self._attention)]
+        overall = overall_rows(table)
+        summary, metrics = summarised(overall)
         flattened = change[(change["scope"] == FLATTENED) & change["mean"].notna()]
         steps = {
             f"change/{step}": rows.set_index("layer")["mean"] for step, rows in flattened.groupby("step", sort=False)
         }
-        metrics = {
-            f"{method}/{statistic}": float(summary.loc[method, statistic])
-            for method, statistic in itertools.product(summary.index, summary.columns)
-        } | {name: float(curve.mean()) for name, curve in steps.items()}
-        shown = (table["count"] > 0) & table["category"].isin(self.context.categories)
+        metrics |= {name: float(curve.mean()) for name, curve in steps.items()}
         return Findings(
             tables={
-                "mixing_by_layer": table[shown].reset_index(drop=True),
+                "mixing_by_layer": reported_rows(table, self.context.categories),
                 "change": change,
                 "amplified": self._maps.amplified,
             },
             metrics=metrics,
             sentences=sentences_of(metrics),
-            curves={f"{method}/mean": rows.set_index("layer")["mean"] for method, rows in grouped} | steps,
+            curves=mean_curves(overall) | steps,
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
             summary_digits=1,
-            summary=(summary * 100).rename(columns=lambda name: f"{name} %"),
+            summary=percentages(summary),
             notes=[]
             if self._rule is BiasRule.SUMMAND
             else ["the biases of the networks stay inside their activations"],
-        )
-
-    def _ratios(self) -> pd.DataFrame:
-        moments = self._moments.compute()
-        count = moments.count[:, None]
-        require_finite(
-            moments.mean.masked_fill(count == 0, 0.0), "the activations of layer {layer}", self.context.layers
-        )
-        return tidy(
-            {
-                "mean": moments.mean,
-                "sequence_mean": moments.sequence_mean,
-                "max": moments.maximum,
-                "min": moments.minimum,
-                "count": count,
-            },
-            layer=self.context.layers,
-            method=self._methods,
-            category=self._counted.categories,
         )

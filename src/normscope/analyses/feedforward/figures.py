@@ -110,12 +110,6 @@ def _maps(sentence: SentenceMaps, layer: int) -> WordMaps:
         table=table.assign(frame="none"),
         panel="method",
         panel_titles={f"{stage}_n": TITLES[f"{stage}_n"] for stage in maps},
-        row="query",
-        row_label="query_token",
-        column="key",
-        column_label="key_token",
-        value="value",
-        frame="frame",
         caption=(
             f"How much each token (row) takes from each token (column) in layer {layer}, where the network changes the maps "
             f"most, from the attention block ({LayerStage.BLOCK}_n) to the end of the layer ({last}_n); darker is more."

@@ -1,0 +1,87 @@
+"""Mixing ratios by layer, method and token category: the accumulator and table of every analysis that reports them."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.analyses.base import AnalysisContext
+from normscope.analyses.finite import require_finite
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.tidy import tidy
+
+
+class RatioTable:
+    """Mean, extremes and count of the ratios of each method, over the tokens of each category."""
+
+    def __init__(self, methods: Sequence[str], context: AnalysisContext) -> None:
+        # `all` is always counted: the metrics cover all tokens, whichever categories are reported.
+        categories = [*(category for category in context.categories if category != ALL), ALL]
+        self._counted = dataclasses.replace(context, categories=categories)
+        self._methods = methods
+        self.moments = GroupedMoments(len(context.layers), len(methods), len(categories))
+        """The state, for the analysis's `accumulators`."""
+
+    def update(self, layer: int, ratios: Sequence[Float[Tensor, "batch token"]], batch: Batch) -> None:
+        """Add the ratios of one layer's tokens, one tensor per method."""
+        self.moments.update(self._counted.index(layer), torch.stack(list(ratios)), self._counted.members(batch))
+
+    def compute(self) -> pd.DataFrame:
+        """One row per layer, method and category (`all` included): mean, sequence_mean, max, min, count.
+
+        Raises:
+            InputError: If the activations of a layer are not finite.
+        """
+        moments, layers = self.moments.compute(), self._counted.layers
+        count = moments.count[:, None]
+        require_finite(moments.mean.masked_fill(count == 0, 0.0), "the activations of layer {layer}", layers)
+        return tidy(
+            {
+                "mean": moments.mean,
+                "sequence_mean": moments.sequence_mean,
+                "max": moments.maximum,
+                "min": moments.minimum,
+                "count": count,
+            },
+            layer=layers,
+            method=self._methods,
+            category=self._counted.categories,
+        )
+
+
+def overall_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows over all tokens."""
+    return table[table["category"] == ALL]
+
+
+def reported_rows(table: pd.DataFrame, categories: Sequence[str]) -> pd.DataFrame:
+    """The rows of the given categories that have tokens."""
+    return table[(table["count"] > 0) & table["category"].isin(categories)].reset_index(drop=True)
+
+
+def summarised(overall: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Mean, maximum and minimum of each method over all tokens of all layers, as a table and as metrics."""
+    grouped = overall.groupby("method", sort=False)
+    # Every layer has the same tokens, so the mean over layers is the mean over all tokens.
+    summary = pd.DataFrame({"mean": grouped["mean"].mean(), "max": grouped["max"].max(), "min": grouped["min"].min()})
+    metrics = {
+        f"{method}/{statistic}": float(summary.loc[method, statistic])
+        for method, statistic in itertools.product(summary.index, summary.columns)
+    }
+    return summary, metrics
+
+
+def mean_curves(overall: pd.DataFrame) -> dict[str, pd.Series]:
+    """The mean of each method by layer."""
+    return {f"{method}/mean": rows.set_index("layer")["mean"] for method, rows in overall.groupby("method", sort=False)}
+
+
+def percentages(summary: pd.DataFrame) -> pd.DataFrame:
+    """A summary for the terminal."""
+    return (summary * 100).rename(columns=lambda name: f"{name} %")
