@@ -269,7 +269,7 @@ class AttentionBlock:
             if not self.is_cross_attention or method in CROSS_ATTENTION_METHODS
         }
 
-    @property
+    @cached_property
     def _sees_only_itself(self) -> Bool[Tensor, "batch query"]:
         """Tokens that see neither neighbour. Every mask shows a query an interval around itself, so they see nothing else."""
         mask, (batch, tokens) = self.mask or Mask(), self.key_mask.shape
