@@ -1,7 +1,9 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
+import importlib
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -9,6 +11,9 @@ _HUB = tempfile.TemporaryDirectory(prefix="normscope-hub-")
 os.environ["HF_HOME"] = _HUB.name  # read when huggingface_hub is imported, so no fixture can set it
 os.environ["WANDB_MODE"] = "offline"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run beside each other
+# Many processes import our code: let the first compile it for the others.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from jaxtyping import install_import_hook
 
@@ -31,6 +36,15 @@ settings.load_profile("normscope")
 get_temp_dir()  # of multiprocessing (`end_to_end/forks.py`): made now, it is not in the directory of `nothing_left_behind`
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import libraries in the processes that run tests, before our code does: the hook would compile them again, unmarked."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        from tests.end_to_end.forks import LIBRARIES
+
+        for library in LIBRARIES:
+            importlib.import_module(library)
 
 
 def pytest_unconfigure() -> None:

@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIBRARIES = [
+    *("hydra.main", "pandas", "pyarrow.parquet", "scipy.stats", "matplotlib.figure", "wandb", "torch.distributed"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+    *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
+]
+"""What a run imports of other people's."""
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    [
-        *("hydra.main", "pandas", "pyarrow.parquet", "scipy.stats", "matplotlib.figure", "wandb", "torch.distributed"),
-        *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
-        *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
-    ]
-)
+_SERVER.set_forkserver_preload(LIBRARIES)
 
 
 @dataclasses.dataclass(frozen=True)
