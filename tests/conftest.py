@@ -1,5 +1,6 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
+import functools
 import importlib
 import os
 import shutil
@@ -71,6 +72,20 @@ def nothing_left_behind(temporary_directory) -> Iterator[None]:
     for path in left:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert not left, f"left in the temporary directory: {sorted(path.name for path in left)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_configs() -> Iterator[None]:
+    """Half the time of a small run: parsing the same interpolations again, and composing a config only to read hydra.mode."""
+    import omegaconf
+    from hydra._internal.hydra import Hydra
+
+    with pytest.MonkeyPatch.context() as patch:
+        parse = functools.cache(omegaconf.grammar_parser.parse)
+        for module in (omegaconf.base, omegaconf._utils):
+            patch.setattr(module, "parse", parse)
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
 
 
 @pytest.fixture(scope="session")
