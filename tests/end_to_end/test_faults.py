@@ -33,7 +33,8 @@ def test_a_full_disk_gives_one_line_and_the_run_can_be_resumed(capsys, monkeypat
     """Files are limited to a few kilobytes: the system itself refuses to write more."""
     arguments = [f"model.name={saved_model}", "dataset.limit=30", "tracking=disabled", "report.enabled=false"]
     (tmp_path / "limited.py").write_text(
-        "import resource, runpy, signal\n"
+        "import resource, runpy, signal, sys\n"
+        "sys.dont_write_bytecode = True  # Python would keep what of it has room\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY))\n"
         "runpy.run_path('run.py', run_name='__main__')\n"

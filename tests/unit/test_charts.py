@@ -108,7 +108,7 @@ def test_word_maps_tell_equal_words_apart():
         columns=["map", "target", "target_word", "source", "source_word", "value", "link"],
     )
     figure = WordMaps(
-        table, "map", {"w": "weights"}, "target", "target_word", "source", "source_word", "value", "link", "caption"
+        table, "map", {"w": "weights"}, "caption", "target", "target_word", "source", "source_word", frame="link"
     )
     found = rows(chart(figure))
     assert sorted(set(found["row_word"])) == ["0 same", "1 same"]

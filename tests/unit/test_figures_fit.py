@@ -65,18 +65,8 @@ def words(count: int) -> WordMaps:
     table = product(method=["a", "b"], row=range(count), column=range(count))
     table = table.assign(row_word=table["row"].map("word{}".format), column_word=table["column"].map("word{}".format))
     titles = {"a": "α: weights, layer 3, alignment with output", "b": "‖αf(x)‖: vectors, layer 2"}
-    return WordMaps(
-        table.assign(frame="none"),
-        "method",
-        titles,
-        "row",
-        "row_word",
-        "column",
-        "column_word",
-        "value",
-        "frame",
-        "Caption.",
-    )
+    table = table.assign(frame="none")
+    return WordMaps(table, "method", titles, "Caption.", "row", "row_word", "column", "column_word")
 
 
 FIGURES: dict[str, Figure] = {
