@@ -79,6 +79,7 @@ class DatasetKind(enum.StrEnum):
     text = "text"
     hub = "hub"
     clark = "clark"
+    conllu = "conllu"
     parallel = "parallel"
     toy = "toy"
 
@@ -124,7 +125,8 @@ class DatasetOptions:
     kind: DatasetKind = MISSING
     """Where examples come from; presets set it."""
     path: str | None = None
-    """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`."""
+    """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`;
+    treebank of `conllu`."""
     pair_path: str | None = None
     """File of the second texts, line by line with those of `path`."""
     separator: str | None = None
@@ -161,8 +163,9 @@ class DatasetOptions:
     """Fraction of the ordinary tokens that are masked."""
     segments: Segments = Segments.pair
     """Segment ids of the second text of a pair: 1 (`pair`), or 0 as in the first text (`zero`)."""
-    categories: dict[str, Any] = field(default_factory=dict)
-    """User-defined token categories: a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens."""
+    categories: Any = field(default_factory=dict)
+    """User-defined token categories: a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens. Or a
+    column of annotated words (`upos`, `deprel`), whose values become categories."""
     name: str | None = None
     """Name of the data, if known: published numbers are compared only with numbers on the same data."""
     seed: int = II("seed")

@@ -162,7 +162,7 @@ def chosen_categories(categories: Any, known: list[str]) -> list[str]:
 
 
 _READ_BY = {
-    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark},
+    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark, DatasetKind.conllu},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
     "pair_path": {DatasetKind.text, DatasetKind.parallel},
@@ -182,6 +182,15 @@ def _check_dataset(options: DatasetOptions) -> None:
             )
     if options.delimiter is not None and len(options.delimiter) != 1:
         raise InputError(f"dataset.delimiter={options.delimiter!r}: expected one character")
+    if not isinstance(options.categories, str | Mapping):
+        raise InputError(
+            f"dataset.categories={options.categories}: expected the name of a column of annotated words, or categories by "
+            "name: +dataset.categories.NAME=[token,token]"
+        )
+    if options.kind is DatasetKind.conllu and (options.segmentation is not Segmentation.none or options.wikitext):
+        raise InputError(
+            "dataset=conllu has sentences of annotated words; leave out dataset.segmentation and dataset.wikitext"
+        )
     if options.stride and options.segmentation is not Segmentation.window:
         raise InputError(f"dataset.stride={options.stride} is for dataset.segmentation=window")
 

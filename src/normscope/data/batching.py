@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import TokenSequence
+from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
 
 # Examples that are sorted by length at a time: few enough to bound memory, enough to need hardly any padding.
@@ -38,6 +38,8 @@ class Batch:
     """The word of each token, NO_WORD for special tokens and padding; in a target, of the token predicted at each position."""
     rows: tuple[int, ...] = ()
     """Row of each sequence in the corpus; empty unless `words` is set."""
+    sentences: tuple[AnnotatedSentence | None, ...] = ()
+    """The annotated words of each sequence; empty unless `words` is set."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
 
@@ -70,6 +72,7 @@ class Batch:
             part._each(lambda tensor: tensor[:, :width]),
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
+            sentences=self.sentences[start:stop],
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -85,22 +88,28 @@ class Batch:
         )
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
-        """All model inputs of each sequence: tokens, segments and source tokens, −1 where there are none."""
+        """All model inputs of each sequence: tokens, segments and source tokens, −1 where there are none; then categories."""
         width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
-        rows = torch.full((3, self.sequences, width), -1, device=self.input_ids.device)
+        rows = torch.full((4, self.sequences, width), -1, device=self.input_ids.device)
         rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)
         if self.token_type_ids is not None:
             rows[1, :, : self.token_mask.shape[1]] = self.token_type_ids.masked_fill(~self.token_mask, -1)
         if self.source is not None:
             source = self.source
             rows[2, :, : source.token_mask.shape[1]] = source.input_ids.masked_fill(~source.token_mask, -1)
+        rows[3, :, : self.token_mask.shape[1]] = self.categories
         return rows
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
     """One sequence of a `Batch.packed` tensor."""
-    tokens, segments, source = (kind[kind >= 0].numpy() for kind in kinds)
-    return TokenSequence(tokens, segments if len(segments) else None, source_ids=source if len(source) else None)
+    tokens, segments, source, categories = (kind[kind >= 0].numpy() for kind in kinds)
+    return TokenSequence(
+        tokens,
+        segments if len(segments) else None,
+        source_ids=source if len(source) else None,
+        categories=categories,
+    )
 
 
 def batches(
@@ -169,12 +178,14 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
     token_mask = np.zeros(shape, dtype=bool)
     categories = np.full(shape, -1, dtype=np.int64)
-    words = None if sequences[0].words is None else np.full(shape, NO_WORD, dtype=np.int64)
+    words = None if all(sequence.words is None for sequence in sequences) else np.full(shape, NO_WORD, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
         token_mask[row, columns] = True
-        categories[row, columns] = encoder.categories.of_sequence(sequence.input_ids)
+        categories[row, columns] = (
+            encoder.categories.of_sequence(sequence.input_ids) if sequence.categories is None else sequence.categories
+        )
         if words is not None and sequence.words is not None:
             words[row, columns] = sequence.words
         if segments is not None and sequence.token_type_ids is not None:
@@ -189,6 +200,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         is_cross_attention=encoder.is_cross_attention,
         words=None if words is None else torch.from_numpy(words),
         rows=tuple(sequence.row for sequence in sequences) if words is not None else (),
+        sentences=tuple(sequence.sentence for sequence in sequences) if words is not None else (),
         examples=sum(sequence.last for sequence in sequences),
     )
 

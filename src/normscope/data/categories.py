@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.words import NO_WORD
 from normscope.errors import InputError, one_line
 
 CATEGORIES = ("cls", "sep", "mask", "punctuation", "other")
@@ -44,6 +45,7 @@ class TokenCategories:
         custom: Mapping[str, Any] | None = None,
         *,
         causal: bool = False,
+        column: Sequence[str] = (),
     ) -> "TokenCategories":
         """The categories of a tokenizer's vocabulary.
 
@@ -53,12 +55,20 @@ class TokenCategories:
             custom: User-defined categories by name: a list of tokens, `re:` and a regular expression, or `file:` and a file
                 with one token per line. `punctuation` replaces the comma and period.
             causal: Whether the first token of a sequence is a category by itself.
+            column: The values of a column of annotated words. Each is a category, to which the tokens of its words belong
+                unless the tokens alone put them into another one than `other`.
 
         Raises:
             InputError: If a definition is invalid or matches no token, or if two categories share a token.
         """
         custom = custom or {}
         names = (*CATEGORIES, *([FIRST] if causal else []), *(name for name in custom if name not in CATEGORIES))
+        for value in column:
+            if value in (*CATEGORIES[:-1], ALL, FIRST):
+                raise InputError(
+                    f"dataset.categories: {value!r} is a value of the column, but also a category of every run"
+                )
+        names = (*names, *(value for value in column if value not in names))
         of_token = np.full(vocabulary, CATEGORIES.index("other"), dtype=np.int64)
         if "punctuation" not in custom:
             of_token[_punctuation_ids(tokenizer)] = CATEGORIES.index("punctuation")
@@ -75,6 +85,22 @@ class TokenCategories:
         categories: np.ndarray = self.of_token[input_ids].astype(np.int64)
         if FIRST in self.names and len(categories):
             categories[0] = self.names.index(FIRST)
+        return categories
+
+    def of_words(self, input_ids: np.ndarray, words: np.ndarray, values: Sequence[str]) -> np.ndarray:
+        """The categories of a sequence of annotated words.
+
+        Args:
+            input_ids: The tokens.
+            words: The word of each token, or NO_WORD.
+            values: The value of each word in the column whose values are categories.
+        """
+        categories = self.of_sequence(input_ids)
+        numbers = {name: number for number, name in enumerate(self.names)}
+        other = numbers["other"]
+        of_word = np.array([numbers.get(value, other) for value in values], dtype=np.int64)
+        open_ = (categories == other) & (words != NO_WORD)
+        categories[open_] = of_word[words[open_]]
         return categories
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import assert_never
 
 from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
+from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
 from normscope.data.pickled_tokens import PickledTokens
@@ -37,11 +38,14 @@ def open_corpus(options: DatasetOptions) -> Corpus:
                 options.revision,
                 options.text_column,
                 options.pair_column,
+                _label_column(options),
             )
         case DatasetKind.parallel:
             corpus = _parallel(options)
         case DatasetKind.toy:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
+        case DatasetKind.conllu:
+            corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
         case DatasetKind.clark:
             corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
@@ -65,12 +69,17 @@ def _path(options: DatasetOptions, expected: str) -> str:
     return options.path
 
 
+def _label_column(options: DatasetOptions) -> str | None:
+    """The column of annotated words whose values are categories."""
+    return options.categories if isinstance(options.categories, str) else None
+
+
 def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     paths = find_files(
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
     )
     columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
-    files = tuple(TextFile(path, *columns, plain=plain) for path in paths)
+    files = tuple(TextFile(path, *columns, plain=plain, label_column=_label_column(options)) for path in paths)
     corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
     if options.pair_path is None:
         return corpus

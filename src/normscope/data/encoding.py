@@ -11,9 +11,10 @@ from transformers.tokenization_utils_base import BatchEncoding
 
 from normscope.config.schema import Compat, DatasetOptions, Segmentation, Segments
 from normscope.data.categories import TokenCategories
-from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import ReadsTokens, Segmenter, TokenSequence
+from normscope.data.examples import Annotation, CorpusCounts, Example
+from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
+from normscope.data.words import token_words
 from normscope.errors import InputError
 
 # More characters than the tokens of any natural text have on average.
@@ -27,14 +28,28 @@ class Encoder:
         model: Provides the tokenizer and the default maximum length.
         options: Maximum length, masking, windows and categories.
         words: Splits translations into words, if tokens must be assigned to words.
+        values: The values of the column that `dataset.categories` names, if it does; see `annotation.column_values`.
 
     Raises:
         InputError: If an option is invalid for the model.
     """
 
-    def __init__(self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None = None) -> None:
+    def __init__(
+        self,
+        model: ReadsTokens,
+        options: DatasetOptions,
+        words: Segmenter | None = None,
+        values: Sequence[str] = (),
+    ) -> None:
         self.tokenizer = model.tokenizer
-        self.categories = TokenCategories.of(model.tokenizer, model.vocabulary, options.categories, causal=model.causal)
+        self._column = options.categories if isinstance(options.categories, str) else None
+        self.categories = TokenCategories.of(
+            model.tokenizer,
+            model.vocabulary,
+            None if self._column is not None else options.categories,
+            causal=model.causal,
+            column=values,
+        )
         self.max_length = options.max_length or model.max_length
         if model.max_length is not None and self.max_length is not None and self.max_length > model.max_length:
             raise InputError(
@@ -91,11 +106,19 @@ class Encoder:
                 counts.skipped["without a target text (dataset.pair_column)"] += len(examples) - len(translated)
             return self._with_text([[sequence] for sequence in self._translations.encode(translated)], counts)
         if self._translates:
-            examples = [Example(example.text, shortened=example.shortened) for example in examples]
-        sequences: dict[int, list[TokenSequence]] = {}
+            examples = [dataclasses.replace(example, text_pair=None, tokens=None, links=None) for example in examples]
+        sequences: dict[int, list[TokenSequence]] = {
+            index: [self._annotated(example, example.annotation)]
+            for index, example in enumerate(examples)
+            if example.annotation is not None and example.text_pair is None and self._stride is None
+        }
         # A tokenizer takes a batch of single texts or a batch of pairs, not a mixture.
         for paired in (False, True):
-            positions = [index for index, example in enumerate(examples) if (example.text_pair is not None) == paired]
+            positions = [
+                index
+                for index, example in enumerate(examples)
+                if (example.text_pair is not None) == paired and index not in sequences
+            ]
             if positions:
                 encoded = self._tokenize([examples[index] for index in positions], paired)
                 sequences.update(zip(positions, encoded, strict=True))
@@ -140,6 +163,24 @@ class Encoder:
         unknown = tokenizer.unk_token_id
         # The mask and the unknown token stand for words, unless the tokenizer also marks the ends of a text with the latter.
         return self.categories.special - {tokenizer.mask_token_id} - ({unknown} if unknown not in others else set())
+
+    def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
+        """A text with the word of each token."""
+        encoded = token_words(self.tokenizer, example.text, annotation.spans)
+        cut = example.shortened
+        if self.max_length is not None and len(encoded.input_ids) > self.max_length:
+            encoded, cut = token_words(self.tokenizer, example.text, annotation.spans, longest=self.max_length), True
+        ids, words, owners = encoded
+        sequence = self._sequence(ids, [0] * len(ids) if self._segments else None, cut=cut)
+        return dataclasses.replace(
+            sequence,
+            words=words,
+            row=example.row,
+            categories=self.categories.of_words(sequence.input_ids, words, annotation.columns[self._column])
+            if self._column is not None
+            else None,
+            sentence=AnnotatedSentence(annotation, tuple(owners)),
+        )
 
     def _tokenize(self, examples: Sequence[Example], paired: bool) -> list[list[TokenSequence]]:
         texts = [[example.text for example in examples]]

@@ -4,7 +4,7 @@ import abc
 import collections
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 Link = tuple[int, int]
 """Source word, target word; both counted from 0."""
@@ -17,6 +17,22 @@ class Links:
     sure: frozenset[Link]
     possible: frozenset[Link]
     """Includes the sure ones."""
+
+
+ROOT = -1
+"""The head of a word that depends on no other word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """The words of a text, and what is known of each."""
+
+    spans: tuple[tuple[int, int], ...]
+    """Start and end of each word in the text. Words that the text does not tell apart (`du` is `de le`) share a span."""
+    columns: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """One value per word, by the name of the column."""
+    heads: tuple[int, ...] | None = None
+    """The word that each word depends on, counted from 0, or ROOT; None if the text has no tree."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +49,8 @@ class Example:
     """The word alignment of a pair, if the corpus comes with one."""
     shortened: bool = False
     """Whether the end of a text was dropped because it lies beyond what any model reads."""
+    annotation: Annotation | None = None
+    """The words of the text and what is known of them, if the corpus comes with annotated words."""
 
 
 @dataclasses.dataclass

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from normscope.data.examples import Example
+from normscope.data.annotation import spaced
+from normscope.data.examples import Annotation, Example
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.errors import InputError, printable
 
@@ -21,6 +22,8 @@ class RowReader:
     """`text` by default, or the first column if columns have no names."""
     pair_column: str | int | None = None
     """`text_pair` by default, if it exists."""
+    label_column: str | None = None
+    """Column with one label per word, which the rows must have if the text is a list of words."""
 
     def example(self, row: Row, number: int) -> Example | str:
         """The example in a row, or the reason why it is skipped.
@@ -30,7 +33,8 @@ class RowReader:
         """
         if not row:
             return "empty"
-        text = _cell_text(self._cell(row, number, self.text_column, "text", required=True))
+        cell = self._cell(row, number, self._text_column(row), "text", required=True)
+        text = _cell_text(cell)
         pair = _cell_text(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
         if not isinstance(text, str | None) or not isinstance(pair, str | None):
             return NOT_TEXT
@@ -39,9 +43,31 @@ class RowReader:
         if (reason := why_not_text(text.strip())) is not None:
             return reason
         if not pair or not pair.strip():
-            return Example(text.strip())
+            return Example(text.strip(), annotation=self._annotation(cell, row, number))
         reason = why_not_text(pair.strip())
         return Example(text.strip(), pair.strip()) if reason is None else f"{reason} in the second text"
+
+    def _text_column(self, row: Row) -> str | int | None:
+        """The column of the text; rows of annotated words often have `words` and no `text`."""
+        return "words" if self.text_column is None and "text" not in row and "words" in row else self.text_column
+
+    def _annotation(self, cell: Any, row: Row, number: int) -> Annotation | None:
+        """The words of a text that is a list of them, with every other list of as many labels."""
+        if not _is_words(cell):
+            return None
+        labels = {
+            str(name): tuple(map(str, values))
+            for name, values in row.items()
+            if isinstance(values, list)
+            and len(values) == len(cell)
+            and all(isinstance(label, str | int) for label in values)
+        }
+        if self.label_column is not None and self.label_column not in labels:
+            raise InputError(
+                f"dataset.categories={self.label_column}: row {number} of {self.source}: expected a list of "
+                f"{len(cell)} labels, one per word, got {_described(row.get(self.label_column))}"
+            )
+        return Annotation(spaced(cell)[1], labels)
 
     def _cell(self, row: Row, number: int, column: str | int | None, default: str, required: bool) -> Any:
         # Columns without names are numbered. The first is the text by default; the pair has no default.
@@ -62,6 +88,14 @@ class RowReader:
 
 def _cell_text(cell: Any) -> Any:
     """The text of a cell; a list of words, as in datasets of tagged words, is joined by spaces."""
-    if isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell):
-        return " ".join(cell)
-    return cell
+    return " ".join(cell) if _is_words(cell) else cell
+
+
+def _is_words(cell: Any) -> bool:
+    return isinstance(cell, list) and bool(cell) and all(isinstance(word, str) for word in cell)
+
+
+def _described(cell: Any) -> str:
+    if cell is None:
+        return "none"
+    return f"{len(cell)}" if isinstance(cell, list) else f"a value of type {type(cell).__name__}"

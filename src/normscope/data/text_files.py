@@ -40,6 +40,8 @@ class TextFile(Corpus):
     """The config key that names the file, for messages."""
     plain: bool = False
     """Whether a file with an unknown extension is read line by line, as files of translations are."""
+    label_column: str | None = None
+    """Column with one label per word, for rows whose text is a list of words."""
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -68,7 +70,7 @@ class TextFile(Corpus):
 
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the file, or the reason why one is skipped."""
-        reader = RowReader(str(self.path), self.text_column, self.pair_column)
+        reader = RowReader(str(self.path), self.text_column, self.pair_column, self.label_column)
         try:
             with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
                 for number, row in enumerate(rows, start=1):
@@ -213,7 +215,8 @@ def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
         if len(set(names)) < len(names):
             raise Malformed(f"two of its columns have the same name: {', '.join(names)}")
         # Other columns may hold values that Python cannot represent, such as dates after the year 9999.
-        wanted = [file.text_column or "text", file.pair_column or "text_pair"]
+        text = file.text_column or ("text" if "text" in names else "words")
+        wanted = [text, file.pair_column or "text_pair", file.label_column]
         try:
             for batch in table.iter_batches(batch_size=1024, columns=[name for name in names if name in wanted]):
                 yield from _parquet_batch(batch, names)

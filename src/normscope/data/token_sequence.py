@@ -7,8 +7,19 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.examples import Annotation
+
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotatedSentence:
+    """The annotated words of a sequence, and which of them its tokens spell."""
+
+    annotation: Annotation
+    owners: tuple[int, ...]
+    """For each word, the word whose tokens spell it, or NO_WORD; see `words.WordTokens`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +40,10 @@ class TokenSequence:
     source_words: np.ndarray | None = None
     row: int = 0
     """Row of the corpus; set together with `words`."""
+    categories: np.ndarray | None = None
+    """The category of each token; None if the tokens alone determine it."""
+    sentence: "AnnotatedSentence | None" = None
+    """The annotated words; set together with `words`."""
 
 
 @runtime_checkable

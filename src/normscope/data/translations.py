@@ -58,8 +58,8 @@ class Translations:
                 f"dataset.path: row {example.row}: expected at most {self._longest} tokens per side for {self._name} "
                 "(dataset.max_length), got far more; remove the pair and its line of links"
             )
-        source, source_words = token_words(self._tokenizer, example.text, segmenter(example.text))
-        target, words = token_words(self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True)
+        source, source_words, _ = token_words(self._tokenizer, example.text, segmenter(example.text))
+        target, words, _ = token_words(self._tokenizer, example.text_pair, segmenter(example.text_pair), target=True)
         for side, tokens in (("source", source), ("target", target)):
             if self._longest is not None and len(tokens) > self._longest:
                 raise InputError(

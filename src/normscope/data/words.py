@@ -4,6 +4,7 @@ import difflib
 import itertools
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -18,9 +19,26 @@ NO_WORD = -1
 _MARKS = ("▁", "Ġ", "##", "", "</w>")
 
 
+class WordTokens(NamedTuple):
+    """The tokens of a text and the words that they spell."""
+
+    input_ids: list[int]
+    """Special tokens included."""
+    words: np.ndarray
+    """The word of each token, or NO_WORD."""
+    owners: list[int]
+    """For each word, the word whose tokens spell it: the word itself; another one if the tokenizer does not tell the two apart;
+    NO_WORD if the tokenizer dropped it."""
+
+
 def token_words(
-    tokenizer: PreTrainedTokenizerBase, text: str, words: Sequence[Span], *, target: bool = False
-) -> tuple[list[int], np.ndarray]:
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    words: Sequence[Span],
+    *,
+    target: bool = False,
+    longest: int | None = None,
+) -> WordTokens:
     """The tokens of a text and the word of each.
 
     Args:
@@ -28,39 +46,66 @@ def token_words(
         text: The text.
         words: The spans of its words.
         target: Whether to tokenise it as the target of a translation.
-
-    Returns:
-        Token ids, special tokens included, and for each the index of its word, or NO_WORD.
+        longest: Maximum number of tokens; None if unlimited.
     """
-    argument = {"text_target" if target else "text": text}
+    arguments: dict[str, Any] = {"text_target" if target else "text": text, "verbose": False}
+    if longest is not None:
+        arguments |= {"truncation": True, "max_length": longest}
     if tokenizer.is_fast:
-        encoded = tokenizer(**argument, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+        encoded = tokenizer(**arguments, return_offsets_mapping=True, return_special_tokens_mask=True)
         ordinary = [not special for special in encoded["special_tokens_mask"]]
-        of_ordinary = _by_offsets(
-            [span for span, kept in zip(encoded["offset_mapping"], ordinary, strict=True) if kept], words
-        )
+        spans = [span for span, kept in zip(encoded["offset_mapping"], ordinary, strict=True) if kept]
+        of_ordinary = _by_offsets(spans, words)
+        owners = _owners(of_ordinary, words, spans)
         input_ids = encoded["input_ids"]
     else:
-        input_ids = tokenizer(**argument, verbose=False)["input_ids"]
+        input_ids = tokenizer(**arguments)["input_ids"]
         # The unknown token stands for a word.
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         ordinary = [token not in special for token in input_ids]
         pieces = tokenizer.convert_ids_to_tokens(list(itertools.compress(input_ids, ordinary)))
         surfaces = ["" if piece == tokenizer.unk_token else _surface(piece) for piece in pieces]
-        of_ordinary = _by_characters(surfaces, [text[start:end] for start, end in words])
+        distinct = list(dict.fromkeys(words))
+        places = [words.index(span) for span in distinct]
+        of_distinct = _by_characters(surfaces, [text[start:end] for start, end in distinct])
+        of_ordinary = [NO_WORD if word == NO_WORD else places[word] for word in of_distinct]
+        owners = _owners(of_ordinary, words, ())
     word_of_token = np.full(len(input_ids), NO_WORD, dtype=np.int64)
     word_of_token[np.flatnonzero(ordinary)] = of_ordinary
-    return list(input_ids), word_of_token
+    return WordTokens(list(input_ids), word_of_token, owners)
+
+
+def _owners(of_token: Sequence[int], words: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+    """The word whose tokens spell each word. Without the spans of tokens, only words of the same span share theirs."""
+    spelt = set(of_token)
+    first = {span: index for index, span in reversed(list(enumerate(words))) if index in spelt}
+    owners = []
+    for index, (start, end) in enumerate(words):
+        if index in spelt:
+            owners.append(index)
+            continue
+        common = [min(end, last) - max(start, begin) for begin, last in spans]
+        best = int(np.argmax(common)) if common else 0
+        owners.append(of_token[best] if common and common[best] > 0 else first.get((start, end), NO_WORD))
+    return owners
 
 
 def _by_offsets(spans: Sequence[Span], words: Sequence[Span]) -> list[int]:
     """The word that each token shares most characters with. A token of spaces alone belongs to the next word."""
     word_of_token = []
+    begin = 0  # words before this one end before the token starts
     for start, end in spans:
-        common = [min(end, last) - max(start, first) for first, last in words]
-        best = int(np.argmax(common)) if common else NO_WORD
-        if common and common[best] <= 0:
-            best = next((index for index, (first, _) in enumerate(words) if first >= end), NO_WORD)
+        while begin < len(words) and words[begin][1] <= start:
+            begin += 1
+        best, most = NO_WORD, 0
+        for index in range(begin, len(words)):
+            first, last = words[index]
+            if first >= end:
+                if best == NO_WORD:
+                    best = index
+                break
+            if (common := min(end, last) - max(start, first)) > most:
+                best, most = index, common
         word_of_token.append(best)
     return word_of_token
 

@@ -24,6 +24,7 @@ from normscope.config.schema import (
     plain,
 )
 from normscope.config.validation import chosen_categories, chosen_layers
+from normscope.data.annotation import column_values
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.corpora import NumberedCorpus
@@ -147,7 +148,7 @@ def _prepared(
     if any(requirements.masked_language_head for requirements in needs.values()):
         _ = model.masked_language_head  # loaded now, since it may be damaged
     layers = chosen_layers(options.layers, model.layers)
-    encoder = Encoder(model, options.dataset, _words(needs))
+    encoder = Encoder(model, options.dataset, _words(needs), _annotated_categories(options, inputs))
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
     observer = _observer(model, layers, needs.values())
@@ -212,6 +213,12 @@ def _refuse_missing_feed_forward(
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
     """The segmenter of the analysis that needs words, if any does."""
     return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
+
+
+def _annotated_categories(options: RunOptions, inputs: Inputs) -> tuple[str, ...]:
+    """The values of the column of annotated words that are categories, if `dataset.categories` names one."""
+    column = options.dataset.categories
+    return column_values(inputs.open_corpus(options.dataset), column) if isinstance(column, str) else ()
 
 
 def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
