@@ -1,4 +1,4 @@
-"""`python run.py model.name=FOLDER` with every analysis, for a small saved model of every family."""
+"""`python run.py model.name=FOLDER` with every analysis, for a small saved model of every kind of family."""
 
 import json
 
@@ -22,6 +22,17 @@ TEXTS = [
 ]
 
 
+KINDS = [
+    *("albert", "bert", "deberta", "deberta-v2", "distilbert", "modernbert", "mpnet"),
+    *("gpt2", "gpt_neox", "llama", "olmo2", "bart", "t5"),
+]
+"""Families that differ in more than names; the others, whose blocks unit tests and contracts compare, are slow tests here."""
+FAMILIES = [
+    pytest.param(family, marks=() if family in KINDS else pytest.mark.slow)
+    for family in (*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS))
+]
+
+
 @pytest.fixture(scope="module")
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes, as GPT-2 has them: no special token at all."""
@@ -42,6 +53,7 @@ def folder(tmp_path_factory, family, byte_tokenizer):
     return path
 
 
+@pytest.mark.parametrize("family", FAMILIES, scope="module")
 def test_every_analysis_runs_and_equals_brute_force(capsys, monkeypatch, tmp_path, family, folder, byte_tokenizer):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(TEXTS))
@@ -83,7 +95,9 @@ def parallel(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
-@pytest.mark.parametrize("model_type", sorted(STACKS))
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACKS)]
+)
 def test_stacks_of_an_encoder_decoder(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer, parallel, model_type, stack
 ):

@@ -277,10 +277,9 @@ def test_categories_that_never_occur_are_reported(capsys, monkeypatch, tmp_path,
     assert not table(tmp_path / "a", "norms_by_layer").isna().any().any()
 
 
-@pytest.mark.draws
 def test_one_pass_serves_every_analysis(capsys, monkeypatch, corpus, tmp_path, folder):
     run(capsys, monkeypatch, corpus, tmp_path / "all", "analysis=[mixing,norms,frequency]")
     for name in ("by_layer", "by_head", "scatter", "singular_values", "expansion"):
-        assert (tmp_path / f"all/figures/norms_{name}.png").stat().st_size > 10_000
+        assert (tmp_path / f"all/figures/norms_{name}.png").is_file()
     for name in ("norms_by_head", "frequency_correlation"):
         pd.testing.assert_frame_equal(table(tmp_path / "all", name), table(folder, name))

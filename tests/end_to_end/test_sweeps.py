@@ -98,7 +98,7 @@ def test_names_belong_to_the_family_that_describes_them_best():
     ("launcher", "more"),
     [
         pytest.param("joblib", ["hydra.launcher.n_jobs=2"], marks=pytest.mark.slow),
-        ("submitit_local", ["hydra.launcher.timeout_min=600"]),
+        pytest.param("submitit_local", ["hydra.launcher.timeout_min=600"], marks=pytest.mark.slow),
     ],
 )
 def test_launchers_run_jobs_elsewhere_and_compare_them_here(saved_model, tmp_path, launcher, more):

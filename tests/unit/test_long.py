@@ -11,7 +11,7 @@ from normscope.models.observer import Observer
 from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
-TOKENS = 4096
+TOKENS = 3072
 
 
 @pytest.fixture
@@ -103,12 +103,13 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
 ):
     import json
 
-    from tests.end_to_end.shell import run_here
+    from tests.end_to_end.shell import draw_nothing, run_here
 
+    draw_nothing(monkeypatch)
     given = [
         f"model.name={saved_model}",
         "analysis=norms",
-        "dataset.limit=6",
+        "dataset.limit=2",
         "tracking=disabled",
         "report.enabled=false",
     ]
