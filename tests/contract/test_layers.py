@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import IntegratedGradients
+from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.maths.feed_forward import BiasRule, Slopes
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
+from normscope.models import feed_forward
 from normscope.models.families import layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import normalisation
 from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 
 # What one norm or rotation in float32 leaves in a float64 layer.
 INSIDE = 1e-5
@@ -236,3 +238,36 @@ def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):
     vectors = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(parameters.normalised(vectors), norm(vectors), rtol=1e-12, atol=1e-12)
     assert normalisation(kind(8, dtype=dtype)).centred == parameters.centred
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])
+@pytest.mark.parametrize("at_once", [1, 200])
+def test_maps_in_small_pieces_are_the_same(model_type, at_once, monkeypatch):
+    """Pieces of one pair, and of a few queries and keys: with windows, causal masks, own weights and padding."""
+    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    for block in blocks_of(model, layout, inputs_of(model, layout)):
+        whole = block.pair_maps()
+        monkeypatch.setitem(feed_forward.PAIR_NEURONS, "cpu", at_once * block.pre_activations.shape[-1])
+        for stage, maps in block.pair_maps().items():
+            torch.testing.assert_close(maps, whole[stage], rtol=1e-10, atol=1e-12)
+        monkeypatch.undo()
+
+
+def operations(block) -> int:
+    with FlopCounterMode(display=False) as counter:
+        block.pair_maps()
+    return counter.get_total_flops()
+
+
+def test_maps_cost_nothing_for_padding_and_little_for_hidden_keys(monkeypatch):
+    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
+    short, padded = (
+        blocks_of(model, layout, token_batch(model, lengths), [1])[0] for lengths in ((9, 9, 9), (9, 9, 9, 60))
+    )
+    alone = blocks_of(model, layout, token_batch(model, (60,)), [1])[0]
+    assert operations(padded) < 1.1 * (operations(short) + operations(alone))
+    causal = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
+    block = blocks_of(causal, layout_of("gpt2"), token_batch(causal, (60,)), [1])[0]
+    whole = operations(block)
+    monkeypatch.setitem(feed_forward.PAIR_NEURONS, "cpu", 60 * block.pre_activations.shape[-1])
+    assert operations(block) < 0.6 * whole

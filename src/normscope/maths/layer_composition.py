@@ -61,6 +61,15 @@ LAYER_STAGES: Mapping[NormPosition, tuple[LayerStage, ...]] = {
 _AT_ONCE = 2**21
 
 
+class Tile(NamedTuple):
+    """Some keys of one sequence, and the queries that see them."""
+
+    sequence: int
+    keys: slice
+    strips: Iterable[tuple[slice, slice, Float[Tensor, "head _ _"]]]
+    """Ranges of queries, the range of the tile's keys that they see, and α of both."""
+
+
 class Parts(NamedTuple):
     """The parts of the network's output."""
 
@@ -144,7 +153,7 @@ class LayerComposition:
         Raises:
             ValueError: If the layer does not have the stage.
         """
-        return self._at(stage, self.parts.own, self.attention.own(self.attention.stages[-1]))
+        return self._of_tokens(stage, self.parts.own, self.attention.own(self.attention.stages[-1]))
 
     def others(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """What each token takes from the others.
@@ -152,7 +161,7 @@ class LayerComposition:
         Raises:
             ValueError: If the layer does not have the stage.
         """
-        return self._at(stage, self.parts.others, self.attention.others(self.attention.stages[-1]))
+        return self._of_tokens(stage, self.parts.others, self.attention.others(self.attention.stages[-1]))
 
     def constant(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """The part of the output that comes from no token.
@@ -160,7 +169,7 @@ class LayerComposition:
         Raises:
             ValueError: If the layer does not have the stage.
         """
-        constant = self._at(stage, self.parts.constant, self.attention.constant(self.attention.stages[-1]))
+        constant = self._of_tokens(stage, self.parts.constant, self.attention.constant(self.attention.stages[-1]))
         norm = self.normalisation if self.norm_position == "post" else self.output_normalisation
         normed = stage is LayerStage.NORMALISED and norm is not None and norm.bias is not None
         return constant + norm.bias if normed and norm is not None and norm.bias is not None else constant
@@ -197,7 +206,8 @@ class LayerComposition:
         network = self.parts.others, self.parts.own
         norms = {LayerStage.BLOCK: _norms(*block), LayerStage.NETWORK: _norms(*network)}
         if self.norm_position == "branch":
-            return norms | {LayerStage.NORMALISED: _norms(*map(self._normed_branch, network, block))}
+            normed = (self._of_tokens(LayerStage.NORMALISED, *parts) for parts in zip(network, block, strict=True))
+            return norms | {LayerStage.NORMALISED: _norms(*normed)}
         sums = network[0] + block[0], network[1] + block[1]
         norms[LayerStage.RESIDUAL] = _norms(*sums)
         if self.norm_position == "post" and self.normalisation is not None:
@@ -207,59 +217,74 @@ class LayerComposition:
 
     def pair_norms(
         self,
-        strips: Iterable[tuple[slice, Float[Tensor, "batch head _ key"]]],
-        transformed: Float[Tensor, "batch head key model"],
+        tiles: Iterable[Tile],
+        value: Float[Tensor, "batch head key head_dim"],
+        output_weight: Float[Tensor, "head head_dim model"],
         *,
         is_cross_attention: bool = False,
     ) -> dict[LayerStage, Float[Tensor, "batch token key"]]:
         """The norm of the vector of every query i and key j, by stage.
 
-        The network's last projection runs once per pair, strip by strip.
+        The network's last projection runs once per pair, so pairs in no tile cost nothing; their norm is 0.
 
         Args:
-            strips: Ranges of queries with their α.
-            transformed: f(x) of every head.
+            tiles: The pairs to measure, with their α.
+            value: v, with b_V inside.
+            output_weight: W_O.
             is_cross_attention: Whether no key is the token itself; the token's own part then belongs to no pair.
         """
-        norms: dict[LayerStage, list[Tensor]] = {stage: [] for stage in self.stages}
-        heads = None if self.norm_position == "parallel" else self._head_neurons(transformed)
-        for queries, weights in strips:
-            block = self.attention.of_pairs(torch.einsum("bhqk,bhkm->bqkm", weights, transformed), queries)
-            network = torch.zeros_like(block) if heads is None else self._network_of_pairs(queries, weights, *heads)
-            if not is_cross_attention:
-                own = torch.arange(self.output.shape[1], device=block.device)[queries]
-                rows = torch.arange(len(own), device=block.device)
-                block[:, rows, own] = self.attention.own(self.attention.stages[-1])[:, queries]
-                network[:, rows, own] = self.parts.own[:, queries]
-            for stage in self.stages:
-                norms[stage].append(torch.linalg.vector_norm(self._at(stage, network, block, queries), dim=-1))
-        return {stage: torch.cat(parts, dim=1) for stage, parts in norms.items()}
+        norms = {stage: self.output.new_zeros(*self.output.shape[:2], value.shape[2]) for stage in self.stages}
+        heads = self._pair_heads(value, output_weight)
+        own = None
+        if not is_cross_attention:
+            own = self.attention.own(self.attention.stages[-1]), self.made_of_itself()
+        for sequence, keys, strips in tiles:
+            part = heads.of(sequence, keys)
+            for queries, seen, weights in strips:
+                block, network = self._pairs(sequence, queries, weights, part.some(seen, keys))
+                if own is not None:
+                    shared = [token for token in range(queries.start, queries.stop) if seen.start <= token < seen.stop]
+                    both = torch.tensor(shared, dtype=torch.long, device=block.device)
+                    for pairs, vectors in zip((block, network), own, strict=True):
+                        pairs[both - seen.start, both - queries.start] = vectors[sequence, both]
+                deviation = None if self.deviation is None else self.deviation[sequence, queries, None]
+                for stage in self.stages:
+                    vectors = self._at(stage, network, block, deviation)
+                    norms[stage][sequence, queries, seen] = torch.linalg.vector_norm(vectors, dim=-1).T
+        return norms
 
-    def _head_neurons(self, transformed: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What each head's f(x_j) adds to u and w of a query with weight 1 and deviations 1: batch, key, head, neuron.
-
-        In this order, the product with the weights of a strip of queries needs no copy of all neurons.
-        """
-        transformed = transformed.transpose(1, 2).contiguous()
-        if self.attention.stages[-1] is Stage.NORMALISED and self.attention.normalisation is not None:
-            transformed = self.attention.normalisation.scaled(transformed)
-        if self._input_norm is not None:
-            transformed = self._input_norm.scaled(transformed)
-        weight = self.network.multiplier_weight
-        return transformed @ self.network.input_weight, None if weight is None else transformed @ weight
-
-    def _network_of_pairs(self, queries: slice, weights: Tensor, input_part: Tensor, other: Tensor | None) -> Tensor:
-        """FF_ij of some queries for j ≠ i: the heads' neurons are weighted and summed, so W_1 is not applied to every pair."""
+    def _pairs(
+        self, sequence: int, queries: slice, weights: Float[Tensor, "head query key"], heads: "_HeadVectors"
+    ) -> tuple[Float[Tensor, "key query model"], Float[Tensor, "key query model"]]:
+        """T_ij and FF_ij for j ≠ i: what the heads give is weighted and summed, so W_1 is not applied to every pair."""
         if self.attention.stages[-1] is Stage.NORMALISED:
-            weights = weights / self.attention.deviation[:, None, queries, None]
+            weights = weights / self.attention.deviation[sequence, queries, None]
+        by_key = weights.permute(2, 1, 0)
+        block = by_key @ heads.vectors
+        if heads.input is None:
+            return block, torch.zeros_like(block)
         if self.input_deviation is not None:
-            weights = weights / self.input_deviation[:, None, queries, None]
-        by_key = weights.permute(0, 3, 2, 1)  # batch, key, query, head
-        neurons = (by_key @ input_part).mul_(self._query_slopes.input[:, None, queries])
-        multiplier = self._query_slopes.multiplier
-        if other is not None and multiplier is not None:
-            neurons.addcmul_(by_key @ other, multiplier[:, None, queries])
-        return (neurons @ self.network.output_weight).transpose(1, 2)
+            by_key = by_key / self.input_deviation[sequence, queries, None]
+        slopes = self._query_slopes
+        neurons = (by_key @ heads.input).mul_(slopes.input[sequence, queries])
+        if heads.multiplier is not None and slopes.multiplier is not None:
+            neurons.addcmul_(by_key @ heads.multiplier, slopes.multiplier[sequence, queries])
+        return block, neurons @ self.network.output_weight
+
+    def _pair_heads(self, value: Tensor, output_weight: Tensor) -> "_Heads":
+        if self.attention.stages[-1] is Stage.NORMALISED and self.attention.normalisation is not None:
+            output_weight = self.attention.normalisation.scaled(output_weight)
+        if self.norm_position == "parallel":
+            return _Heads(value, output_weight, None, ())
+        read = output_weight if self._input_norm is None else self._input_norm.scaled(output_weight)
+        weights = [self.network.input_weight]
+        if self.network.multiplier_weight is not None:
+            weights.append(self.network.multiplier_weight)
+        sequences, heads, keys, _ = value.shape
+        # W_O W_1 is one product for all keys; f(x_j) W_1 is one for every key and head.
+        if sequences * keys * (heads - 1) > output_weight.shape[-1]:
+            return _Heads(value, output_weight, None, tuple(read @ weight for weight in weights))
+        return _Heads(value, output_weight, read, tuple(weights))
 
     @cached_property
     def _query_slopes(self) -> Slopes:
@@ -335,8 +360,18 @@ class LayerComposition:
         multipliers = None if self.multipliers is None else self.multipliers.flatten(0, 1)[rows]
         return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers)
 
-    def _at(self, stage: LayerStage, network: Tensor, block: Tensor, queries: slice = slice(None)) -> Tensor:
-        """A part of the output at a stage, without β, from the same part of the network's output and of y."""
+    def _of_tokens(self, stage: LayerStage, network: Tensor, block: Tensor) -> Tensor:
+        return self._at(stage, network, block, None if self.deviation is None else self.deviation.unsqueeze(-1))
+
+    def _at(self, stage: LayerStage, network: Tensor, block: Tensor, deviation: Tensor | None) -> Tensor:
+        """A part of the output at a stage, without β, from the same part of the network's output and of y.
+
+        Args:
+            stage: The stage.
+            network: A part of the network's output.
+            block: The same part of y.
+            deviation: σ_i of the queries, of a shape that divides the vectors.
+        """
         if stage not in self.stages:
             raise ValueError(f"a layer with norm_position={self.norm_position!r} has no stage {stage}")
         match stage:
@@ -347,21 +382,52 @@ class LayerComposition:
             case LayerStage.RESIDUAL:
                 return network + block
             case LayerStage.NORMALISED:
-                if self.norm_position == "branch":
-                    return self._normed_branch(network, block, queries)
+                assert deviation is not None
+                if self.output_normalisation is not None:
+                    return self.output_normalisation.scaled(network) / deviation + block
                 assert self.normalisation is not None
-                assert self.deviation is not None
-                return self.normalisation.scaled(network + block) / _beside(self.deviation[:, queries], block)
-
-    def _normed_branch(self, network: Tensor, block: Tensor, queries: slice = slice(None)) -> Tensor:
-        assert self.output_normalisation is not None
-        assert self.deviation is not None
-        return self.output_normalisation.scaled(network) / _beside(self.deviation[:, queries], network) + block
+                return self.normalisation.scaled(network + block) / deviation
 
 
-def _beside(deviation: Tensor, vectors: Tensor) -> Tensor:
-    """σ_i of queries, of a shape that divides vectors of queries or of pairs."""
-    return deviation.view(*deviation.shape, *(1 for _ in vectors.shape[2:]))
+@dataclasses.dataclass(frozen=True, eq=False)
+class _HeadVectors:
+    """What each head gives with weight 1 and deviations 1, for some keys of one sequence."""
+
+    vectors: Float[Tensor, "key head model"]
+    """Of T."""
+    input: Float[Tensor, "key head neuron"] | None
+    """Of u; None if the network does not read attention."""
+    multiplier: Float[Tensor, "key head neuron"] | None
+    """Of w; None if the network is not gated."""
+
+    def some(self, keys: slice, of: slice) -> "_HeadVectors":
+        """Those of some of the keys."""
+        chosen = slice(keys.start - of.start, keys.stop - of.start)
+        return _HeadVectors(*(None if part is None else part[chosen] for part in vars(self).values()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Heads:
+    """Makes the heads' vectors of a few keys at a time, because those of all keys need too much memory."""
+
+    value: Float[Tensor, "batch head key head_dim"]
+    output_weight: Float[Tensor, "head head_dim model"]
+    read_weight: Float[Tensor, "head head_dim model"] | None
+    """From v to what the network reads; None if it is part of `weights`."""
+    weights: tuple[Tensor, ...]
+    """To u and w: W_1 and V, or these after W_O for every head. Empty if the network does not read attention."""
+
+    def of(self, sequence: int, keys: slice) -> _HeadVectors:
+        """The vectors of some keys of one sequence."""
+        value = self.value[sequence, :, keys]
+        read = value if self.read_weight is None else value @ self.read_weight
+        parts = [_by_key(value @ self.output_weight), *(_by_key(read @ weight) for weight in self.weights)]
+        return _HeadVectors(*parts, *[None] * (3 - len(parts)))
+
+
+def _by_key(vectors: Tensor) -> Tensor:
+    """(head, key, …) to (key, head, …): the product with the weights of a strip of queries then copies nothing."""
+    return vectors.transpose(0, 1).contiguous()
 
 
 def _norms(others: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

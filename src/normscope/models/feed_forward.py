@@ -25,12 +25,15 @@ from torch import Tensor
 from normscope.maths.activations import Activation
 from normscope.maths.composition import NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
-from normscope.maths.layer_composition import LayerComposition, LayerStage
+from normscope.maths.layer_composition import LayerComposition, LayerStage, Tile
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock
 
-PAIR_NEURONS = 2**22
-"""Neurons of pairs of tokens that may be materialised at once."""
+PAIR_NEURONS = {"cpu": 2**21}
+"""Neurons of pairs of tokens to materialise at once, by device. 2²¹ in float32 (8 MiB) were fastest on a CPU."""
+
+PAIR_NEURONS_ON_ACCELERATORS = 2**26
+"""The same on other devices, which need large pieces of work to be busy."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,25 +175,51 @@ class FeedForwardBlock:
     ) -> dict[LayerStage, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key at every stage from the end of the attention block on.
 
-        The network's last projection runs once per pair, in strips of queries.
+        The network's last projection runs once per pair of tokens. Padding and keys that no query of a strip sees are left out;
+        their entries are 0.
 
         Args:
             rule: Where integrated gradients leave the network's biases.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
         block, composition = self.attention, self.composition(rule)
-        transformed = block.transformed()
+        value, output_weight = block.value, block.parameters.output_weight
         if in_double:
-            composition, transformed = composition.double(), transformed.cpu().double()
-        sequences, queries, neurons = self.pre_activations.shape
-        at_once = max(1, PAIR_NEURONS // (sequences * transformed.shape[2] * neurons))
+            composition = composition.double()
+            value, output_weight = value.cpu().double(), output_weight.cpu().double()
+        tiles = (
+            Tile(sequence, keys, self._strips(sequence, keys, value))
+            for sequence in range(len(value))
+            for keys in _pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
+        )
+        return composition.pair_norms(tiles, value, output_weight, is_cross_attention=block.is_cross_attention)
 
-        def strips() -> Iterator[tuple[slice, Tensor]]:
-            for start in range(0, queries, at_once):
-                strip = slice(start, min(queries, start + at_once))
-                yield strip, block.weights_of(strip).to(transformed)
+    def _at_once(self, like: Tensor) -> int:
+        """The number of pairs whose neurons may be materialised at once."""
+        return PAIR_NEURONS.get(like.device.type, PAIR_NEURONS_ON_ACCELERATORS) // self.pre_activations.shape[-1]
 
-        return composition.pair_norms(strips(), transformed, is_cross_attention=block.is_cross_attention)
+    def _strips(self, sequence: int, keys: slice, like: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Ranges of queries of a sequence, the range of the given keys that they see, and α of both in the type of `like`."""
+        block = self.attention
+        for queries in _pieces(_extent(self.token_mask[sequence]), self._at_once(like) // (keys.stop - keys.start)):
+            seen = keys
+            if not block.everything_visible:
+                visible = block.visible(queries, slice(sequence, sequence + 1))[0].flatten(0, 1).any(dim=0)[keys]
+                seen = _extent(visible, keys.start)
+            if seen.start < seen.stop:
+                yield queries, seen, block.weights_of(queries, slice(sequence, sequence + 1))[0, :, :, seen].to(like)
+
+
+def _extent(mask: Bool[Tensor, " token"], offset: int = 0) -> slice:
+    """From the first to the last True of a mask whose first entry has the number `offset`; empty without one."""
+    true = mask.nonzero().flatten()[[0, -1]].tolist() if mask.any() else [0, -1]
+    return slice(offset + true[0], offset + true[1] + 1)
+
+
+def _pieces(whole: slice, size: int) -> Iterator[slice]:
+    """A range in pieces of a size, but of one at least."""
+    for start in range(whole.start, whole.stop, size := max(1, size)):
+        yield slice(start, min(whole.stop, start + size))
 
 
 def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:

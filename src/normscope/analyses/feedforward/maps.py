@@ -136,16 +136,12 @@ class _Comparison:
         for step, (before, after) in STEPS.items():
             if before not in maps or after not in maps:
                 continue
-            rows = [
-                _pearson(one[visible], other[visible])
-                for one, other, visible in zip(ranks[before].by_row, ranks[after].by_row, seen, strict=True)
-            ]
-            flattened = _pearson(ranks[before].together, ranks[after].together)
-            for scope, values in ((FLATTENED, [flattened]), (ROW_WISE, rows)):
-                defined = [value for value in values if not np.isnan(value)]
+            by_row = _correlations(ranks[before].by_row, ranks[after].by_row, seen)
+            together = _correlations(ranks[before].together[None], ranks[after].together[None])
+            for scope, correlations in ((FLATTENED, together), (ROW_WISE, by_row)):
                 changes = self._changes.setdefault((layer, step, scope), [])
-                if defined:
-                    changes.append(float(np.mean([1 - value for value in defined])))
+                if len(correlations):
+                    changes.append(float(np.mean(1 - correlations)))
 
     def _amplify(
         self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray, batch: Batch, row: int
@@ -196,19 +192,35 @@ class _Ranks(NamedTuple):
     together: np.ndarray
     """Of the visible pairs."""
     by_row: np.ndarray
-    """Of all pairs; NaN where the key is not visible."""
+    """Of each row's visible pairs, plus a number that is the same for all of them; others are below."""
 
 
 def _ranks(norms: np.ndarray, seen: np.ndarray) -> _Ranks:
-    by_row = scipy.stats.rankdata(np.where(seen, norms, np.nan), axis=1, nan_policy="omit")
+    by_row = scipy.stats.rankdata(np.where(seen, norms, -1.0), axis=1)
     return _Ranks(scipy.stats.rankdata(norms[seen]), by_row)
 
 
-def _pearson(one: np.ndarray, other: np.ndarray) -> float:
-    """The correlation of ranks; NaN if either side is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    size = np.sqrt(one @ one) * np.sqrt(other @ other)
-    return float(one @ other / size) if size > 0 else float("nan")
+def _correlations(one: np.ndarray, other: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
+    """The correlations of the rows of two tables of ranks, without rows that are constant on either side.
+
+    Args:
+        one: Ranks.
+        other: Ranks.
+        seen: The entries to compare; all by default.
+    """
+    seen = np.ones_like(one, dtype=bool) if seen is None else seen
+    number = np.maximum(seen.sum(axis=1, keepdims=True), 1)
+
+    def centred(ranks: np.ndarray) -> np.ndarray:
+        mean = np.where(seen, ranks, 0.0).sum(axis=1, keepdims=True) / number
+        deviations: np.ndarray = np.where(seen, ranks - mean, 0.0)
+        return deviations
+
+    one, other = centred(one), centred(other)
+    sizes = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
+    defined = sizes > 0
+    correlations: np.ndarray = (one * other).sum(axis=1)[defined] / sizes[defined]
+    return correlations
 
 
 def _shares(norms: np.ndarray, seen: np.ndarray) -> np.ndarray:
