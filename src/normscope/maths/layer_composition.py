@@ -403,7 +403,11 @@ class _HeadVectors:
     def some(self, keys: slice, of: slice) -> "_HeadVectors":
         """Those of some of the keys."""
         chosen = slice(keys.start - of.start, keys.stop - of.start)
-        return _HeadVectors(*(None if part is None else part[chosen] for part in vars(self).values()))
+        return _HeadVectors(
+            vectors=self.vectors[chosen],
+            input=None if self.input is None else self.input[chosen],
+            multiplier=None if self.multiplier is None else self.multiplier[chosen],
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -421,8 +425,12 @@ class _Heads:
         """The vectors of some keys of one sequence."""
         value = self.value[sequence, :, keys]
         read = value if self.read_weight is None else value @ self.read_weight
-        parts = [_by_key(value @ self.output_weight), *(_by_key(read @ weight) for weight in self.weights)]
-        return _HeadVectors(*parts, *[None] * (3 - len(parts)))
+        neurons = [_by_key(read @ weight) for weight in self.weights]
+        return _HeadVectors(
+            vectors=_by_key(value @ self.output_weight),
+            input=neurons[0] if neurons else None,
+            multiplier=neurons[1] if len(neurons) > 1 else None,
+        )
 
 
 def _by_key(vectors: Tensor) -> Tensor:
