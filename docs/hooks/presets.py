@@ -9,7 +9,7 @@ GROUPS = {
     "experiment": "Settings of a paper's results. If the model and the data are the paper's, the run compares its numbers with "
     "the published ones.",
     "device": "Where the model runs.",
-    "tracking": "Weights & Biases.",
+    "tracking": "Where runs are [tracked](../guides/tracking.md).",
 }
 
 

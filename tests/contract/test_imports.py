@@ -95,7 +95,9 @@ ALLOWED = {
 # Who may know a library.
 OWNERS = {
     "hydra": {"config/schema.py", "cli.py"},
-    "wandb": {"reporting/tracking.py"},
+    "wandb": {"reporting/trackers/weights_and_biases.py"},
+    "mlflow": {"reporting/trackers/mlflow_store.py"},
+    "tensorboard": {"reporting/trackers/tensorboard_files.py"},
     "matplotlib": {
         "reporting/drawing.py",
         "reporting/figure_text.py",

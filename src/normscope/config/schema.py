@@ -193,8 +193,16 @@ class DeviceOptions:
     """Maximum number of tokens in a batch, padding included."""
 
 
+class TrackerName(enum.StrEnum):
+    """Where runs are tracked."""
+
+    wandb = "wandb"
+    mlflow = "mlflow"
+    tensorboard = "tensorboard"
+
+
 class TrackingMode(enum.StrEnum):
-    """Whether and how to use Weights & Biases."""
+    """Whether to track a run, and whether Weights & Biases sends it to its server."""
 
     offline = "offline"
     online = "online"
@@ -210,24 +218,26 @@ TAG_LENGTH = 64
 
 @dataclass
 class TrackingOptions:
-    """Weights & Biases."""
+    """Weights & Biases, MLflow or TensorBoard."""
 
+    tracker: TrackerName = TrackerName.wandb
+    """`wandb`, `mlflow` or `tensorboard`. The latter two only write files."""
     mode: TrackingMode | None = None
-    """WANDB_MODE by default, otherwise offline."""
+    """`online` or `offline` for W&B (WANDB_MODE by default, otherwise offline), or `disabled`."""
     project: str | None = None
-    """WANDB_PROJECT by default, otherwise normscope."""
+    """W&B project (WANDB_PROJECT by default) or MLflow experiment (MLFLOW_EXPERIMENT_NAME by default), otherwise normscope."""
     entity: str | None = None
     """W&B user or team."""
     group: str | None = None
     """Group of runs; by default the sweep's folder in a multirun."""
     name: str | None = None
-    """Name of the run; WANDB_NAME by default, otherwise its analyses, model, data and seed."""
+    """Name of the run; by default its analyses, model, data and seed. In W&B, WANDB_NAME comes first."""
     job_type: str | None = None
-    """Type of the run; WANDB_JOB_TYPE by default, otherwise `analysis`, `experiment` or `reproduction`."""
+    """Type of the run; by default `analysis`, `experiment` or `reproduction`. In W&B, WANDB_JOB_TYPE comes first."""
     notes: str | None = None
-    """Notes on the run; WANDB_NOTES by default, otherwise its command line."""
+    """Notes on the run; by default its command line. In W&B, WANDB_NOTES comes first."""
     tags: list[str] = field(default_factory=list)
-    """Tags of the run besides its model family, data and analyses; WANDB_TAGS by default."""
+    """Tags of the run besides its model family, data and analyses. In W&B, WANDB_TAGS by default."""
 
 
 @dataclass

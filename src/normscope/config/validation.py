@@ -16,6 +16,8 @@ from normscope.config.schema import (
     ReportOptions,
     RunOptions,
     Segmentation,
+    TrackerName,
+    TrackingMode,
     TrackingOptions,
     all_options,
     enabled_analyses,
@@ -207,11 +209,16 @@ def _check_report(options: ReportOptions) -> None:
 
 
 def check_tracking(options: TrackingOptions) -> None:
-    """Check the names that are handed to Weights & Biases by its own rules, which it applies only once a run starts.
+    """Check the keys of other trackers, and names by the rules of Weights & Biases, which it applies only once a run starts.
 
     Raises:
         InputError: Naming the key, what was expected and what came.
     """
+    if options.tracker is not TrackerName.wandb:
+        if options.mode not in (None, TrackingMode.disabled):
+            raise InputError(f"tracking.mode={options.mode} is for W&B; drop it, or set tracking.tracker=wandb")
+        if options.entity is not None:
+            raise InputError(f"tracking.entity={options.entity} is for W&B; drop it, or set tracking.tracker=wandb")
     for key in ("project", "entity", "group", "name", "job_type"):
         name = getattr(options, key)
         if name is not None and not 1 <= len(name.strip()) <= len(name) <= NAME_LENGTH:

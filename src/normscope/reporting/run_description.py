@@ -1,15 +1,19 @@
 """The name, tags, notes and config by which people tell tracked runs apart."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from normscope.config.schema import (
+    INCIDENTAL,
     NAME_LENGTH,
     TAG_LENGTH,
     DatasetOptions,
     ModelOptions,
     RunOptions,
     enabled_analyses,
+    flat,
     plain,
 )
 from normscope.reporting.tracker import RunDescription
@@ -37,6 +41,21 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
         notes=tracking.notes or command,
         config=config | {"analyses": analyses, "model_family": family},
     )
+
+
+def parameters(config: Mapping[str, Any]) -> dict[str, object]:
+    """What of a description's config numbers depend on, flat: no options of analyses that are not enabled.
+
+    For trackers that show parameters as columns.
+    """
+    skipped = [f"{key}." for key in INCIDENTAL] + [
+        f"analysis.{name}." for name in config["analysis"] if name not in config["analyses"]
+    ]
+    return {
+        key: value
+        for key, value in flat(config).items()
+        if key not in INCIDENTAL and not key.startswith(tuple(skipped))
+    }
 
 
 def model_label(options: ModelOptions) -> str:

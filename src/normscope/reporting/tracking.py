@@ -1,180 +1,36 @@
-"""Weights & Biases: the only module that imports wandb. No result depends on it."""
+"""The tracker that the config selects."""
 
 import contextlib
-import json
-import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from normscope.config.schema import RunOptions, TrackingMode, TrackingOptions
-from normscope.errors import one_line
+from normscope.config.schema import RunOptions, TrackerName, TrackingMode, TrackingOptions
+from normscope.errors import InputError
 from normscope.reporting.run_description import describe
-from normscope.reporting.terminal import say
-from normscope.reporting.threads import contained_threads
-from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
+from normscope.reporting.tracker import NoTracker, Tracker
+from normscope.reporting.trackers.mlflow_store import mlflow_run
+from normscope.reporting.trackers.tensorboard_files import tensorboard_run
+from normscope.reporting.trackers.weights_and_biases import wandb_run
 
-# A server that has not answered by then counts as unreachable.
-_INIT_SECONDS = 15
-_FINISH_SECONDS = 60
-# wandb validates tables cell by cell: a hundred thousand rows take half a minute, and its browser view shows only the first ten
-# thousand. Longer tables are only in the artifact with the run folder.
-_TABLE_ROWS = 20_000
-_RUN_ID = "run_id"
-"""File in the run folder's `wandb/` with the W&B run's id, by which a resumed run continues it."""
+_PACKAGES = {TrackerName.mlflow: ("mlflow", "sqlalchemy", "alembic"), TrackerName.tensorboard: ("tensorboard",)}
+"""What optional trackers import; the extra that installs it has the tracker's name."""
 
 
-class _Outage:
-    """Failures of Weights & Biases during one run, of which only the first is reported.
+def check_installed(options: TrackingOptions) -> None:
+    """Check before a run that its tracker is installed.
 
-    Args:
-        folder: The run folder.
-        online: Whether there is a server that may stop answering.
+    Raises:
+        InputError: If it is not.
     """
-
-    def __init__(self, folder: Path, *, online: bool) -> None:
-        self._folder, self._online = folder, online
-        self._reported = False
-        self.lost = False
-        """Whether nothing more can be logged."""
-        self.offline = False
-        """Whether the server stopped answering. W&B still keeps metrics and figures on disk."""
-
-    def note(self, error: Exception) -> None:
-        """Handle an error that W&B raised: the run loses the connection or its tracking. Only the first error is reported."""
-        import wandb
-
-        if self._online and isinstance(error, wandb.Error):
-            self.offline = True
-            self.report(
-                f"lost connection to Weights & Biases ({one_line(error)}); unsent data stays in "
-                f"{self._folder / 'wandb'} for `wandb sync`, and tables in {self._folder / 'tables'}"
-            )
-            return
-        self.lost = True
-        self.report(
-            f"Weights & Biases failed ({_reason(error)}); the run continues without tracking, and earlier logs are in "
-            f"{self._folder / 'wandb'} for `wandb sync`"
+    if options.mode is TrackingMode.disabled:
+        return
+    missing = [name for name in _PACKAGES.get(options.tracker, ()) if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"tracking={options.tracker}: {' and '.join(missing)} not installed; "
+            f"run `pip install 'normscope[{options.tracker}]'`"
         )
-
-    def report(self, warning: str) -> None:
-        """Print the first failure; later ones follow from it."""
-        if not self._reported:
-            self._reported = True
-            say(warning)
-
-
-class _Wandb(Tracker):
-    """A Weights & Biases run. An error in W&B can end the tracking but never the run.
-
-    Tables, figures and the page are collected, and logged as one step of the history together with the summary.
-
-    Args:
-        run: What `wandb.init` returned.
-        description: The description of the run.
-        outage: Receives every error.
-    """
-
-    def __init__(self, run: Any, description: RunDescription, outage: _Outage) -> None:
-        self._run, self._description, self._outage = run, description, outage
-        self._media: dict[str, Any] = {}
-        self._send(self._define_metrics)
-
-    def _define_metrics(self) -> None:
-        """Curves and progress have steps of their own, and their last values are no results of the run."""
-        for step, metrics in (("layer", "by_layer/*"), ("progress/examples", "progress/*")):
-            self._run.define_metric(step, summary="none", hidden=True)
-            self._run.define_metric(metrics, step_metric=step, summary="none")
-
-    def _send(self, call: Callable[[], object]) -> None:
-        """Call W&B unless it has failed for good. The call must contain nothing but W&B's own code."""
-        if self._outage.lost:
-            return
-        try:
-            call()
-        except Exception as error:  # W&B raises what its service, its files and its dependencies raise
-            self._outage.note(error)
-
-    def finish(self, status: int) -> None:
-        """Send what is pending; anything that cannot be sent stays on disk."""
-        self._send(lambda: self._run.finish(exit_code=status))
-
-    def progress(self, examples: int, values: Mapping[str, float]) -> None:
-        named = {f"progress/{name}": value for name, value in values.items()}
-        self._send(lambda: self._run.log({"progress/examples": examples} | named))
-
-    def table(self, name: str, table: pd.DataFrame) -> None:
-        import wandb
-
-        if len(table) <= _TABLE_ROWS:
-            self._collect(f"tables/{name}", lambda: wandb.Table(dataframe=table))
-
-    def figure(self, name: str, path: Path, caption: str) -> None:
-        import wandb
-
-        self._collect(f"figures/{name}", lambda: wandb.Image(str(path), caption=caption))
-
-    def page(self, name: str, path: Path) -> None:
-        import wandb
-
-        self._collect(name, lambda: wandb.Html(str(path), inject=False))
-
-    def _collect(self, key: str, medium: Callable[[], object]) -> None:
-        self._send(lambda: self._media.update({key: medium()}))
-
-    def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
-        layers = sorted({layer for values in curves.values() for layer in values.index})
-        points = [
-            {"layer": int(layer)}
-            | {f"by_layer/{name}": float(values[layer]) for name, values in curves.items() if layer in values.index}
-            for layer in layers
-        ]
-
-        def send() -> None:
-            for point in points:
-                self._run.log(point)
-
-        self._send(send)
-
-    def summary(self, metrics: Mapping[str, float], provenance: Mapping[str, object]) -> None:
-        media, self._media = self._media, {}
-        if self._outage.offline:  # Logging a table would wait for an answer from the server.
-            media = {key: medium for key, medium in media.items() if not key.startswith("tables/")}
-
-        def send() -> None:
-            if media:
-                self._run.log(media)
-            # Set them one by one: summaries declared through define_metric become dicts.
-            for name, value in metrics.items():
-                self._run.summary[name] = value
-            self._run.summary["provenance"] = dict(provenance)
-
-        self._send(send)
-
-    def run_folder(self, files: Mapping[str, Path], results: bytes) -> None:
-        import wandb
-
-        if self._outage.offline:
-            return  # It would wait for an answer from the server.
-
-        def send() -> None:
-            artifact = wandb.Artifact(
-                self._description.slug,
-                type="normscope-run",
-                description=self._description.notes,
-                metadata={name: json.loads(results)[name] for name in ("status", "metrics", "provenance")},
-            )
-            for name, path in files.items():
-                # Nothing changes these files any more, so they need not be copied.
-                artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
-            with artifact.new_file("results.json", mode="wb") as stream:
-                stream.write(results)
-            self._run.log_artifact(artifact, aliases=["latest", f"run-{self._run.id}"])
-
-        self._send(send)
 
 
 @contextlib.contextmanager
@@ -187,128 +43,19 @@ def track(options: RunOptions, folder: Path, command: str = "", family: str = ""
         command: What the user typed.
         family: The model's family.
 
-    If the server is unreachable, an online run is tracked offline; if the connection is lost later, unsent data stays on
-    disk. If W&B fails in any other way, at any time and in any of its threads, the run continues without tracking. Each run
-    logs at most one warning about this. `tracking_environment` must have filled in the tracking options.
+    If a tracker fails, at any time and in any of its threads, the run continues without it and logs one warning.
+    `tracking_environment` must have filled in the tracking options.
     """
     if options.tracking.mode is TrackingMode.disabled:
         yield NoTracker()
         return
     description = describe(options, command, family)
-    outage = _Outage(folder, online=options.tracking.mode is TrackingMode.online)
-    with _environment(options.tracking, folder), contained_threads("wandb", outage.note):
-        run = _start(options.tracking, description, folder, outage)
-        if run is None:
-            yield NoTracker()
-            return
-        # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
-        tracker, status = _Wandb(run, description, outage), 1
-        try:
-            yield tracker
-            status = 0
-        finally:
-            tracker.finish(status)
-            if outage.lost:
-                _discard()
-
-
-@contextlib.contextmanager
-def _environment(options: TrackingOptions, folder: Path) -> Iterator[None]:
-    """W&B's environment variables for the duration of one run.
-
-    Figures and tables are staged in the run folder, not in the user's home. WANDB_MODE is set from our config, since W&B
-    refuses to start if the variable holds an unknown value, even when the mode is passed as an argument.
-    """
-    settings = {"WANDB_DATA_DIR": str(folder / "wandb"), "WANDB_MODE": str(options.mode), "WANDB_SILENT": "true"}
-    previous = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    # If W&B cannot write its log file, on a full disk for instance, logging would print a traceback for every line.
-    raises, logging.raiseExceptions = logging.raiseExceptions, False
-    try:
-        yield
-    finally:
-        logging.raiseExceptions = raises
-        for name, value in previous.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
-
-
-def _start(options: TrackingOptions, description: RunDescription, folder: Path, outage: _Outage) -> Any:
-    """A W&B run, or None if W&B does not start."""
-    errors = []
-    online = options.mode is TrackingMode.online
-    for mode in (TrackingMode.online, TrackingMode.offline) if online else (TrackingMode.offline,):
-        try:
-            run = _init(options, description, folder, mode)
-        except Exception as error:  # W&B raises what its settings, its service and its files raise
-            errors.append(_reason(error))
-            _discard()
-            continue
-        if errors:
-            outage.report(
-                f"Weights & Biases is unreachable ({errors[0]}); the run is tracked offline, upload it with `wandb sync`"
-            )
-        return run
-    outage.report(f"Weights & Biases did not start ({errors[-1]}); the run continues without tracking")
-    return None
-
-
-def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, mode: TrackingMode) -> Any:
-    import wandb
-
-    environment = os.environ
-    earlier = _earlier_run(folder)
-    tags = environment.get("WANDB_TAGS", "").split(",") if not tracking.tags else []
-    config = dict(description.config)
-    if "WANDB_SWEEP_ID" in environment:
-        # The sweep's parameters, such as `model: bert`, replace whole sections of the config.
-        config["cfg"] = dict(description.config)
-    run = wandb.init(
-        mode=str(mode),  # type: ignore[arg-type]
-        dir=str(folder),
-        project=tracking.project,
-        entity=tracking.entity,
-        group=tracking.group,
-        name=tracking.name or environment.get("WANDB_NAME") or description.name,
-        job_type=tracking.job_type or environment.get("WANDB_JOB_TYPE") or description.job_type,
-        notes=tracking.notes or environment.get("WANDB_NOTES") or description.notes,
-        tags=[*dict.fromkeys([*description.tags, *(tag.strip() for tag in tags if tag.strip())])],
-        config=config,
-        id=earlier,
-        resume=None if earlier is None else "allow",
-        # The next job of a multirun must not continue a failed job's run.
-        reinit="finish_previous",
-        settings=wandb.Settings(
-            silent=True, symlink=False, init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS, console="off"
-        ),
-    )
-    (folder / "wandb").mkdir(exist_ok=True)
-    (folder / "wandb" / _RUN_ID).write_text(run.id)
-    return run
-
-
-def _earlier_run(folder: Path) -> str | None:
-    """Id of the W&B run of a run that is resumed; None for a new run."""
-    try:
-        return (folder / "wandb" / _RUN_ID).read_text().strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _discard() -> None:
-    """Shut down a failed W&B, which would otherwise fail again at exit and in the next run of a sweep."""
-    with contextlib.suppress(Exception):
-        import wandb
-
-        wandb.teardown()
-    wandb_log = logging.getLogger("wandb")
-    for handler in list(wandb_log.handlers):
-        wandb_log.removeHandler(handler)
-        with contextlib.suppress(OSError):
-            handler.close()
+    match options.tracking.tracker:
+        case TrackerName.wandb:
+            started = wandb_run(options.tracking, description, folder)
+        case TrackerName.mlflow:
+            started = mlflow_run(options.tracking, description, folder)
+        case TrackerName.tensorboard:
+            started = tensorboard_run(options.tracking, description, folder)
+    with started as tracker:
+        yield tracker

@@ -1,14 +1,15 @@
-"""Environment variables of Weights & Biases, used where the config sets nothing."""
+"""Environment variables of trackers, used where the config sets nothing."""
 
 import dataclasses
 import os
 
-from normscope.config.schema import TrackingMode, TrackingOptions
+from normscope.config.schema import TrackerName, TrackingMode, TrackingOptions
 from normscope.config.validation import check_tracking
 from normscope.errors import InputError
 from normscope.reporting.terminal import say
 
 _PROJECT = "normscope"
+_PROJECT_VARIABLES = {TrackerName.wandb: "WANDB_PROJECT", TrackerName.mlflow: "MLFLOW_EXPERIMENT_NAME"}
 _MODES = {
     "online": TrackingMode.online,
     "run": TrackingMode.online,
@@ -21,22 +22,23 @@ _MODES = {
 
 
 def with_environment(options: TrackingOptions) -> TrackingOptions:
-    """The tracking options, with unset ones taken from WANDB_MODE and WANDB_PROJECT.
+    """The tracking options, with unset ones taken from WANDB_MODE and WANDB_PROJECT, or MLFLOW_EXPERIMENT_NAME.
 
     The environment cannot make a run fail: values that W&B would reject are ignored with a warning.
     """
     mode, project = options.mode, options.project
-    if mode is None:
+    if mode is None and options.tracker is TrackerName.wandb:
         value = os.environ.get("WANDB_MODE") or TrackingMode.offline
         mode = _MODES.get(value.strip().lower())
         if mode is None:
             mode = TrackingMode.offline
             say(f"WANDB_MODE={value!r}: expected online, offline or disabled; the run is tracked offline")
     if project is None:
-        project = os.environ.get("WANDB_PROJECT") or _PROJECT
+        variable = _PROJECT_VARIABLES.get(options.tracker, "")
+        project = os.environ.get(variable) or _PROJECT
         try:
             check_tracking(TrackingOptions(project=project))
         except InputError:
-            say(f"WANDB_PROJECT={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
+            say(f"{variable}={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
             project = _PROJECT
     return dataclasses.replace(options, mode=mode, project=project)

@@ -10,6 +10,7 @@ from normscope.config.validation import check
 from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.provenance import Origin
@@ -56,6 +57,7 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
             raise InputError(
                 f"resume={options.resume}: several processes cannot resume a run; start it without torchrun"
             )
+        check_installed(options.tracking)
         if options.recipe.paper is not None:
             published(options.recipe.paper)  # fail before the run if it is missing
         results = RunFolder(folder, resumed=options.resume is not None, fresh=fresh) if group.is_main else None
