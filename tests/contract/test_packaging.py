@@ -28,6 +28,7 @@ NOT_IMPORTED = {"accelerate", "sacremoses", "sentencepiece"}
 MODULES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
+    "mlflow-skinny": "mlflow",
     "pyyaml": "yaml",
     "vl-convert-python": "vl_convert",
 }
@@ -68,7 +69,12 @@ def test_every_import_is_a_dependency_and_every_dependency_is_imported():
                 imported.add((node.module or "").split(".")[0])
     imported -= {*sys.stdlib_module_names, "normscope"}
     modules = {MODULES.get(requirement.name, requirement.name) for requirement in DEPENDENCIES}
-    extras = {re.sub("-", "_", each.name) for name, extra in EXTRAS.items() if name != "dev" for each in extra}
+    extras = {
+        MODULES.get(each.name, re.sub("-", "_", each.name))
+        for name, extra in EXTRAS.items()
+        if name != "dev"
+        for each in extra
+    }
     assert imported <= modules | extras, f"not declared: {sorted(imported - modules - extras)}"
     assert modules - imported == NOT_IMPORTED
 
