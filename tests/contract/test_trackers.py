@@ -338,7 +338,8 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_run(tracker, capsys
     outcome = run_here(capsys, monkeypatch, *arguments)
     assert outcome.status == 2
     (line,) = outcome.err.strip().splitlines()
-    assert line.endswith(f"not installed; run `pip install 'normscope[{tracker}]'`")
+    packages = {"mlflow": "mlflow-skinny sqlalchemy alembic", "tensorboard": "tensorboard"}[tracker]
+    assert line.endswith(f"{tracker} is not installed; run `pip install {packages}`")
     assert f"tracking={tracker}: " in line
     assert not (tmp_path / "run").exists()
 

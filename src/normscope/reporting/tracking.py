@@ -13,8 +13,11 @@ from normscope.reporting.trackers.mlflow_store import mlflow_run
 from normscope.reporting.trackers.tensorboard_files import tensorboard_run
 from normscope.reporting.trackers.weights_and_biases import wandb_run
 
-_PACKAGES = {TrackerName.mlflow: ("mlflow", "sqlalchemy", "alembic"), TrackerName.tensorboard: ("tensorboard",)}
-"""What optional trackers import; the extra that installs it has the tracker's name."""
+_PACKAGES = {
+    TrackerName.mlflow: {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+    TrackerName.tensorboard: {"tensorboard": "tensorboard"},
+}
+"""The modules that optional trackers need, and the packages that have them."""
 
 
 def check_installed(options: TrackingOptions) -> None:
@@ -25,11 +28,11 @@ def check_installed(options: TrackingOptions) -> None:
     """
     if options.mode is TrackingMode.disabled:
         return
-    missing = [name for name in _PACKAGES.get(options.tracker, ()) if find_spec(name) is None]
+    packages = _PACKAGES.get(options.tracker, {})
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"tracking={options.tracker}: {' and '.join(missing)} not installed; "
-            f"run `pip install 'normscope[{options.tracker}]'`"
+            f"tracking={options.tracker}: {missing[0]} is not installed; run `pip install {' '.join(packages.values())}`"
         )
 
 
