@@ -4,12 +4,13 @@ MLflow no longer maintains its plain-file store (`mlruns/`) and refuses to open 
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class _MLflow(Tracker):
 
     def curves(self, curves: "Mapping[str, pd.Series[float]]") -> None:
         self._metrics(
-            (f"by_layer/{name}", float(value), int(layer))
+            (f"by_layer/{name}", float(value), int(str(layer)))
             for name, values in curves.items()
             for layer, value in values.items()
         )
@@ -118,7 +119,7 @@ class _MLflow(Tracker):
             lambda: self._client.log_artifact(self._run, str(path), None if folder == "." else folder)
         )
 
-    def _metrics(self, values: "Sequence[tuple[str, float, int]] | Iterator[tuple[str, float, int]]") -> None:
+    def _metrics(self, values: Iterable[tuple[str, float, int]]) -> None:
         """Log values under their names at their steps."""
         from mlflow.entities import Metric
 
@@ -126,7 +127,7 @@ class _MLflow(Tracker):
         points = [Metric(_name(name), float(value), now, step) for name, value, step in values]
         for start in range(0, len(points), 10 * _BATCH):
             batch = points[start : start + 10 * _BATCH]
-            self._failures.attempt(lambda batch=batch: self._client.log_batch(self._run, metrics=batch))
+            self._failures.attempt(functools.partial(self._client.log_batch, self._run, metrics=batch))
 
 
 def _start(options: TrackingOptions, description: RunDescription, folder: Path, failures: Failures) -> _MLflow:
