@@ -197,12 +197,29 @@ def _functions() -> Functions:
 
 def _exchange(mutant: Mutant, functions: Functions) -> None:
     """Give every function object that comes from the mutant's place the code with the error in it."""
-    path = str(ROOT / mutant.path)
-    (code,) = [code for code in _codes(compile(mutant.plant(), path, "exec")) if code.co_qualname == mutant.scope]
-    if not functions[path, code.co_qualname]:
+    assert mutant.scope is not None
+    path, tree = str(ROOT / mutant.path), mutant.plant()
+    if not functions[path, mutant.scope]:
         raise LookupError(f"no function {mutant.scope} of {path}")
-    for function in functions[path, code.co_qualname]:
-        function.__code__ = code
+    for function in functions[path, mutant.scope]:
+        _name(function.__code__.co_freevars, tree, mutant.scope)
+        (function.__code__,) = [
+            code for code in _codes(compile(tree, path, "exec")) if code.co_qualname == mutant.scope
+        ]
+
+
+def _name(variables: Sequence[str], tree: ast.Module, scope: str) -> None:
+    """Name variables in a function, in a branch that is never taken: only code with as many free variables can be exchanged.
+
+    Without its call of `super()`, for instance, a method no longer refers to its class.
+    """
+    if variables:
+        body: list[ast.stmt] = tree.body
+        for name in scope.split("."):
+            (body,) = [
+                part.body for part in body if isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name == name
+            ]
+        body.extend(ast.parse(f"if False:\n    {', '.join(variables)}").body)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

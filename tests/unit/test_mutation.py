@@ -8,7 +8,7 @@ import pytest
 from tests.mutation.covering import ROOT
 from tests.mutation.equivalents import equivalents
 from tests.mutation.mutants import mutants_of
-from tests.mutation.trials import Trial
+from tests.mutation.trials import Trial, _exchange
 
 FILE = Path("src/normscope/maths/some.py")
 
@@ -100,3 +100,16 @@ def test_every_error_that_is_said_to_change_nothing_can_be_planted():
     planted = {mutant.identity for file in files for mutant in mutants_of(file, (ROOT / file).read_text())}
     assert not equivalents().keys() - planted, "remove what the source no longer has"
     assert all(equivalents().values()), "each needs a reason"
+
+
+def test_a_method_without_its_call_of_super_can_be_exchanged():
+    source = "class A(dict):\n    def __init__(self):\n        super().__init__(a=1)\n        self.b = 2"
+    path = str(ROOT / FILE)
+    exec(compile(source, path, "exec"), names := {})
+    kept = names["A"]
+    [mutant] = [
+        each for each in mutants_of(FILE, source) if (each.before, each.after) == ("super().__init__(a=1)", "pass")
+    ]
+    _exchange(mutant, {(path, "A.__init__"): [kept.__init__]})
+    assert kept() == {}
+    assert kept().b == 2
