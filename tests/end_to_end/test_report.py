@@ -34,7 +34,7 @@ def reported(tmp_path_factory, saved_model):
     with pytest.MonkeyPatch.context() as monkeypatch:
         draw_nothing(monkeypatch)
         arguments = [
-            "analysis=[mixing,norms]",
+            "analysis=[mixing,norms,feedforward]",
             f"model.name={saved_model}",
             "dataset=text",
             f"dataset.path={folder / 'corpus.jsonl'}",
@@ -69,6 +69,8 @@ EXPLORED = [
     (1, 0, "attn_n", 3),
     (1, 0, "attnres_n", 0),
     (1, 0, "attnresln_n", 5),
+    (1, 0, "atbff_n", 1),
+    (1, 0, "atbffresln_n", 2),
     (1, 2, "attn_w", 2),
     (2, 3, "attn_n", 1),
 ]

@@ -18,7 +18,7 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.reporting.explorer import TokenMaps, pairs_table
+from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.conclusions import tidy_curves
@@ -112,7 +112,7 @@ def test_the_tables_of_every_run_are_described():
         single_heads=True,
         weights=np.ones((1, 3, 2, 2)),
         norms=np.ones((1, 3, 2)),
-        maps={name: np.ones((1, 2, 2)) for name in ("attn_n", "attnres_n", "attnresln_n")},
+        maps={name: np.ones((1, 2, 2)) for name in list(MEASURES)[1:]},
     )
     tables = {
         "curves": list(tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),

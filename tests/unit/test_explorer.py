@@ -14,11 +14,14 @@ from normscope.config.schema import DatasetKind, DatasetOptions, ReportOptions, 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError
+from normscope.maths.feed_forward import BiasRule
+from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models import block as blocks
+from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from normscope.reporting.explorer import TokenMaps, pairs_table, payload
+from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table, payload
 from normscope.running import token_maps as exploration
-from normscope.running.token_maps import select_examples, token_maps, words_of
+from normscope.running.token_maps import maps_per_layer, select_examples, token_maps, words_of
 
 
 class Texts(Corpus):
@@ -182,6 +185,28 @@ def test_the_table_has_a_row_for_every_pair(single_heads):
     ]
     expected = pd.DataFrame(rows, columns=[*names, "sentence"])
     pd.testing.assert_frame_equal(pairs_table(sentences), expected, check_dtype=False, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", BiasRule)
+def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, encoder, rule):
+    (text,) = chosen(encoder, words(6), examples=1)
+    (sentence,), _ = token_maps(model, encoder, [text], [1, 3], rule)
+    alone = token_maps(model, encoder, [text], [1, 3])[0][0]
+    assert list(sentence.maps) == [*alone.maps, "atbff_n", "atbffres_n", "atbffresln_n"]
+    assert set(sentence.maps) < set(MEASURES)
+    observed = []
+    with Observer(model.model, model.layout, [1, 3], feed_forward=True) as observer:
+        inputs = exploration.collate([text.sequence], encoder).model_inputs()
+        observer.run(inputs, lambda _: None, visit_feed_forward=lambda block: observed.append(block.pair_maps(rule)))
+    for stage in LAYER_STAGES["post"][1:]:
+        expected = np.stack([maps[stage][0].numpy() for maps in observed])
+        np.testing.assert_allclose(sentence.maps[f"{stage}_n"], expected, rtol=1e-6)
+
+
+def test_maps_through_the_whole_layer_take_room(model):
+    assert maps_per_layer(model.layout, None) == 4
+    assert maps_per_layer(model.layout, BiasRule.SUMMAND) == 7
+    assert maps_per_layer(layout_of("gpt2"), BiasRule.INSIDE) == 6
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])

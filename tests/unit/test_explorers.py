@@ -76,6 +76,16 @@ def test_without_heads_the_page_has_blocks_only(model):
     assert sentence.weights.shape[1] == 1
 
 
+def test_it_shows_every_stage_of_the_layer(model):
+    result = normscope.decompose(model, TEXT, feed_forward=True)
+    page = result.explorer().page
+    assert list(data_of(page)["sentences"][0]["maps"]) == [name for name in result.maps if name != "attn_w"]
+    assert "atbffresln_n" in result.maps
+    pd.testing.assert_series_equal(
+        pairs_table(result.explorer().sentences)["atbffresln_n"], result.pairs["atbffresln_n"], check_dtype=False
+    )
+
+
 def test_many_texts_share_a_page(model):
     texts = normscope.decompose(model, ["The cat sat.", "A dog barked at it."])
     sentences = data_of(texts.explorer().page)["sentences"]

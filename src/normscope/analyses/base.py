@@ -14,6 +14,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.resources import Resource
+from normscope.maths.feed_forward import BiasRule
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
@@ -33,6 +34,8 @@ class Requirements:
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
+    bias_rule: BiasRule = BiasRule.SUMMAND
+    """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     masked_language_head: bool = False
     """Whether it uses the checkpoint's masked-language-modelling head, if there is one."""
     all_layers: bool = False

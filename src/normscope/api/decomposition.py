@@ -199,11 +199,7 @@ class Decomposition:
             single_heads=self.head_weights is not None,
             weights=weights.float().numpy(),
             norms=norms.float().numpy(),
-            maps={
-                name: values.float().numpy()
-                for name, values in self.maps.items()
-                if name != "attn_w" and name not in self.feed_forward
-            },
+            maps={name: values.float().numpy() for name, values in self.maps.items() if name != "attn_w"},
             query_words=self.words,
             key_words=self.key_words,
         )

@@ -15,6 +15,9 @@ MEASURES = {
     "attn_n": "‖αf(x)‖ (weighted vector)",
     "attnres_n": "‖αf(x) + x‖ (with the residual connection)",
     "attnresln_n": "‖LN(αf(x) + x)‖ (the attention block)",
+    "atbff_n": "‖FF‖ (the feed-forward network)",
+    "atbffres_n": "‖FF + T‖ (with its residual connection)",
+    "atbffresln_n": "‖LN(FF + T)‖ (the whole layer)",
 }
 """Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
 
@@ -41,7 +44,8 @@ class TokenMaps:
     norms: np.ndarray
     """‖f(x)‖: layer, head, key."""
     maps: Mapping[str, np.ndarray]
-    """Norms of the vectors that the attention block passes from key to query, by method: layer, query, key."""
+    """Norms of the vectors that the attention block and the feed-forward network pass from key to query, by method: layer,
+    query, key."""
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None

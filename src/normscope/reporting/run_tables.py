@@ -19,7 +19,7 @@ RUN_TABLES = {
         row="layer, head and pair of tokens of a text in the explorer",
         columns={
             "layer": LAYER,
-            "head": f"{HEAD} 0 stands for the block as a whole.",
+            "head": f"{HEAD} 0 stands for all heads together.",
             "query": "Position of the query, from 0.",
             "key": "Position of the key, from 0.",
             "query_token": "The query's token.",
@@ -28,6 +28,10 @@ RUN_TABLES = {
             "attn_n": "‖αf(x)‖; of all heads together, ‖F‖, the norm of the sum.",
             "attnres_n": "‖R‖: with the residual connection; of all heads together only.",
             "attnresln_n": "‖T‖: with the residual connection and the layer normalisation; of all heads together only.",
+            "atbff_n": "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
+            "two are of all heads together only.",
+            "atbffres_n": "‖FF + T‖: with the network's residual connection.",
+            "atbffresln_n": "The same with its layer normalisation: the whole layer.",
             "sentence": "Number of the text, from 1.",
         },
     ),

@@ -131,7 +131,7 @@ def _write_page(
     tracker: Tracker,
 ) -> dict[str, object]:
     """Write the token maps and the report; returns the facts of the run."""
-    sentences, left_out = token_maps(session.model, session.encoder, session.texts, session.layers)
+    sentences, left_out = token_maps(session.model, session.encoder, session.texts, session.layers, session.bias_rule)
     if left_out:
         say(f"token maps: {'; '.join(left_out)}")
     if sentences:

@@ -33,6 +33,7 @@ from normscope.data.examples import CorpusCounts
 from normscope.data.resources import Prepared, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
+from normscope.maths.feed_forward import BiasRule
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
@@ -44,7 +45,7 @@ from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
 from normscope.running.provenance import Origin, Provenance
-from normscope.running.token_maps import ExplorerText, select_examples
+from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
 
 
 @dataclasses.dataclass
@@ -65,6 +66,8 @@ class Session:
     analyses: list[Analysis]
     texts: list[ExplorerText]
     """The texts of the token maps."""
+    bias_rule: BiasRule | None
+    """Where the token maps leave the biases of feed-forward networks; None if they end at the attention block."""
     digests: Mapping[str, str]
     """Hashes of the analyses' resources, by name."""
     counts: CorpusCounts
@@ -155,7 +158,8 @@ def _prepared(
     context = _context(options, model, encoder, observer, layers, categories)
     resources = _resources(options, model, encoder, needs.values(), inputs)
     analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
-    texts = _texts(options, encoder, len(layers), inputs)
+    rule = _bias_rule(needs.values())
+    texts = _texts(options, encoder, len(layers), maps_per_layer(model.layout, rule), inputs)
     counts = CorpusCounts()
     stream = group.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
     if group.size == 1:
@@ -172,6 +176,7 @@ def _prepared(
         categories=categories,
         analyses=analyses,
         texts=texts,
+        bias_rule=rule,
         digests={name: resource.digest for name, resource in resources.items()},
         counts=counts,
         stream=stream,
@@ -280,10 +285,15 @@ def _analyses(
     ]
 
 
-def _texts(options: RunOptions, encoder: Encoder, layers: int, inputs: Inputs) -> list[ExplorerText]:
+def _bias_rule(needs: Iterable[Requirements]) -> BiasRule | None:
+    """The rule of the analysis that needs feed-forward networks, if any does."""
+    return next((requirements.bias_rule for requirements in needs if requirements.feed_forward), None)
+
+
+def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs) -> list[ExplorerText]:
     if not options.report.enabled or not (options.report.examples or options.report.text):
         return []
-    return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers)
+    return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers, maps)
 
 
 def _not_empty(

@@ -14,8 +14,12 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
 from normscope.errors import InputError
+from normscope.maths.feed_forward import BiasRule
+from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import TokenMaps
@@ -27,6 +31,17 @@ _SEARCHED = 500
 _BUDGET = 1_900_000
 # Maps per block: the mean weights, and the norms of F, R and T.
 _MAPS = 4
+
+
+def maps_per_layer(layout: BlockLayout, rule: BiasRule | None) -> int:
+    """The number of maps of a layer, without those of single heads, as far as the size of a report is concerned.
+
+    Args:
+        layout: The layout of the model's family.
+        rule: Where integrated gradients leave the biases of feed-forward networks; None if no map goes through them.
+    """
+    # The first stage of the layer is the last one of its attention block.
+    return _MAPS + (0 if rule is None else len(LAYER_STAGES[layout.norm_position]) - 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +61,9 @@ class ExplorerText:
         )
 
 
-def select_examples(corpus: Corpus, encoder: Encoder, options: ReportOptions, layers: int) -> list[ExplorerText]:
+def select_examples(
+    corpus: Corpus, encoder: Encoder, options: ReportOptions, layers: int, maps: int = _MAPS
+) -> list[ExplorerText]:
     """The user's text; otherwise the first texts of the corpus that are short enough, then the first longer ones.
 
     Longer texts are truncated to `report.tokens`, or further if the model has many layers, and analysed as if they ended there.
@@ -56,11 +73,12 @@ def select_examples(corpus: Corpus, encoder: Encoder, options: ReportOptions, la
         encoder: Turns them into token sequences.
         options: The number of texts and their maximum length, or the user's text.
         layers: Number of analysed layers.
+        maps: See `maps_per_layer`.
 
     Raises:
         InputError: If the user's text is empty or too long for the model.
     """
-    window = encoder.windowed(max(FEWEST_TOKENS, min(options.tokens, math.isqrt(_BUDGET // (_MAPS * layers)))))
+    window = encoder.windowed(max(FEWEST_TOKENS, min(options.tokens, math.isqrt(_BUDGET // (maps * layers)))))
     if options.text is not None:
         return [_user_text(options.text, encoder.unmasked(), window)]
     short: list[ExplorerText] = []
@@ -90,25 +108,37 @@ def _user_text(text: str, encoder: Encoder, window: Encoder) -> ExplorerText:
 
 
 def token_maps(
-    model: LoadedModel, encoder: Encoder, texts: Sequence[ExplorerText], layers: Sequence[int]
+    model: LoadedModel,
+    encoder: Encoder,
+    texts: Sequence[ExplorerText],
+    layers: Sequence[int],
+    rule: BiasRule | None = None,
 ) -> tuple[list[TokenMaps], list[str]]:
     """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
+
+    Args:
+        model: The model to observe.
+        encoder: Makes batches.
+        texts: See `select_examples`.
+        layers: Layers to show, counted from 1.
+        rule: Where integrated gradients leave the biases of feed-forward networks; None for maps of attention blocks alone.
 
     Returns:
         The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
         exceeds it altogether is left out, and the model is not run on it.
     """
-    observer = Observer(model.model, model.layout, layers)
+    observer = Observer(model.model, model.layout, layers, feed_forward=rule is not None)
+    maps = maps_per_layer(model.layout, rule)
     heads = observer.parameters[layers[0]].output_weight.shape[0]
     sentences, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(texts, start=1):
         values = text.pairs * len(layers)
-        if values * _MAPS > remaining:
+        if values * maps > remaining:
             left_out.append(number)
             continue
-        single_heads = values * (heads + _MAPS) <= remaining
-        remaining -= values * (_MAPS + single_heads * heads)
-        sentences.append(_sentence(model, encoder, text, observer, layers, single_heads))
+        single_heads = values * (heads + maps) <= remaining
+        remaining -= values * (maps + single_heads * heads)
+        sentences.append(_sentence(model, encoder, text, observer, layers, single_heads, rule))
     return sentences, _notes(texts, sentences, left_out)
 
 
@@ -140,6 +170,7 @@ def _sentence(
     observer: Observer,
     layers: Sequence[int],
     single_heads: bool,
+    rule: BiasRule | None,
 ) -> TokenMaps:
     batch = collate([text.sequence], encoder)
     weights: list[np.ndarray] = []
@@ -153,8 +184,15 @@ def _sentence(
         weights.append(block.weights[0].float().cpu().numpy() if single_heads else mean[None])
         norms.append(block.transformed_norms[0].float().cpu().numpy())
 
+    def visit_feed_forward(block: FeedForwardBlock) -> None:
+        assert rule is not None
+        stages = block.pair_maps(rule, in_double=False)
+        del stages[LayerStage.BLOCK]
+        block_maps[-1] |= {f"{stage}_n": values[0].float().cpu().numpy() for stage, values in stages.items()}
+
     with observer:
-        observer.run(batch.to(model.device).model_inputs(), visit)
+        inputs = batch.to(model.device).model_inputs()
+        observer.run(inputs, visit, visit_feed_forward=None if rule is None else visit_feed_forward)
     labels = labels_of(model, batch)
     return TokenMaps(
         title=f"{labels.text} …" if text.cut else labels.text,

@@ -37,9 +37,9 @@ class FeedForwardAnalysis(Analysis):
         self.accumulators = {"moments": self._ratios.moments, "sample": self._sample}
 
     @classmethod
-    def requirements(cls, _options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
         """The feed-forward networks."""
-        return Requirements(feed_forward=True)
+        return Requirements(feed_forward=True, bias_rule=BiasRule(str(options.bias.value)))
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""

@@ -396,7 +396,7 @@ def _word_maps(figure: WordMaps) -> Spec:
     if figure.largest is not None:
         scale = _PLAIN | {"domain": [-figure.largest, figure.largest], "range": "diverging"}
     word = {"labelExpr": "slice(datum.label, indexof(datum.label, ' ') + 1)", "title": None, "labelLimit": 90}
-    framed = {"condition": {"test": "datum.frame == 'possible'", "value": [3, 2]}, "value": [1, 0]}
+    outline = {"type": "rect", "filled": False, "stroke": LINE_COLOURS[3], "strokeWidth": 1.5}
     return {
         "usermeta": {
             "across": len(figure.panel_titles),
@@ -417,11 +417,11 @@ def _word_maps(figure: WordMaps) -> Spec:
                     "mark": "rect",
                     "encoding": {"color": _field("value", "", scale=scale, legend=None)},
                 },
-                {
-                    "transform": [{"filter": "datum.frame == 'sure' || datum.frame == 'possible'"}],
-                    "mark": {"type": "rect", "filled": False, "stroke": LINE_COLOURS[3], "strokeWidth": 1.5},
-                    "encoding": {"strokeDash": framed},
-                },
+                # Of a rectangle, dashes are a property, not a channel.
+                *(
+                    {"transform": [{"filter": f"datum.frame == '{frame}'"}], "mark": outline | {"strokeDash": dash}}
+                    for frame, dash in (("sure", [1, 0]), ("possible", [3, 2]))
+                ),
             ],
         },
         "resolve": {"scale": {"color": "independent"}},

@@ -1,6 +1,6 @@
 // The explorer's numbers: maps of a sentence, packed as 16-bit integers relative to the largest value of their layer.
 
-const BLOCK = 0; // The head that stands for the whole block; heads count from 1.
+const BLOCK = 0; // The head that stands for all heads together; heads count from 1.
 const EVERY_HEAD = -1;
 
 const unpacked = new WeakMap();
