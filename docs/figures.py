@@ -17,9 +17,13 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from PIL import Image, ImageChops
+from transformers import PreTrainedTokenizerFast
 
 import normscope
 from normscope.analyses.registry import analyses
+from normscope.data.toy_corpus import ToyCorpus
+from normscope.translation import toy
+from normscope.translation.training import train
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -31,6 +35,8 @@ SENTENCE = "The old bridge was closed, so we crossed the river in the next town.
 """What the explorer's picture shows."""
 SIMILAR = ("A man plays the guitar.", "Someone is making music.")
 """The texts whose similarity is taken apart."""
+MEASURED_PAIRS = 100
+"""Pairs on which the toy translation model is measured while it trains."""
 SELECTION = "explore?layer=4&measure=attn_n&token=1"
 """The layer, the measure and the clicked token in the page's address."""
 
@@ -97,6 +103,7 @@ def _runs(folder: Path) -> list[Path]:
         ),
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),
+        _from_training(folder / "training"),
     ]
 
 
@@ -107,6 +114,28 @@ def _from_python(folder: Path) -> Path:
     model = normscope.load()
     normscope.attribution_maps(model, SENTENCE, "decompx")["decompx"].figure().save(figures / "attribution_decompx.png")
     normscope.similarity(model, *SIMILAR).figure().save(figures / "similarity.png")
+    return folder
+
+
+def _from_training(folder: Path) -> Path:
+    """Figures of the toy translation model while it trains."""
+    figures = folder / "figures"
+    figures.mkdir(parents=True)
+    examples = ToyCorpus(MEASURED_PAIRS, seed=9).examples()
+    pairs = [(example.text, example.text_pair or "") for example in examples]
+    callbacks: list[normscope.Callback] = []
+
+    def measure(tokenizer: PreTrainedTokenizerFast) -> list[normscope.Callback]:
+        sources = [source for source, _ in pairs]
+        callbacks.append(normscope.Callback("mixing", texts=sources, tokenizer=tokenizer, every=25))
+        return callbacks
+
+    training = ToyCorpus(toy.PAIRS, seed=1).examples()
+    train(
+        [(example.text, example.text_pair or "") for example in training], toy.RECIPE, folder / "m", callbacks=measure
+    )
+    label = "mixing ratio of the encoder (AttnResLn-N)"
+    callbacks[0].figure("mixing/attnresln_n/mean", label).save(figures / "training_mixing.png")
     return folder
 
 

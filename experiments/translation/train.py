@@ -9,18 +9,27 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
+import normscope
 from normscope.data.lines import lines
 from normscope.errors import InputError
 from normscope.translation.training import Pair, Recipe, train
+
+HERE = Path(__file__).parent
 
 
 def main() -> None:
     """Train, translate the test set, and write both into the output folder."""
     arguments = _arguments()
     recipe = Recipe(epochs=arguments.epochs, seed=arguments.seed, bfloat16=arguments.bfloat16)
-    train(_pairs(*arguments.train), recipe, arguments.output, save_every=arguments.save_every)
+    train(
+        _pairs(*arguments.train),
+        recipe,
+        arguments.output,
+        save_every=arguments.save_every,
+        callbacks=lambda tokenizer: _measurements(tokenizer, arguments.measure_every),
+    )
     if arguments.test:
         pairs = _pairs(*arguments.test)
         translations = translate([source for source, _ in pairs], arguments.output)
@@ -28,6 +37,20 @@ def main() -> None:
         score = _bleu(translations, [target for _, target in pairs])
         (arguments.output / "bleu.json").write_text(json.dumps(score, indent=2) + "\n")
         print(f"BLEU {score['bleu']:.1f} ({score['signature']})")
+
+
+def _measurements(tokenizer: PreTrainedTokenizerFast, every: int) -> list[normscope.Callback]:
+    """Mixing ratios of the encoder and alignment error on the captions of this folder, every so many steps."""
+    if not every:
+        return []
+    captions = [line.strip().split(" ||| ") for line in lines(HERE / "captions.de-en.txt")]
+    pairs = [(source, target) for source, target in captions]
+    sources = [source for source, _ in pairs]
+    gold = {"gold": {"path": HERE / "captions.gold", "base": 1}, "words": "punctuated"}
+    return [
+        normscope.Callback("mixing", texts=sources, tokenizer=tokenizer, every=every, name="encoder"),
+        normscope.Callback("alignment", texts=pairs, tokenizer=tokenizer, every=every, name="alignment", **gold),
+    ]
 
 
 @torch.inference_mode()
@@ -74,6 +97,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save-every", type=int, default=500, help="steps between two checkpoints")
+    parser.add_argument(
+        "--measure-every",
+        type=int,
+        default=0,
+        help="steps between two measurements of mixing ratios and alignment error, which go to CSV files; 0: none",
+    )
     parser.add_argument("--bfloat16", action="store_true", help="multiply in half precision")
     return parser.parse_args()
 

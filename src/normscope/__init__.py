@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from normscope.api import (
         Attribution,
         AttributionMap,
+        Callback,
         Decomposition,
         Decompositions,
         Label,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Attribution",
     "AttributionMap",
+    "Callback",
     "Decomposition",
     "Decompositions",
     "Label",

@@ -81,6 +81,7 @@ ALLOWED = {
         "reporting.explorer",
         "reporting.page.explorer_page",
         "reporting.terminal",
+        "reporting.trackers.weights_and_biases",
         "running.conclusions",
         "running.in_memory",
         "running.inputs",

@@ -11,11 +11,13 @@ from normscope.api.observation import observe
 from normscope.api.picture import Picture
 from normscope.api.results import Results
 from normscope.api.targets import Label, MaskedToken, NextToken, SimilarityTo
+from normscope.api.training import Callback
 
 __all__ = [
     "DEFAULT_MODEL",
     "Attribution",
     "AttributionMap",
+    "Callback",
     "Decomposition",
     "Decompositions",
     "Explorer",

@@ -1,7 +1,7 @@
 """Trains a small translation model with Marian's architecture from scratch, with the Hugging Face trainer."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    TrainerCallback,
 )
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -47,7 +48,14 @@ class Recipe:
     seed: int = 1
 
 
-def train(pairs: Sequence[Pair], recipe: Recipe, folder: Path, *, save_every: int = 0) -> None:
+def train(
+    pairs: Sequence[Pair],
+    recipe: Recipe,
+    folder: Path,
+    *,
+    save_every: int = 0,
+    callbacks: Callable[[PreTrainedTokenizerFast], Sequence[TrainerCallback]] = lambda _: (),
+) -> None:
     """Train a model and save it in a folder, ready for `model.name=<folder>`.
 
     If the folder has checkpoints of the same training, it resumes from the last one.
@@ -57,6 +65,7 @@ def train(pairs: Sequence[Pair], recipe: Recipe, folder: Path, *, save_every: in
         recipe: Shape and training; the seed makes it reproducible on one machine.
         folder: Where the model, tokenizer and checkpoints are saved.
         save_every: Steps between two checkpoints; 0 saves none.
+        callbacks: The trainer's callbacks, given the tokenizer; `normscope.Callback` measures the model while it trains.
     """
     torch.manual_seed(recipe.seed)
     checkpoints = folder / "checkpoints"
@@ -88,6 +97,7 @@ def train(pairs: Sequence[Pair], recipe: Recipe, folder: Path, *, save_every: in
         ),
         train_dataset=_encoded(pairs, tokenizer, recipe.longest),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        callbacks=list(callbacks(tokenizer)),
     )
     last = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
     trainer.train(resume_from_checkpoint=last)

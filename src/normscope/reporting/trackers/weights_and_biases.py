@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,13 @@ def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, 
     (folder / "wandb").mkdir(exist_ok=True)
     (folder / "wandb" / _RUN_ID).write_text(run.id)
     return run
+
+
+def log_to_active_run(metrics: Mapping[str, float], training_step: int) -> None:
+    """Log to the W&B run that this process has active, if there is one, on the axis that transformers' trainer uses."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.log({**metrics, "train/global_step": training_step})
 
 
 def _earlier_run(folder: Path) -> str | None:

@@ -1,0 +1,178 @@
+"""Measures a model while it trains: a callback for the trainer of transformers."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.analyses.findings import Lines
+from normscope.api.analysing import run
+from normscope.api.models import generators_restored
+from normscope.api.picture import Picture
+from normscope.errors import InputError
+from normscope.models.text_batches import Text
+from normscope.reporting.trackers.weights_and_biases import log_to_active_run
+
+COLUMNS = ("step", "metric", "layer", "value")
+"""Of the history; layer 0 stands for the whole model."""
+
+
+class Callback(TrainerCallback):
+    """Runs analyses on a few texts every so many steps of training.
+
+    ```python
+    callback = normscope.Callback("mixing", texts=held_out, tokenizer=tokenizer, every=500)
+    Trainer(model, args, train_dataset=…, callbacks=[callback]).train()
+    callback.history                             # a DataFrame: step, metric, layer, value
+    callback.figure("mixing/attnresln_n/mean")   # its curves by layer over training
+    ```
+
+    The model is measured before the first step, every `every` steps, and after the last. Training goes on as if nothing had
+    happened: the model stays in its mode, its weights are shared rather than copied, and torch's random number generators are
+    restored. Metrics go to the active W&B run, if there is one, on the trainer's own axis (`train/global_step`). The history is
+    also kept in `<name>.csv` in the trainer's output directory, from where resumed training continues it.
+
+    In distributed training, only the main process measures. It must hold the whole model, so FSDP and DeepSpeed's ZeRO-3 are
+    refused.
+    """
+
+    def __init__(
+        self,
+        analyses: str | Sequence[str],
+        *,
+        texts: Text | Iterable[Text],
+        tokenizer: PreTrainedTokenizerBase,
+        every: int = 500,
+        name: str = "normscope",
+        **options: Any,
+    ) -> None:
+        """Say what to measure, on what, and how often.
+
+        Args:
+            analyses: The name of an analysis, or several names.
+            texts: Texts, and pairs (tuples) of texts; for cross-attention, pairs of a source and its translation. A hundred are
+                usually enough, since all measurements use the same.
+            tokenizer: The model's tokenizer.
+            every: Number of training steps between two measurements.
+            name: Prefix of the metrics in the tracker, and name of the history's file. Two callbacks need two names.
+            **options: Further arguments of `normscope.run`, such as `layers`, `batch_tokens` and options of the analyses.
+
+        Raises:
+            InputError: If `every` is not a positive number or `name` is not a file's name.
+        """
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise InputError(f"every={every!r}: expected a positive number of steps")
+        if not name or Path(name).name != name:
+            raise InputError(f"name={name!r}: expected a file's name without a folder")
+        self._analyses = analyses
+        self._texts = [texts] if isinstance(texts, str | tuple) else list(texts)
+        self._tokenizer = tokenizer
+        self._every = every
+        self._name = name
+        self._options = options
+        self._rows: list[tuple[int, str, int, float]] = []
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """All measurements: columns `step`, `metric`, `layer` (0: the whole model) and `value`."""
+        return pd.DataFrame(self._rows, columns=list(COLUMNS))
+
+    def figure(self, metric: str, label: str | None = None) -> Picture:
+        """One metric over training: a line for each layer, or one for the whole model if the metric has no layers.
+
+        Args:
+            metric: The name of a metric in `history`.
+            label: Title of the axis; the metric's name by default.
+
+        Raises:
+            InputError: If nothing of that name has been measured.
+        """
+        table = self.history.query("metric == @metric")
+        if table.empty:
+            names = ", ".join(sorted(set(self.history["metric"])))
+            raise InputError(f"metric={metric!r}: expected one of {names or 'none yet, for nothing has been measured'}")
+        by_layer = table[table["layer"] > 0]
+        shown = table if by_layer.empty else by_layer
+        layers = sorted(set(shown["layer"]))
+        titles = {layer: f"layer {layer}" if layer else "whole model" for layer in layers}
+        return Picture(
+            Lines(
+                shown.rename(columns={"step": "training step"}),
+                x="training step",
+                y="value",
+                series="layer",
+                series_titles=titles,
+                y_label=label or metric,
+                caption=f"{label or metric} on {len(self._texts):,} texts while the model trains.",
+            )
+        )
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Measure the model before the first step, or read what was measured before training was interrupted."""
+        if args.fsdp or getattr(args, "hf_deepspeed_config", None) is not None:
+            raise InputError(
+                "normscope.Callback: expected a model that is whole in one process; FSDP and DeepSpeed split its weights. "
+                "Measure saved checkpoints instead"
+            )
+        self._rows = [row for row in self._saved(args) if row[0] <= state.global_step] if state.global_step else []
+        if not state.global_step:
+            self._measure(args, state, kwargs["model"])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Measure the model if it is time."""
+        if state.global_step % self._every == 0:
+            self._measure(args, state, kwargs["model"])
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Measure the trained model."""
+        self._measure(args, state, kwargs["model"])
+
+    def _measure(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
+        step = state.global_step
+        if not state.is_world_process_zero or step in {row[0] for row in self._rows}:
+            return
+        with _own_forward(model), generators_restored():
+            results = run(self._analyses, model=model, tokenizer=self._tokenizer, texts=self._texts, **self._options)
+        measured = [(metric, 0, value) for metric, value in results.metrics.items()]
+        measured += results.tables["curves"][["curve", "layer", "value"]].itertuples(index=False, name=None)
+        self._rows += [(step, *row) for row in measured]
+        log_to_active_run(
+            {
+                f"{self._name}/{metric}" + (f"/layer {layer}" if layer else ""): value
+                for metric, layer, value in measured
+            },
+            step,
+        )
+        path = self._path(args)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.history.to_csv(path, index=False)
+
+    def _path(self, args: TrainingArguments) -> Path:
+        return Path(args.output_dir or ".") / f"{self._name}.csv"
+
+    def _saved(self, args: TrainingArguments) -> list[tuple[int, str, int, float]]:
+        path = self._path(args)
+        if not path.exists():
+            return []
+        try:
+            table = pd.read_csv(path)[list(COLUMNS)]
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: expected the history of an earlier training; remove the file") from error
+        return [(int(step), str(metric), int(layer), float(value)) for step, metric, layer, value in table.to_numpy()]
+
+
+@contextlib.contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """The model with the `forward` of its class, which the trainer replaces when it trains in mixed precision."""
+    replaced: dict[str, Any] = {
+        name: vars(model).pop(name) for name in ("forward", "_original_forward") if name in vars(model)
+    }
+    try:
+        yield
+    finally:
+        vars(model).update(replaced)

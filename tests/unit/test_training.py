@@ -1,0 +1,130 @@
+"""Models measured while they train."""
+
+import sys
+import types
+
+import pandas as pd
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerState, TrainingArguments
+
+import normscope
+from normscope.errors import InputError
+
+TEXTS = ["the old river", "a cat sees it, and walks"]
+METRIC = "mixing/attnresln_n/mean"
+
+
+@pytest.fixture
+def train(tokenizer, tmp_path):
+    """Trains a tiny classifier for seven steps; returns the trainer."""
+
+    def train(*callbacks, resume=None, steps=7, **arguments):
+        torch.manual_seed(0)
+        shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **shape))
+        examples = [
+            {"input_ids": tokenizer(text)["input_ids"], "labels": number % 2} for number, text in enumerate(TEXTS * 8)
+        ]
+        given = {"output_dir": str(tmp_path / "out"), "report_to": [], "use_cpu": True, "save_strategy": "no"}
+        given |= {"disable_tqdm": True, "per_device_train_batch_size": 1, "learning_rate": 0.05, "max_steps": steps}
+        trainer = Trainer(
+            model, TrainingArguments(**given | arguments), train_dataset=examples, callbacks=list(callbacks)
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    return train
+
+
+def callback(tokenizer, **options):
+    return normscope.Callback("mixing", texts=TEXTS, tokenizer=tokenizer, **{"every": 3} | options)
+
+
+def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, tmp_path):
+    measured = callback(tokenizer)
+    trainer = train(measured)
+    history = measured.history
+    assert list(history) == ["step", "metric", "layer", "value"]
+    assert sorted(set(history["step"])) == [0, 3, 6, 7]
+    afterwards = normscope.run("mixing", model=trainer.model, tokenizer=tokenizer, texts=TEXTS)
+    last = history.query("step == 7")
+    whole = last.query("layer == 0").set_index("metric")["value"]
+    assert whole.to_dict() == afterwards.metrics
+    curves = afterwards.tables["curves"]
+    by_layer = last.query("layer > 0").set_index(["metric", "layer"])["value"]
+    assert by_layer.to_dict() == curves.set_index(["curve", "layer"])["value"].to_dict()
+    assert history.query("layer == 0 and metric == @METRIC")["value"].nunique() == 4, "the model does not train"
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/normscope.csv"), history)
+
+
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}])
+def test_training_goes_on_as_if_nothing_had_happened(train, tokenizer, precision):
+    """Dropout draws from the same generator, and mixed precision stays on."""
+    measured = train(callback(tokenizer), **precision).model
+    undisturbed = train(**precision).model
+    assert measured.training
+    for name, value in undisturbed.state_dict().items():
+        assert torch.equal(value, measured.state_dict()[name]), name
+    assert ("forward" in vars(measured)) == bool(precision) == ("forward" in vars(undisturbed))
+
+
+def test_resumed_training_continues_the_history(train, tokenizer, tmp_path):
+    """What was measured after the checkpoint is measured again."""
+    whole = callback(tokenizer)
+    train(whole, save_strategy="steps", save_steps=4)
+    resumed = callback(tokenizer)
+    train(resumed, resume=str(tmp_path / "out/checkpoint-4"), save_strategy="steps", save_steps=4)
+    pd.testing.assert_frame_equal(resumed.history, whole.history)
+
+
+def test_metrics_go_to_the_active_run_of_wandb(train, tokenizer, monkeypatch):
+    logged = []
+    active = types.SimpleNamespace(run=object(), log=logged.append)
+    monkeypatch.setitem(sys.modules, "wandb", active)
+    measured = callback(tokenizer, name="held out")
+    train(measured)
+    assert [row["train/global_step"] for row in logged] == [0, 3, 6, 7]
+    for row in logged:
+        expected = measured.history[measured.history["step"] == row["train/global_step"]]
+        named = {
+            f"held out/{metric}" + (f"/layer {layer}" if layer else ""): value
+            for _, metric, layer, value in expected.itertuples(index=False)
+        }
+        assert named == {name: value for name, value in row.items() if name != "train/global_step"}
+
+
+def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):
+    measured = callback(tokenizer)
+    with pytest.raises(InputError, match="nothing has been measured"):
+        measured.figure(METRIC)
+    train(measured, steps=1)
+    assert set(measured.figure(METRIC).description.table["layer"]) == {1, 2}
+    measured.figure(METRIC).save(tmp_path / "figure.png")
+    assert set(measured.figure("mixing/attnresln_n/max").description.table["layer"]) == {0}
+    with pytest.raises(InputError, match="expected one of .*mixing/attn_w"):
+        measured.figure("mixing")
+
+
+def test_only_the_main_process_measures(tokenizer, tmp_path):
+    measured = callback(tokenizer)
+    elsewhere = TrainerState(is_world_process_zero=False)
+    measured.on_train_begin(TrainingArguments(str(tmp_path), use_cpu=True), elsewhere, None, model=torch.nn.Identity())
+    assert measured.history.empty
+
+
+def test_bad_arguments_and_split_models_are_refused(tokenizer, tmp_path):
+    for options, message in (
+        ({"every": 0}, "every=0: expected a positive number of steps"),
+        ({"name": "a/b"}, "name='a/b': expected a file's name without a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            callback(tokenizer, **options)
+    measured = callback(tokenizer)
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    (tmp_path / "normscope.csv").write_text("not,a,history\n")
+    with pytest.raises(InputError, match="expected the history of an earlier training"):
+        measured.on_train_begin(arguments, TrainerState(global_step=3), None, model=torch.nn.Identity())
+    arguments.fsdp = ["full_shard"]
+    with pytest.raises(InputError, match="whole in one process"):
+        measured.on_train_begin(arguments, TrainerState(), None, model=torch.nn.Identity())
