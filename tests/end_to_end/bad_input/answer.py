@@ -10,7 +10,7 @@ from tests.end_to_end.bad_input.process import Outcome, Started, snapshot
 # Progress of a run that has begun.
 _PROGRESS = re.compile(
     r".*( layers on cpu, |examples \[|\d+ examples|: *\d+%\||resuming after ).*|\s*|sequences.*|job \d+: .*"
-    r"|model.allow_pickle=true: pickled weights, which can run code, .*"
+    r"|allow_pickle: pickled weights, which can run code, .*"
 )
 
 
