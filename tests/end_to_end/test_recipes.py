@@ -1,6 +1,8 @@
 """Presets of papers: what they set, and when a run is compared with the paper."""
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -38,12 +40,42 @@ def test_a_preset_runs_on_another_model_and_says_that_nothing_is_compared(
 
 
 def test_feed_forward_networks_of_the_papers_models():
+    """The commands of the preset are those of eleven masked language models and GPT-2, each on both corpora."""
     assert composed("experiment=kobayashi2024").model.name == BERT
-    options = composed("experiment=kobayashi2024", "model=gpt2", "dataset=sst2")
-    assert (options.model.name, options.dataset.name) == ("openai-community/gpt2", "sst2")
-    assert options.analysis.feedforward.enabled
-    assert options.analysis.feedforward.bias == "summand"
-    assert options.recipe.paper is None
+    commands = [
+        line.removeprefix("# python run.py -m ").split()
+        for line in (ROOT / "conf/experiment/kobayashi2024.yaml").read_text().splitlines()
+        if line.startswith("# python")
+    ]
+    jobs = [
+        composed(*(f"{argument.split('=')[0]}={value}" for argument, value in zip(command, values, strict=True)))
+        for command in commands
+        for values in itertools.product(*(argument.split("=")[1].split(",") for argument in command))
+    ]
+    assert Counter(job.dataset.name for job in jobs) == {"wikipedia": 12, "sst2": 12}
+    names = {job.model.name for job in jobs}
+    assert len(names) == 12
+    assert {"openai-community/gpt2", "FacebookAI/roberta-large", "google/multiberts-seed_2"} < names
+    for job in jobs:
+        assert job.analysis.feedforward.enabled
+        assert job.analysis.feedforward.bias == "summand"
+        assert job.recipe.paper is None
+
+
+def test_feed_forward_networks_of_a_masked_language_model(capsys, monkeypatch, tmp_path, saved_model):
+    arguments = [
+        "experiment=kobayashi2024",
+        "dataset=sample",
+        f"model.name={saved_model}",
+        "dataset.limit=6",
+        "tracking=disabled",
+    ]
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path}", "report.enabled=false")
+    assert outcome.status == 0, outcome.err
+    change = pd.read_parquet(tmp_path / "tables/feedforward_change.parquet")
+    assert set(change["step"]) == {"ff", "res", "ln", "ff+res", "ff+res+ln"}
+    assert (change["count"] == 6).all()
+    assert not (tmp_path / "tables/comparison.parquet").exists()
 
 
 def test_a_published_table_is_compared_cell_by_cell():

@@ -166,11 +166,22 @@ def test_circuitsvis_draws_blocks_or_heads(model):
         (("attn",), "^measure='attn': expected one of attn_w, attn_n, attnres_n, attnresln_n$"),
         (("attnres_n", 2), "^measure='attnres_n': expected one of attn_w, attn_n$"),
         (("attn_n", 4), "^layer=4: expected 1 to 3$"),
+        (("layer",), r"^measure='layer': no map goes through the whole layer; call decompose\(…, feed_forward=True\)$"),
+        (("layer", 2), "^measure='layer': expected one of attn_w, attn_n$"),
     ):
         with pytest.raises(InputError, match=message):
             one.to_circuitsvis(*arguments)
     with pytest.raises(InputError, match="no maps of single heads; call decompose"):
         normscope.decompose(model, TEXTS[0]).to_circuitsvis("attn_n", 1)
+
+
+@pytest.mark.parametrize(("model_type", "last"), [("bert", "atbffresln_n"), ("gpt2", "atbffres_n")])
+def test_the_layer_stands_for_its_last_stage(tokenizer, model_type, last):
+    model = normscope.wrap(
+        tiny_model(FAMILY_CONFIGS[model_type] | {"vocab_size": len(tokenizer)}, torch.float32), tokenizer
+    )
+    one = normscope.decompose(model, TEXTS[0], feed_forward=True)
+    assert np.array_equal(one.to_circuitsvis("layer")["attention"], one.maps[last].float().numpy())
 
 
 def test_circuitsvis_hides_later_tokens_of_a_causal_model(tokenizer):

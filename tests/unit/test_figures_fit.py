@@ -23,7 +23,7 @@ LONG = [
     "‖αf(x)‖: weighted vector",
     "‖F‖: sum over heads",
     "with the residual connection",
-    "whole block",
+    "the attention block",
 ]
 
 

@@ -113,7 +113,8 @@ class Decomposition:
         """Arguments of `circuitsvis.attention.attention_heads`, which draws interactive maps.
 
         Args:
-            measure: `attn_w` or `attn_n`; without a layer, any column of `pairs` that holds a map.
+            measure: `attn_w` or `attn_n`; without a layer, any column of `pairs` that holds a map, or `layer`, the end of the
+                layer, if the maps go through feed-forward networks (`feed_forward=True`).
             layer: The layer whose heads to draw, if they were kept (`heads=True`). By default, the blocks of all layers.
 
         Returns:

@@ -1,11 +1,13 @@
 """Decompositions in the formats of other libraries, which are optional."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.maths.layer_composition import WHOLE_LAYER
 from normscope.maths.mixing import Method
 
 if TYPE_CHECKING:
@@ -26,7 +28,11 @@ class Maps(Protocol):
 
     @property
     def maps(self) -> dict[str, Tensor]:
-        """Maps of attention blocks, (layer, query, key), by name."""
+        """Maps (layer, query, key) by name."""
+
+    @property
+    def feed_forward(self) -> Mapping[str, Tensor]:
+        """Those of them that go through feed-forward networks."""
 
     @property
     def ratios(self) -> Tensor:
@@ -84,6 +90,12 @@ def to_circuitsvis(maps: Maps, measure: str, layer: int | None) -> dict[str, Any
     drawn = maps.maps if layer is None else _heads(maps)
     if layer is not None and not drawn:
         raise InputError(f"layer={layer}: there are no maps of single heads; call decompose(…, heads=True)")
+    if measure == WHOLE_LAYER and layer is None:
+        if not maps.feed_forward:
+            raise InputError(
+                "measure='layer': no map goes through the whole layer; call decompose(…, feed_forward=True)"
+            )
+        measure = list(maps.feed_forward)[-1]
     if measure not in drawn:
         raise InputError(f"measure={measure!r}: expected one of {', '.join(drawn)}")
     values = drawn[measure]

@@ -3,6 +3,7 @@
 import enum
 
 from normscope.errors import InputError
+from normscope.maths.layer_composition import WHOLE_LAYER
 from normscope.models.layout import BlockLayout
 
 
@@ -30,7 +31,7 @@ class MapStage(enum.StrEnum):
     """Attention with the residual connection."""
     NORMALISED = "attnresln_n"
     """After the layer normalisation of the attention block."""
-    LAYER = "layer"
+    LAYER = WHOLE_LAYER
     """After the whole layer, the family's last stage."""
 
 

@@ -57,6 +57,9 @@ LAYER_STAGES: Mapping[NormPosition, tuple[LayerStage, ...]] = {
 }
 """The stages of a layer, by the position of the norm of its feed-forward half."""
 
+WHOLE_LAYER = "layer"
+"""The name of a family's last stage, whichever it is, where a stage is chosen."""
+
 # Numbers of one matrix of neurons to hold at once: larger ones are slower, because they do not fit into a CPU's cache.
 _AT_ONCE = 2**21
 

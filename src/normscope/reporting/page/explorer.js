@@ -2,6 +2,7 @@
 // but its data, so that pages and notebooks can show it alike.
 
 const SHORTLIST = 10;
+const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 
 class Explorer {
@@ -264,6 +265,7 @@ class Explorer {
     state.head = number("head", BLOCK);
     for (const name of ["measure", "minus", "scale"]) state[name] = given.get(name) ?? DEFAULTS[name];
     for (const name of ["log", "hideSelf", "words"]) state[name] = given.has(name);
+    if (state.measure === WHOLE_LAYER) state.measure = measuresOf(data, this.sentence, BLOCK).at(-1);
     const token = number("token");
     this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
     this.draw();
