@@ -16,6 +16,7 @@ from normscope import statistics
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.per_example import PerExampleTensors
@@ -90,6 +91,10 @@ def _feed_rows(accumulator: PerExampleTensors, values: torch.Tensor) -> None:
             accumulator.update(layer, int(sequence[0].abs() * 2**30), sequence + layer)
 
 
+def _feed_kept(accumulator: KeptRows, values: torch.Tensor) -> None:
+    accumulator.update(values[0, :, :3])
+
+
 def _feed_sequence_sample(accumulator: SequenceSample, values: torch.Tensor) -> None:
     tokens = (values * 1000).long()
     accumulator.update(tuple(tokens[0, :, 0].abs().tolist()), tokens, values[0] > -1)
@@ -106,6 +111,7 @@ CASES = {
     "Counts": Case(lambda: Counts(2, 2), _feed_tally),
     "TokenMeans": Case(lambda: TokenMeans(12, 2), _feed_tokens),
     "PerExampleTensors": Case(lambda: PerExampleTensors(2, torch.float64), _feed_rows),
+    "KeptRows": Case(lambda: KeptRows(3), _feed_kept),
     "UniformSample": Case(lambda: UniformSample(6, 3, seed=5), _feed_sample),
 }
 

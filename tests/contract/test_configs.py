@@ -37,7 +37,7 @@ def composed(*overrides: str) -> RunOptions:
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_preset_composes_and_shows_its_command(path):
     group, name = path.parent.name, path.stem
-    given = ["dataset.path=x.txt"] if group == "dataset" and name in ("text", "stsb") else []
+    given = ["dataset.path=x.txt"] if group == "dataset" and name in ("text", "stsb", "stsb-pairs") else []
     given += ["analysis.alignment.gold.path=x"] if "alignment" in name else []
     check(composed(f"{group}={name}", *given))
     head = "\n".join(path.read_text().splitlines()[:2])

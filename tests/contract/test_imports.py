@@ -33,13 +33,16 @@ ALLOWED = {
     "data": {"config", "network"},
     "models": {"config", "data", "maths", "network"},
     "analyses": {
+        "attribution",
         "data",
         "declarations",
         "maths",
         "models.block",
         "models.feed_forward",
+        "models.frozen_layers",
         "models.interventions",
         "models.model_info",
+        "models.pooling",
         "statistics",
     },
     "attribution": {"maths", "models"},
@@ -200,6 +203,8 @@ def test_no_analysis_is_named_outside_its_own_package():
         strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         if path.name == "explorer.py":
             strings -= {"norms"}  # ‖f(x)‖ in the page's data
+        if path.parent.name == "api" or path.parent == SOURCE:
+            strings -= {"similarity"}  # the function
         keys = {
             text
             for text in strings

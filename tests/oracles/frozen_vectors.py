@@ -8,15 +8,18 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.observer import Observer
 
 
-def explicit_vectors(model, layout, inputs) -> Tensor:
-    """x_{i⇐k} (batch, query, source, model) before the model's final norm, without the bias."""
+def explicit_vectors(model, layout, inputs, *, value_bias: bool = False) -> Tensor:
+    """x_{i⇐k} (batch, query, source, model) before the model's final norm, without the bias.
+
+    With `value_bias`, each token has what b_V adds to its values in the first layer.
+    """
     blocks: list[FeedForwardBlock] = []
     with Observer(model, layout, feed_forward=True) as observer:
         observer.run(inputs, lambda _block: None, None, blocks.append)
     embeddings = blocks[0].attention.inputs
     vectors = torch.eye(embeddings.shape[1], dtype=embeddings.dtype)[None, :, :, None] * embeddings[:, :, None]
     for block in blocks:
-        vectors = _through_layer(block, vectors)
+        vectors = _through_layer(block, vectors, value_bias=value_bias and block.layer == 1)
     return vectors
 
 
@@ -43,13 +46,16 @@ def network(block: FeedForwardBlock, read: Tensor) -> Tensor:
     return neurons @ parameters.output_weight
 
 
-def _through_layer(block: FeedForwardBlock, vectors: Tensor) -> Tensor:
+def _through_layer(block: FeedForwardBlock, vectors: Tensor, *, value_bias: bool) -> Tensor:
     attention, parameters = block.attention, block.parameters
     weights = attention.parameters
     read = vectors
     if weights.input_normalisation is not None:
         read = scaled(weights.input_normalisation, vectors, attention.inputs)
     values = torch.einsum("bjkm,hmd->bhjkd", read, weights.value_weight)
+    if value_bias:
+        own = torch.eye(values.shape[2], dtype=values.dtype)
+        values = values + own[:, :, None] * weights.value_bias[:, None, None]
     attended = torch.einsum("bhij,bhjkd,hdm->bikm", attention.weights, values, weights.output_weight)
     match attention.norm_position:
         case "post":

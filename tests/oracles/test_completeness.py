@@ -45,6 +45,7 @@ def test_every_name_is_known_to_the_oracle(name):
         "score": {"mean_after", "line", "alpha", "low", "high", "part", "controls"},
         "outliers": {"low", "high"},
         "feedforward": {"low", "high"},
+        "similarity": {"token_a", "token_b"},
     }
     for module in modules(name):
         for text in _names(ast.parse(module.read_text())):

@@ -17,12 +17,13 @@ from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
+from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.conclusions import tidy_curves
-from tests.oracles import frequency_oracle, specimens, test_alignment_published
+from tests.oracles import frequency_oracle, similarity_oracle, specimens, test_alignment_published
 from tests.oracles.specimens import Specimen
 
 CHOSEN = OutliersOptions(dimensions=[2, 7])
@@ -51,6 +52,8 @@ def everything(name: str, bert: Specimen) -> Findings:
         case "score":
             options = ScoreOptions(seed=0, controls=1, ablation_controls=1)
             return bert.findings(name, options, [1, 2], categories, options=[CHOSEN])
+        case "similarity":
+            return similarity_oracle.PairSpecimen.of(bert).published(SimilarityOptions(), categories)
         case "alignment":
             given = test_alignment_published
             return given.findings(AlignmentOptions(), given.BASELINES, given.REVERSE, given.LAYERS)

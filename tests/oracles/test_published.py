@@ -11,7 +11,9 @@ from normscope.analyses.mixing.options import MixingOptions
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
+from normscope.analyses.similarity.options import PoolingChoice, SimilarityOptions, ValueBias
 from normscope.data.token_frequencies import TokenFrequencies
+from normscope.models.pooling import Pooling
 from tests.oracles import (
     feedforward_oracle,
     frequency_oracle,
@@ -19,6 +21,7 @@ from tests.oracles import (
     norms_oracle,
     outliers_oracle,
     score_oracle,
+    similarity_oracle,
     specimens,
 )
 from tests.oracles.comparison import assert_published
@@ -150,3 +153,24 @@ def test_score(specimen, choice):
     found = specimen.findings("score", options, layers, categories, options=[outliers])
     expected = score_oracle.expected(specimen, layers, categories, options, outliers)
     assert_published(found, expected, tolerance=1e-6)  # logits are in float32
+
+
+@pytest.mark.parametrize("bias", ValueBias)
+@pytest.mark.parametrize("pooling", [None, *PoolingChoice])
+def test_similarity(specimen, pooling, bias):
+    pairs = similarity_oracle.PairSpecimen.of(specimen)
+    options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9])
+    categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
+    found = pairs.published(options, categories, Pooling.LAST)
+    # Qwen2's norms compute in float32.
+    rounds = specimen.loaded.layout.feed_forward[0].float32_inside
+    assert_published(found, similarity_oracle.expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
+
+
+def test_similarity_without_gold_scores(specimen):
+    pairs = similarity_oracle.PairSpecimen.of(specimen, [None] * 5)
+    options = SimilarityOptions(rows=[])
+    found = pairs.published(options, specimen.names)
+    rounds = specimen.loaded.layout.feed_forward[0].float32_inside
+    assert_published(found, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    assert not any(name.startswith("gold/") for name in found.metrics)

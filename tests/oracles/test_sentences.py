@@ -91,6 +91,25 @@ CASES = {
             ],
         ),
     ],
+    "similarity": [
+        ({}, []),
+        (
+            {"pairs": 1500.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/bias": 0.4},
+            [
+                "The mean cosine similarity of 1,500 pairs of texts is 0.500: pairs of tokens add 0.600, and the model's "
+                "biases, which depend on no word, take away 0.100.",
+                "Among the categories of tokens, cls contributes most to it: 0.200.",
+            ],
+        ),
+        (
+            {"pairs": 2.0, "cosine": 0.5, "with_bias": 0.0, "gold/spearman": 0.8123, "gold/count": 1234.0},
+            [
+                "The mean cosine similarity of 2 pairs of texts is 0.500: pairs of tokens add 0.500, and the model's biases, "
+                "which depend on no word, add 0.",
+                "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.812.",
+            ],
+        ),
+    ],
     "norms": [
         ({}, []),
         (NORMS, ["The cls tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),

@@ -87,12 +87,14 @@ def test_what_analyses_declare():
         "frequency": (False, False),
         "outliers": (True, False),
         "score": (False, False),
+        "similarity": (False, False),
         "alignment": (True, True),
     }
     cited = {name: [paper.key for paper in info.papers] for name, info in analyses().items()}
     assert cited["norms"] == cited["frequency"] == ["kobayashi2020", "kobayashi2021"]
     assert (cited["mixing"], cited["alignment"]) == (["kobayashi2021"], ["kobayashi2020"])
     assert cited["feedforward"] == ["kobayashi2024"]
+    assert cited["similarity"] == ["modarressi2023"]
     assert cited["outliers"] == cited["score"] == ["maruta2024"]
     for info in analyses().values():
         assert info.load().info is info
@@ -110,7 +112,7 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
     analyses.cache_clear()
     try:
         with caplog.at_level("WARNING", "normscope"):
-            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score", "alignment"]
+            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score", "similarity", "alignment"]
             assert list(analyses()) == names
     finally:
         analyses.cache_clear()

@@ -19,8 +19,10 @@ from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.models.pooling import Pooling
 from normscope.statistics.accumulator import Accumulator
 
 C = TypeVar("C", bound=AnalysisConfig)
@@ -40,6 +42,10 @@ class Requirements:
     """Whether it uses the checkpoint's masked-language-modelling head, if there is one."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
+    pairs: bool = False
+    """Whether it compares the texts of pairs: they are then sequences of their own, one after the other in a batch."""
+    vectors_of_pairs: bool = False
+    """Whether it keeps a vector for each pair of tokens of a batch. Batches are then split so that these fit into memory."""
     words: Callable[[str], list[tuple[int, int]]] | None = None
     """Splits a text into words (start, end), if batches must record the word of each token."""
     resources: Mapping[str, Resource[Any]] = dataclasses.field(default_factory=dict)
@@ -72,6 +78,10 @@ class AnalysisContext:
     """Whether attention scores have position terms besides q·k, which cannot be observed."""
     depth: int = 0
     """Number of layers of the model."""
+    freezer: LayerFreezer | None = None
+    """Holds the layers of the model fixed."""
+    own_pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
+    """Returns the pooling that the model's own files name; raises InputError if they name none."""
     options: Sequence[AnalysisConfig] = ()
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -129,6 +129,8 @@ class WordMaps:
     """Column with `sure` for cells with a solid frame and `possible` for cells with a dashed frame."""
     largest: float | None = None
     """Where the colour scale ends on both sides of zero, for values of both signs; None if no value is negative."""
+    digits: int | None = None
+    """Decimals of the values that are written into the cells; None writes none."""
 
 
 class Sentence(str):

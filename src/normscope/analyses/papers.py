@@ -63,3 +63,18 @@ MARUTA_2024 = Paper(
   note = {In Japanese. Outlier dimensions and the concentration of attention weights on particular kinds of tokens}
 }""",
 )
+
+MODARRESSI_2023 = Paper(
+    "modarressi2023",
+    """@inproceedings{modarressi-etal-2023-decompx,
+  title = {DecompX: Explaining Transformers Decisions by Propagating Token Decomposition},
+  author = {Modarressi, Ali and Fayyaz, Mohsen and Aghazadeh, Ehsan and Yaghoobzadeh, Yadollah and Pilehvar, Mohammad Taher},
+  booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics (Volume 1: Long Papers)},
+  publisher = {Association for Computational Linguistics},
+  year = {2023},
+  month = jul,
+  pages = {2649--2664},
+  doi = {10.18653/v1/2023.acl-long.149},
+  url = {https://aclanthology.org/2023.acl-long.149}
+}""",
+)

@@ -14,11 +14,12 @@ from normscope.analyses.mixing.options import MIXING
 from normscope.analyses.norms.options import NORMS
 from normscope.analyses.outliers.options import OUTLIERS
 from normscope.analyses.score.options import SCORE
+from normscope.analyses.similarity.options import SIMILARITY
 
 ENTRY_POINTS = "normscope.analyses"
 """Entry point group. Each entry point refers to an `AnalysisInfo`."""
 
-_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, ALIGNMENT)
+_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, SIMILARITY, ALIGNMENT)
 
 log = logging.getLogger("normscope")
 

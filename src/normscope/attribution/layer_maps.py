@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.methods import MapMethod, MapStage
+from normscope.attribution.precision import wide
 from normscope.maths.composition import Stage
 from normscope.maths.contributions import cosine_distance, reductions_of_distance, row_normalised, with_identity
 from normscope.maths.normalisation import Normalisation
@@ -32,7 +33,7 @@ def attention_map(method: MapMethod, stage: MapStage, block: AttentionBlock) -> 
     """
     match method:
         case MapMethod.ROLLOUT:
-            strips = [_wide(weights.mean(dim=1)) for _, weights in _weight_strips(block)]
+            strips = [wide(weights.mean(dim=1)) for _, weights in _weight_strips(block)]
             return with_identity(torch.cat(strips, dim=1))
         case MapMethod.ALTI:
             return row_normalised(_reductions(block))
@@ -68,30 +69,30 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
     """
     rows = []
     attention = block.attention
-    for queries, vectors in pair_vectors(attention, Stage.ATTENTION, wide=False):
+    for queries, vectors in pair_vectors(attention, Stage.ATTENTION, in_double=False):
         inputs, output = attention.inputs[:, queries], attention.attention_output[:, queries]
         untouched = _layer_outputs(block, inputs.unsqueeze(2), output.unsqueeze(2))
         zeroed = _layer_outputs(block, inputs.unsqueeze(2), output.unsqueeze(2) - vectors)
         # A key that gives nothing changes nothing, whatever rounding says.
         changed = (vectors != 0).any(dim=-1)
-        rows.append(_wide(cosine_distance(zeroed, untouched.expand_as(zeroed)) * changed))
+        rows.append(wide(cosine_distance(zeroed, untouched.expand_as(zeroed)) * changed))
     return torch.cat(rows, dim=1)
 
 
 def pair_vectors(
-    block: AttentionBlock, stage: Stage, *, wide: bool = True
+    block: AttentionBlock, stage: Stage, *, in_double: bool = True
 ) -> Iterator[tuple[slice, Float[Tensor, "batch _ key model"]]]:
     """V_ij of all keys, one strip of queries at a time.
 
     Args:
         block: A block of self-attention.
         stage: F, R or T.
-        wide: Whether to compute in float64.
+        in_double: Whether to compute in float64.
     """
-    as_wanted = _wide if wide else (lambda tensor: tensor)
+    as_wanted = wide if in_double else (lambda tensor: tensor)
     transformed = as_wanted(block.transformed())
     inputs = as_wanted(block.inputs)
-    norm = _wide_norm(block.normalisation) if wide and block.normalisation is not None else block.normalisation
+    norm = _wide_norm(block.normalisation) if in_double and block.normalisation is not None else block.normalisation
     deviation = None if stage is not Stage.NORMALISED else as_wanted(block.composition.deviation)
     for queries, weights in _weight_strips(block, block.inputs.shape[-1]):
         vectors = torch.einsum("bhqk,bhkm->bqkm", as_wanted(weights), transformed)
@@ -106,19 +107,19 @@ def pair_vectors(
 
 def _reductions(block: AttentionBlock) -> Tensor:
     stage = block.composition.stages[-1]
-    output = _wide(block.composition.output(stage))
+    output = wide(block.composition.output(stage))
     strips = pair_vectors(block, stage)
     return torch.cat([reductions_of_distance(vectors, output[:, queries]) for queries, vectors in strips], dim=1)
 
 
 def _norms(block: AttentionBlock, stage: Stage) -> Tensor:
     """‖R_ij‖ or ‖T_ij‖, from Gram matrices."""
-    weight, norm = _wide(block.parameters.output_weight), block.normalisation
-    divisor = torch.ones_like(_wide(block.inputs[..., 0]))
+    weight, norm = wide(block.parameters.output_weight), block.normalisation
+    divisor = torch.ones_like(wide(block.inputs[..., 0]))
     if stage is Stage.NORMALISED and norm is not None:
-        weight, divisor = _wide_norm(norm).scaled(weight), _wide(block.composition.deviation)
+        weight, divisor = _wide_norm(norm).scaled(weight), wide(block.composition.deviation)
     norms = _gram_norms(block, weight) / divisor.unsqueeze(-1)
-    return replaced_diagonal(norms, torch.linalg.vector_norm(_wide(block.composition.own(stage)), dim=-1))
+    return replaced_diagonal(norms, torch.linalg.vector_norm(wide(block.composition.own(stage)), dim=-1))
 
 
 def _globenc(block: FeedForwardBlock) -> Tensor:
@@ -128,16 +129,16 @@ def _globenc(block: FeedForwardBlock) -> Tensor:
     assert second is not None
     assert block.norm_inputs is not None
     norm = _wide_norm(second)
-    weight = norm.scaled(_wide_norm(attention.normalisation).scaled(_wide(attention.parameters.output_weight)))
-    deviation = _wide(second.deviation(block.norm_inputs))
-    norms = _gram_norms(attention, weight) / (_wide(attention.composition.deviation) * deviation).unsqueeze(-1)
-    own = norm.scaled(_wide(attention.composition.own(Stage.NORMALISED))) / deviation.unsqueeze(-1)
+    weight = norm.scaled(_wide_norm(attention.normalisation).scaled(wide(attention.parameters.output_weight)))
+    deviation = wide(second.deviation(block.norm_inputs))
+    norms = _gram_norms(attention, weight) / (wide(attention.composition.deviation) * deviation).unsqueeze(-1)
+    own = norm.scaled(wide(attention.composition.own(Stage.NORMALISED))) / deviation.unsqueeze(-1)
     return replaced_diagonal(norms, torch.linalg.vector_norm(own, dim=-1))
 
 
 def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
-    grams = head_grams(_wide(block.value), output_weight)
-    return torch.cat([norms_from_grams(_wide(weights), grams) for _, weights in _weight_strips(block)], dim=1)
+    grams = head_grams(wide(block.value), output_weight)
+    return torch.cat([norms_from_grams(wide(weights), grams) for _, weights in _weight_strips(block)], dim=1)
 
 
 def _layer_norms(block: FeedForwardBlock) -> Tensor:
@@ -145,10 +146,10 @@ def _layer_norms(block: FeedForwardBlock) -> Tensor:
     attention, layer = block.attention, frozen_layer(block)
     stage = attention.composition.stages[-1]
     rows = []
-    for queries, vectors in pair_vectors(attention, stage, wide=False):
+    for queries, vectors in pair_vectors(attention, stage, in_double=False):
         inputs = _with_residual(torch.zeros_like(vectors), attention.inputs, queries)
         carried = layer.rows(queries).after_attention(vectors.movedim(2, 0), inputs.movedim(2, 0))
-        rows.append(_wide(torch.linalg.vector_norm(carried, dim=-1).movedim(0, 2)))
+        rows.append(wide(torch.linalg.vector_norm(carried, dim=-1).movedim(0, 2)))
     return torch.cat(rows, dim=1)
 
 
@@ -190,14 +191,9 @@ def _with_residual(vectors: Tensor, inputs: Tensor, queries: slice) -> Tensor:
     return vectors
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU if its device has no float64."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
 def _wide_norm(norm: Normalisation | None) -> Normalisation:
     assert norm is not None
-    return norm._replace(weight=_wide(norm.weight), bias=None if norm.bias is None else _wide(norm.bias))
+    return norm._replace(weight=wide(norm.weight), bias=None if norm.bias is None else wide(norm.bias))
 
 
 def _normalised(norm: Normalisation | None, vectors: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.methods import BiasRule
+from normscope.attribution.precision import wide
 from normscope.models.frozen_pass import FrozenPass
 
 
@@ -56,34 +57,29 @@ def attribute_scalars(
     back = passed.transposed(gradient)
     assert back.value_bias is not None
     mask = passed.token_mask
-    scores = _wide((back.inputs * passed.embeddings).sum(dim=-1))
-    from_biases = _wide(back.bias) + after
-    value_bias = _wide(back.value_bias)
+    scores = wide((back.inputs * passed.embeddings).sum(dim=-1))
+    from_biases = wide(back.bias) + after
+    value_bias = wide(back.value_bias)
     if bias is BiasRule.DECOMPX:
         scores = scores + value_bias
     else:
         from_biases = from_biases + value_bias.sum(dim=-1)
-    target = _wide(targets.detach())
-    linear = _wide((gradient.to(passed.embeddings.dtype) * passed.hidden.detach()).sum(dim=(-2, -1)))
-    return ScalarAttribution(scores * _wide(mask), from_biases, target - linear - after, target)
+    target = wide(targets.detach())
+    linear = wide((gradient.to(passed.embeddings.dtype) * passed.hidden.detach()).sum(dim=(-2, -1)))
+    return ScalarAttribution(scores * wide(mask), from_biases, target - linear - after, target)
 
 
 def _from_head(passed: FrozenPass, targets: Tensor) -> Tensor:
     """What the biases after the last hidden vectors add to each target: gradient × bias."""
     if not passed.biases:
-        return torch.zeros_like(_wide(targets.detach()))
+        return torch.zeros_like(wide(targets.detach()))
     added = []
     for target in targets:
         gradients = torch.autograd.grad(target, list(passed.biases), retain_graph=True, allow_unused=True)
         parts = [
-            _wide((gradient * parameter.detach()).sum())
+            wide((gradient * parameter.detach()).sum())
             for gradient, parameter in zip(gradients, passed.biases, strict=True)
             if gradient is not None
         ]
-        added.append(sum(parts, _wide(torch.zeros_like(target.detach()))))
+        added.append(sum(parts, wide(torch.zeros_like(target.detach()))))
     return torch.stack(added)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU if its device has no float64."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

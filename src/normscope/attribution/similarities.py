@@ -51,6 +51,23 @@ def similarity_parts(
     (parts_a, whole_a), (parts_b, whole_b) = (
         pooled_vectors(model, layout, inputs, pooling.weights, bias) for inputs in (inputs_a, inputs_b)
     )
+    return cosine_parts(parts_a, whole_a, parts_b, whole_b)
+
+
+def cosine_parts(
+    parts_a: Float[Tensor, "batch a model"],
+    whole_a: Float[Tensor, "batch model"],
+    parts_b: Float[Tensor, "batch b model"],
+    whole_b: Float[Tensor, "batch model"],
+) -> SimilarityParts:
+    """The parts of cosine similarities: ⟨P_k, P_l⟩ / (‖e_a‖ ‖e_b‖). With a vector of zeros they are 0.
+
+    Args:
+        parts_a: P_k, what each token and the bias contribute to the pooled vectors.
+        whole_a: The pooled vectors e_a.
+        parts_b: P_l of the other texts.
+        whole_b: Their pooled vectors e_b.
+    """
     norms = torch.linalg.vector_norm(whole_a, dim=-1) * torch.linalg.vector_norm(whole_b, dim=-1)
     norms = norms.masked_fill(norms == 0, 1)
     matrix = parts_a @ parts_b.transpose(-1, -2) / norms[:, None, None]

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import BiasRule, check_supported
+from normscope.attribution.precision import wide
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import BlockLayout
 
@@ -41,14 +42,14 @@ def vector_norms(
     groups: list[list[Tensor]] = []
     check_supported(layout)
     with frozen_pass(model, layout, inputs) as passed:
-        for group in groups_of_sources(passed):
+        for group in groups_of_sources(passed.embeddings):
             norms: list[Tensor] = []
 
             def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
-                norms.append(_wide(torch.linalg.vector_norm(vectors, dim=-1)))
+                norms.append(wide(torch.linalg.vector_norm(vectors, dim=-1)))
 
             last = carried(passed, group, bias, note if keep else None)
-            norms = [*norms[:-1], _wide(torch.linalg.vector_norm(last, dim=-1))]
+            norms = [*norms[:-1], wide(torch.linalg.vector_norm(last, dim=-1))]
             groups.append(norms)
     return [torch.cat(parts).movedim(0, -1) for parts in zip(*groups, strict=True)]
 
@@ -74,19 +75,19 @@ def pooled_vectors(
     """
     check_supported(layout)
     with frozen_pass(model, layout, inputs) as passed:
-        pooling = _wide(weights(passed.token_mask.to(passed.embeddings.dtype)))
-        whole = torch.einsum("bt,btm->bm", pooling, _wide(passed.hidden.detach()))
+        pooling = wide(weights(passed.token_mask.to(passed.embeddings.dtype)))
+        whole = torch.einsum("bt,btm->bm", pooling, wide(passed.hidden.detach()))
         parts = [
-            torch.einsum("bt,kbtm->bkm", pooling, _wide(carried(passed, group, bias)))
-            for group in groups_of_sources(passed)
+            torch.einsum("bt,kbtm->bkm", pooling, wide(carried(passed, group, bias)))
+            for group in groups_of_sources(passed.embeddings)
         ]
     return torch.cat(parts, dim=1), whole
 
 
-def groups_of_sources(passed: FrozenPass) -> Iterator[range]:
+def groups_of_sources(embeddings: Float[Tensor, "batch token model"]) -> Iterator[range]:
     """Tokens, and last the bias, in groups that fit in memory."""
-    batch, tokens, model = passed.embeddings.shape
-    at_once = ENTRIES_AT_ONCE.get(passed.embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    batch, tokens, model = embeddings.shape
+    at_once = ENTRIES_AT_ONCE.get(embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # The feed-forward network is about four times as wide as the model.
     step = max(1, at_once // (4 * batch * tokens * model))
     for start in range(0, tokens + 1, step):
@@ -125,8 +126,3 @@ def carried(
             if sources[-1] == tokens:
                 vectors[-1] += passed.final_norm.constant(embeddings)
         return vectors
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU if its device has no float64."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

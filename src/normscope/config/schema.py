@@ -141,6 +141,8 @@ class DatasetOptions:
     """Column of the text; by default `text`, or the first column of a file without a header."""
     pair_column: str | int | None = None
     """Column of the second text of a pair; by default `text_pair`, if it exists."""
+    score_column: str | int | None = None
+    """Column of the gold score of a pair: a number that says how similar its texts are."""
     header: bool = True
     """Whether the first line of a .csv or .tsv names the columns."""
     delimiter: str | None = None

@@ -167,6 +167,7 @@ _READ_BY = {
     "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.clark, DatasetKind.conllu},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
+    "score_column": {DatasetKind.text, DatasetKind.hub},
     "pair_path": {DatasetKind.text, DatasetKind.parallel},
     "separator": {DatasetKind.parallel},
     "delimiter": {DatasetKind.text, DatasetKind.parallel},
@@ -182,6 +183,11 @@ def _check_dataset(options: DatasetOptions) -> None:
             raise InputError(
                 f"dataset.{key} is set, but dataset={options.kind} does not read it; add dataset={max(kinds, key=str)}"
             )
+    if options.score_column is not None and options.pair_path is not None:
+        raise InputError(
+            "dataset.score_column is set, but the texts of a pair come from two files (dataset.pair_path); expected one file "
+            "with both texts and the score"
+        )
     if options.delimiter is not None and len(options.delimiter) != 1:
         raise InputError(f"dataset.delimiter={options.delimiter!r}: expected one character")
     if not isinstance(options.categories, str | Mapping):

@@ -37,9 +37,13 @@ class Batch:
     words: Int[Tensor, "batch token"] | None = None
     """The word of each token, NO_WORD for special tokens and padding; in a target, of the token predicted at each position."""
     rows: tuple[int, ...] = ()
-    """Row of each sequence in the corpus; empty unless `words` is set."""
+    """Row of each sequence in the corpus; empty unless `words` or `paired` is set."""
     sentences: tuple[AnnotatedSentence | None, ...] = ()
     """The annotated words of each sequence; empty unless `words` is set."""
+    paired: bool = False
+    """Whether each two sequences, one after the other, are the texts of a pair."""
+    scores: tuple[float | None, ...] = ()
+    """The gold score of each such pair; None where there is none."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
 
@@ -53,6 +57,11 @@ class Batch:
         """Number of sequences."""
         return self.input_ids.shape[0]
 
+    @property
+    def unit(self) -> int:
+        """The number of sequences that must stay together: two if they are pairs."""
+        return 2 if self.paired else 1
+
     def model_inputs(self) -> dict[str, Tensor]:
         """Keyword arguments of the model's `forward`."""
         inputs = {"input_ids": self.input_ids, "attention_mask": self.token_mask.long()}
@@ -65,7 +74,7 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device))
 
     def part(self, start: int, stop: int) -> "Batch":
-        """The sequences from `start` to `stop`, with no more padding than they need."""
+        """The sequences from `start` to `stop`, multiples of `unit`, with no more padding than they need."""
         part = self._each(lambda tensor: tensor[start:stop])
         width = int(part.token_mask.sum(dim=-1).max())
         part = dataclasses.replace(
@@ -73,6 +82,7 @@ class Batch:
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
+            scores=self.scores[start // self.unit : stop // self.unit],
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -158,13 +168,20 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
     ordered = sorted(sequences, key=lambda sequence: -_length(sequence))
     start = 0
     while start < len(ordered):
-        rows = max(1, batch_tokens // max(1, _length(ordered[start])))
+        unit = 1 if ordered[start].second is None else 2
+        rows = max(1, batch_tokens // max(1, unit * _length(ordered[start])))
         yield collate(ordered[start : start + rows], encoder)
         start += rows
 
 
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
-    """The sequences as one padded batch."""
+    """The sequences as one padded batch, the texts of pairs one after the other."""
+    paired = sequences[0].second is not None
+    if paired:
+        scores = tuple(sequence.score for sequence in sequences)
+        texts = [text for sequence in sequences for text in (sequence, sequence.second) if text is not None]
+        batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
+        return dataclasses.replace(batch, paired=True, scores=scores, rows=tuple(text.row for text in texts))
     sources = [
         TokenSequence(sequence.source_ids, words=sequence.source_words, row=sequence.row)
         for sequence in sequences
@@ -212,4 +229,5 @@ def _all_tokens(sequence: TokenSequence) -> np.ndarray:
 
 
 def _length(sequence: TokenSequence) -> int:
-    return max(len(sequence.input_ids), 0 if sequence.source_ids is None else len(sequence.source_ids))
+    others = (sequence.source_ids, None if sequence.second is None else sequence.second.input_ids)
+    return max(len(sequence.input_ids), *(0 if ids is None else len(ids) for ids in others))

@@ -39,6 +39,7 @@ def open_corpus(options: DatasetOptions) -> Corpus:
                 options.text_column,
                 options.pair_column,
                 _label_column(options),
+                options.score_column,
             )
         case DatasetKind.parallel:
             corpus = _parallel(options)
@@ -79,7 +80,8 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
     )
     columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
-    files = tuple(TextFile(path, *columns, plain=plain, label_column=_label_column(options)) for path in paths)
+    label, score = _label_column(options), options.score_column
+    files = tuple(TextFile(path, *columns, plain=plain, label_column=label, score_column=score) for path in paths)
     corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
     if options.pair_path is None:
         return corpus

@@ -29,6 +29,7 @@ class Encoder:
         options: Maximum length, masking, windows and categories.
         words: Splits translations into words, if tokens must be assigned to words.
         values: The values of the column that `dataset.categories` names, if it does; see `annotation.column_values`.
+        separate: Whether the texts of a pair are sequences of their own, instead of one sequence.
 
     Raises:
         InputError: If an option is invalid for the model.
@@ -40,6 +41,8 @@ class Encoder:
         options: DatasetOptions,
         words: Segmenter | None = None,
         values: Sequence[str] = (),
+        *,
+        separate: bool = False,
     ) -> None:
         self.tokenizer = model.tokenizer
         self._column = options.categories if isinstance(options.categories, str) else None
@@ -69,6 +72,11 @@ class Encoder:
         """Whether queries attend to the source."""
         self._translates = model.translates
         self._translations = None if model.decoder_inputs is None else Translations(model, self.max_length, words)
+        self._separate = separate
+        if separate and options.segmentation is Segmentation.window:
+            raise InputError(
+                "dataset.segmentation=window: expected whole texts, since an analysis compares the texts of pairs; leave it out"
+            )
         self._mask_fraction = options.mask_fraction
         self._seed = options.seed
         self._segments = model.takes_segments
@@ -100,6 +108,8 @@ class Encoder:
         if self._unknown is not None:
             examples = [self._with_unknown(example, self._unknown) for example in examples]
         examples = [self._shortened(example) for example in examples]
+        if self._separate:
+            return self._pairs(examples, counts)
         if self._translations is not None:
             translated = [example for example in examples if example.text_pair is not None]
             if len(translated) < len(examples):
@@ -138,6 +148,27 @@ class Encoder:
             return example
         pair = None if example.text_pair is None else example.text_pair[:longest]
         return dataclasses.replace(example, text=example.text[:longest], text_pair=pair, shortened=True)
+
+    def _pairs(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """The first texts of pairs, each with the second; a pair without a token of text on either side is skipped."""
+        pairs = [example for example in examples if example.text_pair is not None]
+        if len(pairs) < len(examples):
+            counts.skipped["without a second text (dataset.pair_column)"] += len(examples) - len(pairs)
+        if not pairs:
+            return []
+        firsts = self._tokenize([dataclasses.replace(pair, tokens=None) for pair in pairs], paired=False)
+        seconds = self._tokenize(
+            [dataclasses.replace(pair, text=pair.text_pair or "", tokens=None) for pair in pairs], paired=False
+        )
+        kept: list[TokenSequence] = []
+        for pair, [first], [second] in zip(pairs, firsts, seconds, strict=True):
+            if not (self._has_text([first.input_ids]) and self._has_text([second.input_ids])):
+                counts.skipped["special tokens only"] += 1
+                continue
+            counts.cut += first.cut or second.cut
+            second = dataclasses.replace(second, last=False, row=pair.row)
+            kept.append(dataclasses.replace(first, second=second, score=pair.score, row=pair.row))
+        return kept
 
     def _with_text(self, encoded: Iterable[Sequence[TokenSequence]], counts: CorpusCounts) -> list[TokenSequence]:
         """The sequences of all examples that contain text; the others are counted as skipped."""

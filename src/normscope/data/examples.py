@@ -37,7 +37,7 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One text, or a pair of texts that the model reads together."""
+    """One text, or a pair of texts."""
 
     text: str
     text_pair: str | None = None
@@ -47,6 +47,8 @@ class Example:
     """Its row in the corpus, counted from 1."""
     links: Links | None = None
     """The word alignment of a pair, if the corpus comes with one."""
+    score: float | None = None
+    """The gold score of a pair, if the corpus comes with one."""
     shortened: bool = False
     """Whether the end of a text was dropped because it lies beyond what any model reads."""
     annotation: Annotation | None = None

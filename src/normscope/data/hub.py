@@ -24,6 +24,7 @@ class HubDataset(Corpus):
     pair_column: str | int | None
     label_column: str | None = None
     """Column with one label per word, for rows whose text is a list of words."""
+    score_column: str | int | None = None
 
     def __post_init__(self) -> None:
         # Fail before a model is loaded, which takes longer.
@@ -45,7 +46,7 @@ class HubDataset(Corpus):
 
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the split, or the reason why one is skipped."""
-        reader = RowReader(self.name, self.text_column, self.pair_column, self.label_column)
+        reader = RowReader(self.name, self.text_column, self.pair_column, self.label_column, self.score_column)
         for number, row in enumerate(self._rows(), start=1):
             yield reader.example(row, number)
 

@@ -1,6 +1,7 @@
 """Table rows, from a file or the Hub, as examples."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,12 +25,14 @@ class RowReader:
     """`text_pair` by default, if it exists."""
     label_column: str | None = None
     """Column with one label per word, which the rows must have if the text is a list of words."""
+    score_column: str | int | None = None
+    """None if there is no gold score."""
 
     def example(self, row: Row, number: int) -> Example | str:
         """The example in a row, or the reason why it is skipped.
 
         Raises:
-            InputError: If a requested column does not exist.
+            InputError: If a requested column does not exist, or a gold score is not a number.
         """
         if not row:
             return "empty"
@@ -45,7 +48,26 @@ class RowReader:
         if not pair or not pair.strip():
             return Example(text.strip(), annotation=self._annotation(cell, row, number))
         reason = why_not_text(pair.strip())
-        return Example(text.strip(), pair.strip()) if reason is None else f"{reason} in the second text"
+        score = self._score(row, number)
+        return Example(text.strip(), pair.strip(), score=score) if reason is None else f"{reason} in the second text"
+
+    def _score(self, row: Row, number: int) -> float | None:
+        """The gold score of a pair; None if its cell is empty."""
+        if self.score_column is None:
+            return None
+        cell = self._cell(row, number, self.score_column, "score", required=True)
+        if cell is None or (isinstance(cell, str) and not cell.strip()):
+            return None
+        try:
+            score = math.nan if isinstance(cell, bool) else float(cell)
+        except (TypeError, ValueError, OverflowError):
+            score = math.nan
+        if not math.isfinite(score):
+            raise InputError(
+                f"dataset.score_column={self.score_column}: row {number} of {self.source}: expected a number, got "
+                f"{printable(repr(cell), 60)}"
+            )
+        return score
 
     def _text_column(self, row: Row) -> str | int | None:
         """The column of the text; rows of annotated words often have `words` and no `text`."""
@@ -78,7 +100,9 @@ class RowReader:
         if wanted in row:
             return row[wanted]
         if required:
-            key = "dataset.text_column" if default == "text" else "dataset.pair_column"
+            key = {"text": "dataset.text_column", "text_pair": "dataset.pair_column"}.get(
+                default, "dataset.score_column"
+            )
             columns = printable(", ".join(map(str, row)), 200) if named else f"the numbers 0 to {len(row) - 1}"
             raise InputError(
                 f"{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}"

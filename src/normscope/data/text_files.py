@@ -42,6 +42,7 @@ class TextFile(Corpus):
     """Whether a file with an unknown extension is read line by line, as files of translations are."""
     label_column: str | None = None
     """Column with one label per word, for rows whose text is a list of words."""
+    score_column: str | int | None = None
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -70,7 +71,8 @@ class TextFile(Corpus):
 
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the file, or the reason why one is skipped."""
-        reader = RowReader(str(self.path), self.text_column, self.pair_column, self.label_column)
+        columns = self.text_column, self.pair_column, self.label_column, self.score_column
+        reader = RowReader(str(self.path), *columns)
         try:
             with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
                 for number, row in enumerate(rows, start=1):
@@ -216,7 +218,7 @@ def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
             raise Malformed(f"two of its columns have the same name: {', '.join(names)}")
         # Other columns may hold values that Python cannot represent, such as dates after the year 9999.
         text = file.text_column or ("text" if "text" in names else "words")
-        wanted = [text, file.pair_column or "text_pair", file.label_column]
+        wanted = [text, file.pair_column or "text_pair", file.label_column, file.score_column]
         try:
             for batch in table.iter_batches(batch_size=1024, columns=[name for name in names if name in wanted]):
                 yield from _parquet_batch(batch, names)

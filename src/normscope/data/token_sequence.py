@@ -39,11 +39,15 @@ class TokenSequence:
     """The word of each token, NO_WORD for special tokens; in a target, of the token predicted at each position."""
     source_words: np.ndarray | None = None
     row: int = 0
-    """Row of the corpus; set together with `words`."""
+    """Row of the corpus; set together with `words` or `second`."""
     categories: np.ndarray | None = None
     """The category of each token; None if the tokens alone determine it."""
     sentence: "AnnotatedSentence | None" = None
     """The annotated words; set together with `words`."""
+    second: "TokenSequence | None" = None
+    """The second text of a pair whose texts are sequences of their own."""
+    score: float | None = None
+    """The gold score of such a pair, if there is one."""
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +22,7 @@ from normscope.maths.frozen import (
     slope_of_tanh,
 )
 from normscope.maths.frozen_convolution import FrozenConvolution
+from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import BlockLayout, normalisation
@@ -110,6 +112,53 @@ def known_activation(function: Callable[[Tensor], Tensor], dtype: torch.dtype, d
             "another model.name, or use rollout, norm_rollout or alti"
         )
     return activation
+
+
+class LayerFreezer:
+    """Holds the layers of a model fixed at their inputs.
+
+    Args:
+        model: A base model.
+        layout: The layout of its family.
+    """
+
+    def __init__(self, model: PreTrainedModel, layout: BlockLayout) -> None:
+        self._model, self._layout = model, layout
+        self._convolutions = FrozenConvolutions(model, layout)
+
+    @cached_property
+    def final_norm(self) -> Normalisation | None:
+        """The norm after the last layer; None if there is none."""
+        if self._layout.final_norm is None:
+            return None
+        return normalisation(attrgetter(self._layout.final_norm)(self._model), unit_offset=self._layout.unit_offset)
+
+    def check(self, layers: int) -> None:
+        """Check that vectors can be followed to the last hidden vectors.
+
+        Args:
+            layers: Number of layers of the model.
+
+        Raises:
+            InputError: If the model is a single layer with a convolution beside it.
+        """
+        if self._convolutions and layers == 1:
+            kind = self._layout.model_type
+            raise InputError(f"attribution needs at least two layers of a {kind} with a convolution; got one")
+
+    def layer(self, block: FeedForwardBlock) -> FrozenLayer:
+        """One layer, held fixed.
+
+        Args:
+            block: The layer's feed-forward network, with its attention block.
+
+        Raises:
+            InputError: If the activation of the network is none that we know.
+        """
+        frozen = frozen_layer(block)
+        if block.layer > 1 or not self._convolutions:
+            return frozen
+        return self._convolutions.beside(block, frozen)
 
 
 class FrozenConvolutions:

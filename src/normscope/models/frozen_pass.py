@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.frozen_functions import frozen_functions
-from normscope.models.frozen_layers import FrozenConvolutions, frozen_layer
+from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.observer import LayerCall, Observer
 
@@ -38,7 +37,7 @@ class FrozenPass:
     _observer: Observer
     _inputs: Mapping[str, Tensor]
     _calls: Sequence[LayerCall]
-    _convolutions: FrozenConvolutions
+    _freezer: LayerFreezer
 
     @property
     def layers(self) -> int:
@@ -76,8 +75,7 @@ class FrozenPass:
         """
         block = self.block(layer)
         with torch.inference_mode():
-            frozen = frozen_layer(block)
-            return self._convolutions.beside(block, frozen) if layer == 1 and self._convolutions else frozen
+            return self._freezer.layer(block)
 
     def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
         """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
@@ -127,9 +125,8 @@ def frozen_pass(
             convolution beside it.
     """
     whole = model if head is None else head
-    convolutions = FrozenConvolutions(model, layout)
-    if convolutions and len(layout.passes(model)) == 1:
-        raise InputError(f"attribution needs at least two layers of a {layout.model_type} with a convolution; got one")
+    freezer = LayerFreezer(model, layout)
+    freezer.check(len(layout.passes(model)))
     calls: list[LayerCall] = []
     with contextlib.ExitStack() as exit_:
         for handle in _exact_norms(model, layout):
@@ -142,7 +139,7 @@ def frozen_pass(
             running.enter_context(torch.inference_mode(False))
             running.enter_context(frozen_functions(whole))
             output = observer.run(inputs, lambda _block: None, whole=whole, calls=calls)
-        yield FrozenPass(last.vectors, output, biases, last.final_norm, observer, inputs, calls, convolutions)
+        yield FrozenPass(last.vectors, output, biases, last.final_norm, observer, inputs, calls, freezer)
 
 
 class _LastVectors:

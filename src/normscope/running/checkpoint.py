@@ -32,14 +32,14 @@ _PAUSE_PER_SAVE = 20
 
 @dataclasses.dataclass
 class Position:
-    """How far a corpus has been read: the number of batches and a digest of their tokens."""
+    """How far a corpus has been read: the number of batches and a digest of their tokens and gold scores."""
 
     batches: int = 0
     digest: str = ""
 
     def after(self, batch: Batch) -> "Position":
         """The position after this batch."""
-        content = f"{self.digest} {batch.fingerprints}".encode()
+        content = f"{self.digest} {batch.fingerprints}{batch.scores or ''}".encode()
         return Position(self.batches + 1, hashlib.sha256(content).hexdigest())
 
 

@@ -37,7 +37,7 @@ def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> 
     """
     check(options)
     session = Session.in_memory(options, inputs)
-    runner = BatchRunner(session.observer, session.model.device, session.analyses)
+    runner = BatchRunner(session.observer, session.model.device, session.analyses, session.pair_entries)
     with explain_out_of_memory(options.device.batch_tokens, session.model.device):
         with session.observer:
             for batch, _ in session.stream:

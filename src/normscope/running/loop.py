@@ -19,7 +19,7 @@ def accumulate(session: Session, tracker: Tracker) -> None:
         InputError: If a batch of one sequence does not fit into the device's memory.
     """
     checkpoint, position = session.checkpoint, session.position
-    runner = BatchRunner(session.observer, session.model.device, session.analyses)
+    runner = BatchRunner(session.observer, session.model.device, session.analyses, session.pair_entries)
     with (
         explain_out_of_memory(session.options.device.batch_tokens, session.model.device),
         session.observer,

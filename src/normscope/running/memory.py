@@ -46,6 +46,13 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
         analysis.end_batch(batch)
 
 
+PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}
+"""Numbers that analyses may keep for the pairs of tokens of a batch, by device: 256 MiB in float32."""
+
+PAIR_ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**31
+"""The same on other devices: 8 GiB in float32."""
+
+
 class BatchRunner:
     """Runs batches whole, or split after one did not fit into device memory.
 
@@ -56,10 +63,17 @@ class BatchRunner:
         observer: Runs the model.
         device: The model's device.
         analyses: Receive the blocks and hidden vectors.
+        pair_entries: Numbers kept for each pair of tokens of a batch. Batches are split so that these fit into memory; one that
+            cannot be split is run as it is.
     """
 
-    def __init__(self, observer: Observer, device: torch.device, analyses: Sequence[Analysis]) -> None:
+    def __init__(
+        self, observer: Observer, device: torch.device, analyses: Sequence[Analysis], pair_entries: int = 0
+    ) -> None:
         self._observer, self._device, self._analyses = observer, device, analyses
+        at_once = PAIR_ENTRIES_AT_ONCE.get(device.type, PAIR_ENTRIES_AT_ONCE_ON_ACCELERATORS)
+        self._pairs = at_once // pair_entries if pair_entries else None
+        """Maximum number of pairs of tokens in a part of a batch, padding included; None without a limit."""
         self._largest = Size(0, 0)
         self._tokens: int | None = None
         """Maximum number of tokens in a part of a batch, padding included; None while every batch has fitted."""
@@ -70,7 +84,7 @@ class BatchRunner:
         Raises:
             RuntimeError: If a single sequence, or a batch no larger than an earlier one, does not fit (the device's error).
         """
-        rows = batch.sequences if self._tokens is None else max(1, self._tokens // batch.token_mask.shape[1])
+        rows = self._rows(batch)
         if rows < batch.sequences:
             for start in range(0, batch.sequences, rows):
                 self.run(batch.part(start, min(batch.sequences, start + rows)))
@@ -80,13 +94,22 @@ class BatchRunner:
             self._split(batch)
             self.run(batch)
 
+    def _rows(self, batch: Batch) -> int:
+        """The number of sequences of a batch that may be run at once."""
+        width, rows = batch.token_mask.shape[1], batch.sequences
+        if self._tokens is not None:
+            rows = min(rows, self._tokens // width)
+        if self._pairs is not None:
+            rows = min(rows, self._pairs // width**2)
+        return max(rows // batch.unit, 1) * batch.unit
+
     def _fits(self, batch: Batch) -> bool:
         """Run a batch that is larger than all before it; if it does not fit, roll it back and return False."""
         before = state_of(self._analyses)
         try:
             self._run(batch)
         except RuntimeError as error:
-            if batch.sequences == 1 or not is_out_of_memory(error):
+            if batch.sequences == batch.unit or not is_out_of_memory(error):
                 raise
         else:
             self._largest = self._largest.maximum(Size.of(batch))

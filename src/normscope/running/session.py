@@ -34,9 +34,11 @@ from normscope.data.resources import Prepared, ResourceContext, prepare_resource
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
 from normscope.maths.feed_forward import BiasRule
+from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.pooling import pooling_of
 from normscope.models.verification import verify
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
@@ -68,6 +70,8 @@ class Session:
     """The texts of the token maps."""
     bias_rule: BiasRule | None
     """Where the token maps leave the biases of feed-forward networks; None if they end at the attention block."""
+    pair_entries: int
+    """Numbers that the analyses keep for each pair of tokens of a batch."""
     digests: Mapping[str, str]
     """Hashes of the analyses' resources, by name."""
     counts: CorpusCounts
@@ -151,7 +155,13 @@ def _prepared(
     if any(requirements.masked_language_head for requirements in needs.values()):
         _ = model.masked_language_head  # loaded now, since it may be damaged
     layers = chosen_layers(options.layers, model.layers)
-    encoder = Encoder(model, options.dataset, _words(needs), _annotated_categories(options, inputs))
+    encoder = Encoder(
+        model,
+        options.dataset,
+        _words(needs),
+        _annotated_categories(options, inputs),
+        separate=any(requirements.pairs for requirements in needs.values()),
+    )
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
     observer = _observer(model, layers, needs.values())
@@ -177,6 +187,7 @@ def _prepared(
         analyses=analyses,
         texts=texts,
         bias_rule=rule,
+        pair_entries=info.hidden_size * sum(requirements.vectors_of_pairs for requirements in needs.values()),
         digests={name: resource.digest for name, resource in resources.items()},
         counts=counts,
         stream=stream,
@@ -255,6 +266,8 @@ def _context(
         methods=model.layout.methods,
         has_position_terms=not model.layout.registry,
         depth=model.layers,
+        freezer=LayerFreezer(model.model, model.layout),
+        own_pooling=lambda: pooling_of(model.folder, model.name),
         options=all_options(options.analysis),
     )
 

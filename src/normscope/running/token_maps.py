@@ -90,7 +90,9 @@ def select_examples(
             continue
         sequences = window.encode([example], counts := CorpusCounts())
         if sequences:
-            (cut if counts.cut else short).append(ExplorerText(sequences[0], bool(counts.cut)))
+            # Of a pair whose texts are sequences of their own, the first is shown.
+            shown = dataclasses.replace(sequences[0], second=None)
+            (cut if counts.cut else short).append(ExplorerText(shown, bool(counts.cut)))
             del cut[options.examples :]
     return [*short, *cut][: options.examples]
 
@@ -104,7 +106,7 @@ def _user_text(text: str, encoder: Encoder, window: Encoder) -> ExplorerText:
             f"{'too many' if counts.cut else 'no'} tokens"
         )
     (sequence,) = window.encode([example], counts)
-    return ExplorerText(sequence, bool(counts.cut))
+    return ExplorerText(dataclasses.replace(sequence, second=None), bool(counts.cut))
 
 
 def token_maps(

@@ -1,5 +1,6 @@
 """Matrices of words by words."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -9,8 +10,11 @@ from normscope.analyses.findings import WordMaps
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.layout import fitted, text_width
 from normscope.reporting.palette import COLOURS, DIVERGING, LINE_COLOURS
+from normscope.rounding import MINUS
 
 _CELL = 0.2
+_NUMBERED_CELL = 0.42
+"""Inches: wide enough for a sign and three decimals."""
 _SMALLEST_CELL = 0.11
 """Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
 
@@ -23,10 +27,11 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         for name, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
     )
     beside, below = (max(text_width(label, 7.0) for label in labels) for labels in (rows, columns))
-    side_by_side = beside + 0.2 + len(panels) * (len(columns) * 0.16 + 0.1) <= width
+    largest_cell = _CELL if figure.digits is None else _NUMBERED_CELL
+    side_by_side = beside + 0.2 + len(panels) * (len(columns) * 0.8 * largest_cell + 0.1) <= width
     across, down = (len(panels), 1) if side_by_side else (1, len(panels))
     room = (width - beside - 0.3) / across - 0.1
-    cell = max(_SMALLEST_CELL, min(_CELL, room / len(columns)))
+    cell = max(_SMALLEST_CELL, min(largest_cell, room / len(columns)))
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
     total = max(width, beside + 0.3 + across * (cell * len(columns) + 0.1))
     canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.87 * below + 0.5) + 0.1), layout="constrained")
@@ -39,6 +44,8 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         else:
             axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
         _frames(axes, figure, table)
+        if figure.digits is not None:
+            _numbers(axes, values, figure.digits, min(7.0, 0.24 * 72 * cell))
         size = min(7.0, 0.75 * 72 * cell)
         axes.set_title(fitted(figure.panel_titles[panel], total / across - 0.2), fontsize=8)
         axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
@@ -47,6 +54,19 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
     return canvas
+
+
+def _numbers(axes: Axes, values: pd.DataFrame, digits: int, size: float) -> None:
+    """Write the value into each cell, unless the cells are too small for text."""
+    if size < 4:
+        return
+    colours = axes.images[0]
+    for (row, column), value in np.ndenumerate(values.to_numpy()):
+        if np.isfinite(value):
+            red, green, blue, _ = colours.cmap(colours.norm(value))
+            color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "#1a1a1a"
+            text = f"{value:.{digits}f}".replace("-", MINUS)
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
 
 def _frames(axes: Axes, figure: WordMaps, table: pd.DataFrame) -> None:

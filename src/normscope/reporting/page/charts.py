@@ -401,7 +401,7 @@ def _word_maps(figure: WordMaps) -> Spec:
         "usermeta": {
             "across": len(figure.panel_titles),
             "narrow": 1,
-            "cell": 16,
+            "cell": 16 if figure.digits is None else 44,
             "rows": int(rows["row"].nunique()),
         },
         "data": _columns(rows),
@@ -422,7 +422,26 @@ def _word_maps(figure: WordMaps) -> Spec:
                     {"transform": [{"filter": f"datum.frame == '{frame}'"}], "mark": outline | {"strokeDash": dash}}
                     for frame, dash in (("sure", [1, 0]), ("possible", [3, 2]))
                 ),
+                *_cell_numbers(figure),
             ],
         },
         "resolve": {"scale": {"color": "independent"}},
     }
+
+
+def _cell_numbers(figure: WordMaps) -> list[Spec]:
+    """A layer with the value of each cell, if they are written."""
+    if figure.digits is None:
+        return []
+    largest = figure.largest or float(figure.table[figure.value].max())
+    # The further from the start of the scale, the darker the cell on a light page, and the lighter on a dark one.
+    much = f"abs(datum.value) / {largest} > @switch"
+    return [
+        {
+            "mark": {"type": "text", "fontSize": 10},
+            "encoding": {
+                "text": _field("value", "", format=f".{figure.digits}f"),
+                "color": {"condition": {"test": much, "value": "@on-much"}, "value": "@on-little"},
+            },
+        }
+    ]

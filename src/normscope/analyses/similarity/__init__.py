@@ -1,0 +1,1 @@
+"""Which categories of tokens the similarity of texts comes from."""

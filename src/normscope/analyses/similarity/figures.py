@@ -1,0 +1,114 @@
+"""Figures of the similarity analysis."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.findings import Figure, Lines, WordMaps
+from normscope.analyses.similarity.pair_maps import PairMap
+from normscope.rounding import number
+from normscope.statistics.tidy import tidy
+
+LONGEST = 40
+"""Tokens of a text beyond which its map would be illegible."""
+
+_GROUPS = 5
+
+
+def describe_figures(
+    table: pd.DataFrame, pairs: pd.DataFrame, parts: pd.DataFrame, texts: Mapping[int, PairMap], cosine: float
+) -> dict[str, Figure]:
+    """All figures.
+
+    Args:
+        table: The table `by_category`.
+        pairs: The table `pairs`.
+        parts: What each category adds to the cosine of each of these pairs.
+        texts: Maps of single pairs, by row.
+        cosine: The mean cosine.
+    """
+    figures: dict[str, Figure] = {"by_category": _cells(table, len(pairs), cosine)}
+    groups = by_similarity(pairs, parts)
+    if groups["cosine"].nunique() == groups["group"].nunique() > 1:
+        figures["by_similarity"] = Lines(
+            table=groups,
+            x="cosine",
+            y="contribution",
+            series="category",
+            y_label="added to the cosine",
+            series_titles={category: category for category in parts.columns},
+            caption=(
+                "What the tokens of each category, and the biases, add to the cosine similarity, from the least to the most "
+                f"similar pairs of texts ({groups['group'].nunique()} groups of equal size). A line that rises makes the "
+                "difference between dissimilar and similar texts; a flat one is the same for all."
+            ),
+        )
+    return figures | {f"pair_{row}": _pair(row, text) for row, text in texts.items()}
+
+
+def by_similarity(pairs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
+    """What each category adds in groups of equal size, from the least to the most similar pairs: group, category, means."""
+    order = np.argsort(pairs["value"].to_numpy(), kind="stable")
+    groups = np.array_split(order, min(_GROUPS, len(order)))
+    means = np.array([parts.to_numpy()[group].mean(axis=0) for group in groups])
+    # Ticks stand at these places, so they should be short.
+    cosines = np.array([pairs["value"].to_numpy()[group].mean() for group in groups]).round(3)
+    return tidy(
+        {"cosine": cosines[:, None], "contribution": means}, group=range(len(groups)), category=list(parts.columns)
+    )
+
+
+def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
+    order = list(dict.fromkeys([*table["category_a"], *table["category_b"]]))
+    order.sort(key="bias".__eq__)  # the biases come last
+    numbers = {category: position for position, category in enumerate(order)}
+    title = f"mean cosine {number(cosine)}"
+    return WordMaps(
+        table=table.assign(
+            panel=title, frame="none", a=table["category_a"].map(numbers), b=table["category_b"].map(numbers)
+        ),
+        panel="panel",
+        panel_titles={title: title},
+        row="a",
+        row_label="category_a",
+        column="b",
+        column_label="category_b",
+        value="contribution",
+        largest=float(table["contribution"].abs().max()) or 1.0,
+        digits=3,
+        caption=(
+            f"What pairs of tokens add to the mean cosine similarity of {pairs:,} pairs of texts, by the category of the token "
+            "in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
+            f"{number(cosine)}: orange raises it, purple lowers it. The biases depend on no word."
+        ),
+    )
+
+
+def _pair(row: int, text: PairMap) -> WordMaps:
+    value = float(text.matrix.sum())
+    title = f"row {row}: cosine {number(value)}"
+    table = tidy(
+        {
+            "token_a": np.array([*text.tokens_a, "bias"], dtype=object)[:, None],
+            "token_b": np.array([*text.tokens_b, "bias"], dtype=object),
+            "value": text.matrix,
+        },
+        a=range(len(text.tokens_a) + 1),
+        b=range(len(text.tokens_b) + 1),
+    )
+    return WordMaps(
+        table=table.assign(panel=title, frame="none"),
+        panel="panel",
+        panel_titles={title: title},
+        row="a",
+        row_label="token_a",
+        column="b",
+        column_label="token_b",
+        # Biases say nothing about words, and would often make all other cells look pale.
+        largest=float(np.abs(text.matrix[:-1, :-1]).max()) or 1.0,
+        caption=(
+            "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the second). "
+            f"All cells add up to {number(value)}: orange raises it, purple lowers it."
+        ),
+    )

@@ -1,0 +1,61 @@
+"""Options of the similarity analysis."""
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import MODARRESSI_2023
+from normscope.analyses.similarity.outputs import OUTPUTS
+from normscope.config.rules import at_least
+
+if TYPE_CHECKING:
+    from normscope.config.schema import RunOptions
+
+
+class PoolingChoice(enum.StrEnum):
+    """The last hidden vectors that an embedding is made of: see `models/pooling.py`."""
+
+    mean = "mean"
+    cls = "cls"
+    last = "last"
+
+
+class ValueBias(enum.StrEnum):
+    """Where the value biases of the first layer go: see `attribution/methods.py`."""
+
+    token = "token"
+    decompx = "decompx"
+
+
+@dataclasses.dataclass
+class SimilarityOptions(AnalysisConfig):
+    """Cosine similarities of pairs of texts, split into pairs of tokens (DecompX's vectors, pooled)."""
+
+    pooling: PoolingChoice | None = None
+    """How an embedding is made of the last hidden vectors: their `mean`, the first (`cls`) or the `last`. By default, what the
+    model's own sentence-transformers files say."""
+    bias: ValueBias = ValueBias.token
+    """Whether all biases are a category of their own (`token`), or those of the first layer's values belong to their tokens
+    (`decompx`), as in the official code of DecompX."""
+    rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3])
+    """Rows of the data, from 1, whose pairs of texts are drawn token by token."""
+
+    def validate(self, _run: "RunOptions") -> None:
+        """Check the rows.
+
+        Raises:
+            InputError: If one is not positive.
+        """
+        for row in self.rows:
+            at_least(1, "analysis.similarity.rows", row)
+
+
+SIMILARITY = AnalysisInfo(
+    name="similarity",
+    title="Similarity of texts",
+    options=SimilarityOptions,
+    implementation="normscope.analyses.similarity.analysis:SimilarityAnalysis",
+    papers=(MODARRESSI_2023,),
+    outputs=OUTPUTS,
+)

@@ -1,0 +1,84 @@
+"""Token-by-token maps of a few pairs of texts."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.data.batching import Batch
+from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
+from normscope.statistics.per_example import PerExampleTensors
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairMap:
+    """What each pair of tokens adds to the cosine of two texts."""
+
+    tokens_a: list[str]
+    tokens_b: list[str]
+    matrix: Float[np.ndarray, "a b"]
+    """The last row and column are those of the biases."""
+
+
+class PairMaps:
+    """Keeps the maps of some rows of the corpus.
+
+    Args:
+        rows: Which rows.
+        longest: Maximum number of tokens of a text; maps of longer ones would be illegible.
+    """
+
+    def __init__(self, rows: frozenset[int], longest: int) -> None:
+        self._rows, self._longest = rows, longest
+        self._matrices = PerExampleTensors(1, torch.float64)
+        self._tokens = PerExampleTensors(1, torch.int64)
+        self._too_long = PerExampleTensors(1, torch.int64)
+        self.accumulators: Mapping[str, Accumulator] = {
+            "matrices": self._matrices,
+            "tokens": self._tokens,
+            "too_long": self._too_long,
+        }
+        """Its state."""
+
+    def update(self, batch: Batch, matrix: Float[Tensor, "pair a b"]) -> None:
+        """Keep the maps of the chosen rows of a batch."""
+        lengths = batch.token_mask.sum(dim=-1).tolist()
+        for pair, row in enumerate(batch.rows[0::2]):
+            if row not in self._rows:
+                continue
+            sides = (2 * pair, 2 * pair + 1)
+            first, second = (lengths[side] for side in sides)
+            if max(first, second) > self._longest:
+                self._too_long.update(0, row, torch.tensor([first, second]))
+                continue
+            # The bias is last, after the padding.
+            kept = matrix[pair][[*range(first), -1]][:, [*range(second), -1]]
+            self._matrices.update(0, row, kept)
+            self._tokens.update(0, row, torch.cat([batch.input_ids[side, : lengths[side]].cpu() for side in sides]))
+
+    def texts(self, token: Callable[[int], str]) -> tuple[dict[int, PairMap], list[str]]:
+        """The maps by row, and notes about rows without one.
+
+        Args:
+            token: Returns the text of a token id.
+        """
+        matrices, tokens, too_long = (_of(each) for each in (self._matrices, self._tokens, self._too_long))
+        maps = {}
+        for row, (matrix,) in matrices.items():
+            words, first = [token(number) for number in tokens[row][0].tolist()], len(matrix) - 1
+            maps[row] = PairMap(words[:first], words[first:], matrix.numpy())
+        notes = [
+            f"row {row} is not drawn: its texts have {first} and {second} tokens, and maps show at most {self._longest}"
+            for row, ((first, second),) in ((row, lengths.tolist()) for row, lengths in too_long.items())
+        ]
+        return maps, notes
+
+
+def _of(kept: PerExampleTensors) -> dict[int, Tensor]:
+    try:
+        return kept.compute()
+    except EmptyAccumulatorError:
+        return {}

@@ -1,0 +1,235 @@
+"""The similarity analysis by brute force: every vector x_{i⇐k} is built, pooled, and multiplied pair by pair."""
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import torch
+
+from normscope.analyses.findings import Findings
+from normscope.analyses.similarity.options import SimilarityOptions
+from normscope.config.schema import DatasetKind, DatasetOptions
+from normscope.data.batching import Batch, batches
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.layout import normalisation
+from normscope.models.pooling import Pooling
+from tests.oracles.comparison import Expected, Picture, table, three_digits
+from tests.oracles.frozen_vectors import explicit_vectors, scaled
+from tests.oracles.specimens import Specimen
+
+GOLD = [4.0, None, 1.5, 0.5, 3.0]
+"""The gold scores of the specimens' pairs."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairSpecimen(Specimen):
+    """A specimen whose texts are read in pairs, each text as a sequence of its own."""
+
+    gold: Sequence[float | None] = ()
+
+    @classmethod
+    def of(cls, specimen: Specimen, gold: Sequence[float | None] = GOLD) -> "PairSpecimen":
+        """The specimen with pairs made of its texts: neighbours, whose lengths differ."""
+        texts = [text.replace(" [MASK]", "") for text, _ in specimen.texts]
+        pairs = list(zip(texts, [*texts[1:], texts[0]], strict=True))
+        fields = {field.name: getattr(specimen, field.name) for field in dataclasses.fields(specimen)}
+        loaded = dataclasses.replace(specimen.loaded, model=_telling_apart(specimen.loaded.model))
+        return cls(**fields | {"loaded": loaded, "texts": pairs, "gold": gold})
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder(self.loaded, DatasetOptions(kind=DatasetKind.text, seed=0), separate=True)
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        examples = [
+            Example(*text, row=row, score=score)
+            for row, (text, score) in enumerate(zip(self.texts, self.gold, strict=True), start=1)
+        ]
+        return list(batches(examples, self.encoder, 45, CorpusCounts()))
+
+    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.MEAN) -> Findings:
+        """What the analysis publishes."""
+        loaded = self.loaded
+        freezer = LayerFreezer(loaded.model, loaded.layout)
+        layers = range(1, loaded.layers + 1)
+        return self.findings("similarity", options, layers, categories, freezer=freezer, own_pooling=lambda: own)
+
+
+def _telling_apart(model: Any) -> Any:
+    """A copy of a random model that mixes tokens less, so that not all texts have much the same embedding."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "position_embeddings" in name or "token_type" in name:
+                parameter *= 0.1
+            elif "embed" not in name and "norm" not in name.lower():
+                parameter *= 0.4
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """One text: what its tokens, and last the bias, contribute to its embedding."""
+
+    tokens: list[str]
+    categories: list[str]
+    parts: np.ndarray  # source model
+    embedding: np.ndarray
+
+
+def expected(
+    specimen: PairSpecimen, options: SimilarityOptions, categories: Sequence[str], own: str = "mean"
+) -> Expected:
+    """Everything that the analysis publishes."""
+    pooling = own if options.pooling is None else str(options.pooling.value)
+    pairs = [
+        tuple(_text(specimen, text, pooling, str(options.bias.value)) for text in texts) for texts in specimen.texts
+    ]
+    matrices = [_matrix(*pair) for pair in pairs]
+    values = [_cosine(*pair) for pair in pairs]
+    names = [*specimen.names, "bias"]
+    cells = _cells(pairs, matrices, values, names)
+    reported = [*(category for category in categories if category != "all"), "bias"]
+    shown = {cell: row for cell, row in cells.items() if set(cell) <= set(reported)}
+    with_bias = [matrix[-1].sum() + matrix[:-1, -1].sum() for matrix in matrices]
+    parts = {name: [_part(*pair, matrix, name) for pair, matrix in zip(pairs, matrices, strict=True)] for name in names}
+    parts = {name: values_of for name, values_of in parts.items() if any(values_of)}
+    scored = [(value, gold) for value, gold in zip(values, specimen.gold, strict=True) if gold is not None]
+    metrics = {"pairs": len(pairs), "cosine": np.mean(values), "with_bias": np.mean(with_bias)}
+    metrics |= {f"category/{name}": np.mean(values_of) for name, values_of in parts.items()}
+    if scored:
+        metrics["gold/count"] = len(scored)
+    if len(scored) >= 3:
+        metrics["gold/spearman"] = scipy.stats.spearmanr(*zip(*scored, strict=True)).statistic
+    rows = [
+        {"row": number, "value": value, "bias_share": bias / value, "gold": np.nan if gold is None else gold}
+        for number, (value, bias, gold) in enumerate(zip(values, with_bias, specimen.gold, strict=True), start=1)
+    ]
+    by_category = table(
+        ["category_a", "category_b"],
+        [{"category_a": a, "category_b": b, **row} for (a, b), row in shown.items()],
+    )
+    return Expected(
+        tables={"by_category": by_category, "pairs": table(["row"], rows)},
+        metrics=metrics,
+        curves={},
+        figures=_figures(pairs, matrices, values, parts, shown, options),
+        summary=by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution"),
+        sentences=_sentences(metrics),
+    )
+
+
+def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
+    model, layout = specimen.loaded.model, specimen.loaded.layout
+    inputs = specimen.loaded.tokenizer(text, return_tensors="pt")
+    tokens = specimen.loaded.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    last: list[torch.Tensor] = []
+    vectors = explicit_vectors(model, layout, inputs, value_bias=bias == "decompx")
+    with torch.inference_mode():
+        norm = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+        handle = None if norm is None else norm.register_forward_pre_hook(lambda _module, args: last.append(args[0]))
+        hidden = model(**inputs).last_hidden_state[0]
+        if norm is not None:
+            handle.remove()
+            vectors = scaled(normalisation(norm, unit_offset=layout.unit_offset), vectors, last[0])
+    chosen = {"mean": slice(None), "cls": slice(0, 1), "last": slice(len(tokens) - 1, None)}[pooling]
+    embedding = hidden[chosen].mean(dim=0).numpy()
+    parts = vectors[0, chosen].mean(dim=0).numpy()
+    # What no token has contributed comes from biases.
+    parts = np.concatenate([parts, (embedding - parts.sum(axis=0))[None]])
+    categories = [specimen.category_of(position, token) for position, token in enumerate(tokens)]
+    return Text(tokens, [*categories, "bias"], parts, embedding)
+
+
+def _matrix(a: Text, b: Text) -> np.ndarray:
+    return a.parts @ b.parts.T / (np.linalg.norm(a.embedding) * np.linalg.norm(b.embedding))
+
+
+def _cosine(a: Text, b: Text) -> float:
+    return float(a.embedding @ b.embedding / (np.linalg.norm(a.embedding) * np.linalg.norm(b.embedding)))
+
+
+def _cells(pairs, matrices, values, names) -> dict[tuple[str, str], dict[str, float]]:
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for cell in itertools.product(names, names):
+        found = [
+            matrix[k, m]
+            for (a, b), matrix in zip(pairs, matrices, strict=True)
+            for k, m in itertools.product(range(len(a.categories)), range(len(b.categories)))
+            if (a.categories[k], b.categories[m]) == cell
+        ]
+        if found:
+            contribution = sum(found) / len(pairs)
+            share = contribution / np.mean(values)
+            cells[cell] = {"contribution": contribution, "share": share, "mean": np.mean(found), "count": len(found)}
+    return cells
+
+
+def _part(a: Text, b: Text, matrix: np.ndarray, name: str) -> float:
+    """Half of what every pair adds, for each of its sides that is of the category."""
+    rows = np.array(a.categories) == name
+    columns = np.array(b.categories) == name
+    return float((matrix[rows].sum() + matrix[:, columns].sum()) / 2)
+
+
+def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Picture]:
+    title = f"mean cosine {_digits(np.mean(values))}"
+    order = list(dict.fromkeys([*(a for a, _ in shown), *(b for _, b in shown)]))
+    cells = {
+        (title, order.index(a), a, order.index(b), b, "none"): row["contribution"] for (a, b), row in shown.items()
+    }
+    ranked = np.argsort(values)
+    groups = np.array_split(ranked, min(5, len(ranked)))
+    lines = {
+        (None, name, float(np.mean([values[number] for number in group]).round(3))): float(
+            np.mean([values_of[number] for number in group])
+        )
+        for name, values_of in parts.items()
+        for group in groups
+    }
+    figures = {"by_category": Picture(cells), "by_similarity": Picture(lines)}
+    for row in options.rows:
+        if row > len(pairs):
+            continue
+        (a, b), matrix = pairs[row - 1], matrices[row - 1]
+        title = f"row {row}: cosine {_digits(values[row - 1])}"
+        sides = [[*text.tokens, "bias"] for text in (a, b)]
+        figures[f"pair_{row}"] = Picture(
+            {
+                (title, k, sides[0][k], m, sides[1][m], "none"): matrix[k, m]
+                for k, m in itertools.product(*(range(len(side)) for side in sides))
+            }
+        )
+    return figures
+
+
+def _sentences(metrics: Mapping[str, Any]) -> list[str]:
+    with_bias, cosine = metrics["with_bias"], metrics["cosine"]
+    verb = "take away" if with_bias < 0 else "add"
+    categories = {name[len("category/") :]: value for name, value in metrics.items() if name.startswith("category/")}
+    del categories["bias"]
+    first = max(categories, key=categories.__getitem__)
+    sentences = [
+        f"The mean cosine similarity of {metrics['pairs']} pairs of texts is {_digits(cosine)}: pairs of tokens add "
+        f"{_digits(cosine - with_bias)}, and the model's biases, which depend on no word, {verb} {_digits(abs(with_bias))}.",
+        f"Among the categories of tokens, {first} contributes most to it: {_digits(categories[first])}.",
+    ]
+    if "gold/spearman" in metrics:
+        sentences.append(
+            f"Spearman's ρ between the cosines and the gold scores of {metrics['gold/count']} pairs is "
+            f"{three_digits(metrics['gold/spearman'])}."
+        )
+    return sentences
+
+
+def _digits(value: float) -> str:
+    return three_digits(value).removeprefix("+")
