@@ -55,7 +55,7 @@ class RowReader:
         """The gold score of a pair; None if its cell is empty."""
         if self.score_column is None:
             return None
-        cell = self._cell(row, number, self.score_column, "score", required=True)
+        cell = self._cell(row, number, self.score_column, "gold", required=True)
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             return None
         try:
