@@ -105,13 +105,15 @@ def tokenizer(minilm_folder):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`family`: the name of every family in turn, unless a test lists its own."""
+    """`family`: the name of every family in turn, unless a test lists its own; `dense` leaves out mixtures of experts."""
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     names = {name.strip() for given in own for name in (given.split(",") if isinstance(given, str) else given)}
     if "family" in metafunc.fixturenames and "family" not in names:
-        from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
+        from tests.tiny import FAMILY_CONFIGS, MIXTURES, STACK_CONFIGS
 
-        metafunc.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)], scope="session")
+        without = MIXTURES if any(metafunc.definition.iter_markers("dense")) else frozenset()
+        families = [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)]
+        metafunc.parametrize("family", [name for name in families if name not in without], scope="session")
 
 
 @pytest.fixture(scope="session")

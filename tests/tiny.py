@@ -6,6 +6,8 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.models.loading import run_experts_in_float64
+
 _BERT_LIKE = {
     "vocab_size": 99,
     "hidden_size": 24,
@@ -17,6 +19,46 @@ _BERT_LIKE = {
 
 _NO_SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 _GROUPED = _BERT_LIKE | {"num_key_value_heads": 2, **_NO_SPECIAL_TOKENS}
+
+_WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+_PARTIAL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"})
+"""Mixtures of experts, whose feed-forward networks cannot be observed."""
+
+DECODERS = MIXTURES | {
+    *(
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "opt",
+        "bloom",
+        "falcon",
+        "phi",
+        "stablelm",
+        "starcoder2",
+        "cohere",
+        "cohere2",
+        "smollm3",
+    ),
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "granite",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi3",
+    ),
+}
+"""Families with a causal language model in place of a masked one."""
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "bert": _BERT_LIKE | {"model_type": "bert"},
@@ -68,6 +110,100 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": _GROUPED | {"model_type": "qwen3", "head_dim": 8},
     "gemma": _GROUPED | {"model_type": "gemma", "head_dim": 8},
     "olmo2": _GROUPED | {"model_type": "olmo2"},
+    "olmo3": _GROUPED | {"model_type": "olmo3", "sliding_window": 4, "layer_types": _WINDOWS},
+    "olmo": _GROUPED | {"model_type": "olmo", "attention_bias": True},
+    "gemma2": _GROUPED
+    | {
+        "model_type": "gemma2",
+        "head_dim": 8,
+        "query_pre_attn_scalar": 11,
+        "attn_logit_softcapping": 1.5,
+        "sliding_window": 7,
+        "layer_types": _WINDOWS,
+    },
+    "gemma3_text": _GROUPED
+    | {
+        "model_type": "gemma3_text",
+        "head_dim": 8,
+        "query_pre_attn_scalar": 11,
+        "sliding_window": 4,
+        "layer_types": _WINDOWS,
+    },
+    "glm4": _GROUPED
+    | {"model_type": "glm4", "head_dim": 8, "attention_bias": True, "rope_parameters": _PARTIAL_ROTATION},
+    "phi3": _GROUPED
+    | {"model_type": "phi3", "hidden_size": 32, "sliding_window": 4, "rope_parameters": _PARTIAL_ROTATION},
+    "smollm3": _GROUPED
+    | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True},
+    "granite": _GROUPED
+    | {
+        "model_type": "granite",
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "starcoder2": _GROUPED | {"model_type": "starcoder2", "sliding_window": 4},
+    "stablelm": _GROUPED
+    | {"model_type": "stablelm", "hidden_size": 32, "use_qkv_bias": True, "rope_parameters": _PARTIAL_ROTATION},
+    "cohere": _GROUPED | {"model_type": "cohere", "attention_bias": True},
+    "cohere2": _GROUPED | {"model_type": "cohere2", "sliding_window": 4, "layer_types": _WINDOWS},
+    "phi": _GROUPED | {"model_type": "phi", "hidden_size": 32, "rope_parameters": _PARTIAL_ROTATION},
+    "mixtral": _GROUPED
+    | {"model_type": "mixtral", "sliding_window": 4, "num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen2_moe": _GROUPED | {"model_type": "qwen2_moe"} | _EXPERTS | {"shared_expert_intermediate_size": 16},
+    "qwen3_moe": _GROUPED | {"model_type": "qwen3_moe", "head_dim": 8} | _EXPERTS,
+    "gpt_oss": _GROUPED
+    | {
+        "model_type": "gpt_oss",
+        "head_dim": 8,
+        "sliding_window": 4,
+        "layer_types": _WINDOWS,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+    },
+    "opt": {
+        "model_type": "opt",
+        "vocab_size": 99,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "ffn_dim": 40,
+        "max_position_embeddings": 64,
+        **_NO_SPECIAL_TOKENS,
+    },
+    "gptj": {
+        "model_type": "gptj",
+        "vocab_size": 99,
+        "n_embd": 24,
+        "n_layer": 3,
+        "n_head": 3,
+        "n_positions": 64,
+        "n_inner": 40,
+        "rotary_dim": 4,
+        **_NO_SPECIAL_TOKENS,
+    },
+    "bloom": {
+        "model_type": "bloom",
+        "vocab_size": 99,
+        "hidden_size": 24,
+        "n_layer": 3,
+        "n_head": 4,
+        **_NO_SPECIAL_TOKENS,
+    },
+    "falcon": {
+        "model_type": "falcon",
+        "vocab_size": 99,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 40,
+        "bias": True,
+        **_NO_SPECIAL_TOKENS,
+    },
 }
 """One family each; windows and odd sizes are small enough to matter in a probe of nine tokens."""
 
@@ -88,24 +224,27 @@ _BART_LIKE = {
     "decoder_start_token_id": 2,
 }
 
+_T5_LIKE = {
+    "vocab_size": 99,
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 8,
+    "decoder_start_token_id": 0,
+}
+
 STACK_CONFIGS: dict[str, dict[str, Any]] = {
     "marian": _BART_LIKE | {"model_type": "marian"},
     "bart": _BART_LIKE | {"model_type": "bart"},
     "mbart": _BART_LIKE | {"model_type": "mbart"},
     "m2m_100": _BART_LIKE | {"model_type": "m2m_100"},
-    "t5": {
-        "model_type": "t5",
-        "vocab_size": 99,
-        "d_model": 24,
-        "d_kv": 8,
-        "d_ff": 40,
-        "num_layers": 3,
-        "num_decoder_layers": 2,
-        "num_heads": 4,
-        "relative_attention_num_buckets": 6,
-        "relative_attention_max_distance": 8,
-        "decoder_start_token_id": 0,
-    },
+    "t5": _T5_LIKE | {"model_type": "t5"},
+    "mt5": _T5_LIKE | {"model_type": "mt5"},
+    "umt5": _T5_LIKE | {"model_type": "umt5"},
 }
 """Encoder–decoders; their stacks differ in depth and, where they can, in heads."""
 
@@ -124,7 +263,9 @@ def tiny_model(config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     model.config.use_cache = False
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    return model.to(dtype).eval().requires_grad_(False)
+    model = model.to(dtype)
+    run_experts_in_float64(model)
+    return model.eval().requires_grad_(False)
 
 
 def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1) -> dict[str, torch.Tensor]:

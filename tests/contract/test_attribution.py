@@ -15,6 +15,8 @@ from normscope.models.layout import normalisation
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
+pytestmark = pytest.mark.dense
+
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some thousand terms
 
@@ -32,7 +34,9 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
         vectors = carried(passed, range(tokens.shape[1] + 1), rule)
         hidden = passed.hidden.detach()
         size = hidden[tokens].norm(dim=-1).max()
-        torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **EXACT)
+        # BLOOM's GELU has √(2/π) with eight digits.
+        exact = {"rtol": 1e-7, "atol": 1e-9} if family == "bloom" else EXACT
+        torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **exact)
         generator = torch.Generator().manual_seed(3)
         direction = torch.randn(hidden.shape, generator=generator, dtype=torch.float64) * tokens.unsqueeze(-1)
         found = attribute_scalars(passed, (passed.hidden * direction).sum(dim=(1, 2)), rule)
@@ -40,13 +44,14 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
         scale = expected.abs().max()
         torch.testing.assert_close(found.scores / scale, expected[:, :-1] / scale, **EXACT)
         torch.testing.assert_close(found.bias / scale, expected[:, -1] / scale, **EXACT)
-        assert float(found.error.max()) < 1e-10
+        assert float(found.error.max()) < exact["atol"]
         assert float(found.remainder.abs().max() / scale) < 1e-12
         assert (found.scores[~tokens] == 0).all()
 
 
 @pytest.mark.parametrize(
-    "model_type", ["bert", "albert", "gpt2", "llama", "gpt_neox", "olmo2", "modernbert", "deberta"]
+    "model_type",
+    ["bert", "albert", "gpt2", "llama", "gpt_neox", "olmo2", "modernbert", "deberta", "gemma2", "granite", "opt"],
 )
 def test_vectors_are_those_built_explicitly(model_type):
     model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)

@@ -7,9 +7,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.models.loading import load
 from normscope.models.observer import Observer
-from tests.tiny import FAMILY_CONFIGS
-
-DECODERS = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2"}
+from tests.tiny import DECODERS, FAMILY_CONFIGS
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILY_CONFIGS) - DECODERS))

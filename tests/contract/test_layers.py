@@ -16,6 +16,8 @@ from normscope.models.layout import normalisation
 from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 
+pytestmark = pytest.mark.dense
+
 # What one norm or rotation in float32 leaves in a float64 layer.
 INSIDE = 1e-5
 

@@ -38,17 +38,22 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 """One for every type, with the boundary between short and long texts inside LENGTHS where there is one."""
 
-ROTARY = sorted(name for name, layout in FAMILIES.items() if layout.rotary)
+# Those whose configs turn a part of each head have their own `rope_parameters`; transformers cannot scale Mixtral's.
+ROTARY = sorted(
+    name
+    for name, layout in FAMILIES.items()
+    if layout.rotary not in (None, "table") and "rope_parameters" not in FAMILY_CONFIGS[name] and name != "mixtral"
+)
 
 
 def scaled_model(family: str, rope_type: str, dtype: torch.dtype = torch.float64) -> Any:
     config = dict(FAMILY_CONFIGS[family])
-    heads = config.get("head_dim", 6) // 2
+    heads = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]) // 2
     scaling = {"rope_type": rope_type, "rope_theta": 100.0} | SCALINGS[rope_type]
     scaling |= {key: (scaling[key] * 2)[:heads] for key in ("short_factor", "long_factor") if key in scaling}
     if family == "gpt_neox":
         config["rotary_pct"] = 1.0
-    if family == "modernbert":
+    if family in ("modernbert", "gemma3_text"):
         scaling = {"full_attention": scaling, "sliding_attention": dict(scaling)}
     # Dynamic scaling begins beyond the positions that the model was trained on.
     length = BOUNDARY if rope_type == "dynamic" else 64

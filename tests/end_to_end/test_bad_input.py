@@ -227,9 +227,9 @@ def test_damaged_weights_of_the_head(capsys, monkeypatch, tmp_path, saved_model,
 
 def test_an_unknown_family(capsys, monkeypatch, tmp_path, saved_model):
     folder = broken_copy(saved_model, tmp_path)
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "bloom", "architectures": ["BloomModel"]}
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "ctrl", "architectures": ["CTRLModel"]}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "model family 'bloom' is not supported" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
+    assert "model family 'ctrl' is not supported" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
 
 
 def test_pickled_weights_need_the_users_consent(capsys, monkeypatch, tmp_path, saved_model):

@@ -11,6 +11,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 
 from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import stacked_heads
+from normscope.models.loading import run_experts_in_float64
 from normscope.models.observer import Observer
 from tests.end_to_end.shell import run_here
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
@@ -24,7 +25,7 @@ TEXTS = [
 
 KINDS = [
     *("albert", "bert", "deberta", "deberta-v2", "distilbert", "modernbert", "mpnet"),
-    *("gpt2", "gpt_neox", "llama", "olmo2", "bart", "t5"),
+    *("gpt2", "gpt_neox", "llama", "olmo2", "gemma2", "gpt_oss", "bloom", "bart", "t5"),
 ]
 """Families that differ in more than names; the others, whose blocks unit tests and contracts compare, are slow tests here."""
 FAMILIES = [
@@ -152,6 +153,7 @@ def reference(family, folder, tokenizer) -> dict:
     That these parts are the model's own is what `tests/contract/test_families.py` proves; here it is the sums.
     """
     model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval().requires_grad_(False)
+    run_experts_in_float64(model)
     model.config.use_cache = False
     layout = layout_of(family)
     if layout.stack is not None:
@@ -191,8 +193,13 @@ def explicit_ratios(position, block, alpha, vectors, x) -> dict[str, torch.Tenso
         mixed = (parts.sum(dim=1) - preserved).norm(dim=-1)
         return mixed / (mixed + preserved.norm(dim=-1))
 
-    weights = 1 - alpha[:, own, own].mean(dim=0)
-    found = {"attn_w": weights, "attnres_w": weights / 2, "attn_n": ratio(vectors)}
+    self_weights = alpha[:, own, own].mean(dim=0)
+    others = alpha.sum(dim=-1).mean(dim=0) - self_weights  # with a sink, a row of α adds up to less than one
+    found = {
+        "attn_w": others / (others + self_weights),
+        "attnres_w": others / (others + self_weights + 1),
+        "attn_n": ratio(vectors),
+    }
     residual = vectors.clone()
     residual[own, own] += x
     norm = block.normalisation

@@ -67,7 +67,7 @@ def _through_layer(block: FeedForwardBlock, vectors: Tensor, *, value_bias: bool
         case _:
             residual = vectors + attended
     read = vectors if parameters.norm_position == "parallel" else residual
-    if parameters.norm_position in ("pre", "parallel"):
+    if parameters.norm_position != "post" and parameters.normalisation is not None:
         read = scaled(parameters.normalisation, read, block.norm_inputs)
     added = network(block, read)
     if parameters.output_normalisation is not None:

@@ -349,10 +349,8 @@ def test_stacks_that_a_model_does_not_have(tokenizer):
 
 
 def test_families_that_are_not_supported(tokenizer):
-    config = AutoConfig.for_model(
-        "opt", hidden_size=24, num_hidden_layers=1, num_attention_heads=2, ffn_dim=8, vocab_size=99
-    )
-    refused("model family 'opt' is not supported", AutoModel.from_config(config), tokenizer)
+    config = AutoConfig.for_model("ctrl", n_embd=24, n_layer=1, n_head=2, dff=8, vocab_size=99)
+    refused("model family 'ctrl' is not supported", AutoModel.from_config(config), tokenizer)
 
 
 def test_a_model_that_cannot_be_observed_exactly_is_refused(tokenizer, monkeypatch):

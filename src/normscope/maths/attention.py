@@ -44,8 +44,14 @@ def attention(
     value: Float[Tensor, "batch head key value_dim"],
     mask: Mask | None,
     scale: float,
+    *,
+    cap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> Attention:
     """Attention by a fused kernel, with the log-normaliser of each query, in memory linear in length.
+
+    Fused kernels know no soft cap, so capped scores are computed in strips of queries. A sink needs no other kernel: it adds
+    exp(s) to the sum of the softmax, so the output shrinks by exp(ℓ_i − ℓ'_i), where ℓ'_i is the log-normaliser with the sink.
 
     Args:
         query: Queries, after any rotary embedding.
@@ -53,12 +59,25 @@ def attention(
         value: Values, one head per query head.
         mask: Which keys a query sees, and any positional bias; None if every query sees every key.
         scale: Factor on q·k before the softmax.
+        cap: c of a soft cap: the score is c·tanh(scale·q·k / c); None without one. Biases are added after it.
+        sinks: Each head's learned score of no key at all; None without sinks.
 
     Returns:
-        Output and log-normaliser; the latter in float32 or better.
+        Output and log-normaliser; the latter in float32 or better, with the sink inside.
     """
+    attended = _attention(query, key, value, mask, scale, cap)
+    if sinks is None:
+        return attended
+    log_normaliser = torch.logaddexp(attended.log_normaliser, sinks.to(attended.log_normaliser.dtype)[:, None])
+    kept = (attended.log_normaliser - log_normaliser).exp()
+    return Attention((attended.output * kept.unsqueeze(-1)).to(value.dtype), log_normaliser)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float, cap: float | None
+) -> Attention:
     lengths = len(query), query.shape[2], key.shape[2]
-    kernel = kernel_for(query, value)
+    kernel = kernel_for(query, value) if cap is None else None
     mask = Mask() if mask is None else mask
     # A mask whose rows differ (a window, or a bias plus a shift) would need the whole matrix, so it is processed in strips.
     if kernel is not None and mask.allowed is None and (mask.bias is None or mask.shift is None):
@@ -72,6 +91,11 @@ def attention(
         part = query[:, :, rows], key[:, :, columns], value[:, :, columns]
         if kernel is not None:
             parts.append(Attention(*kernel(*part, term, False, scale)))
+        elif cap is not None:
+            scores = _scores(*part[:2], term, scale, cap)
+            log_normaliser = scores.logsumexp(dim=-1)
+            weights = (scores - log_normaliser.unsqueeze(-1)).exp()
+            parts.append(Attention((weights @ part[2].to(weights.dtype)).to(value.dtype), log_normaliser))
         else:
             output = torch.nn.functional.scaled_dot_product_attention(*part, attn_mask=term, scale=scale)
             parts.append(Attention(output, _scores(*part[:2], term, scale).logsumexp(dim=-1)))
@@ -85,6 +109,7 @@ def weight_received(
     token_mask: Bool[Tensor, "batch query"],
     mask: Mask | None,
     scale: float,
+    cap: float | None = None,
 ) -> Float[Tensor, "batch head key"]:
     """Σ_i α_ij over the queries that are not padding: the total weight that each key receives, without building α.
 
@@ -98,6 +123,7 @@ def weight_received(
         token_mask: Queries that are not padding.
         mask: Which keys a query sees, and any positional bias; None if every query sees every key.
         scale: Factor on q·k before the softmax.
+        cap: Soft cap of the scores; see `attention`.
 
     Returns:
         In the dtype of the log-normaliser; meaningless at keys that no token sees.
@@ -108,8 +134,9 @@ def weight_received(
     if mask.causal and mask.bias is None:
         # In reverse order, the queries that see a key are those up to its position: attention is causal again.
         query, key, shift = query.flip(2), key.flip(2), shift.flip(2)
-        return attention(key, query, query, Mask(causal=True, shift=shift), scale).log_normaliser.exp().flip(2)
-    return attention(key, query, query, mask.transposed(shift), scale).log_normaliser.exp()
+        turned = attention(key, query, query, Mask(causal=True, shift=shift), scale, cap=cap)
+        return turned.log_normaliser.exp().flip(2)
+    return attention(key, query, query, mask.transposed(shift), scale, cap=cap).log_normaliser.exp()
 
 
 def attention_by_group(
@@ -118,6 +145,9 @@ def attention_by_group(
     members: Bool[Tensor, "group batch key"],
     mask: Mask | None,
     scale: float,
+    *,
+    cap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch head query group"]:
     """Σ_{j∈group} α_ij, the total weight of a group's keys, without building α.
 
@@ -129,6 +159,8 @@ def attention_by_group(
         members: Which keys are in which group.
         mask: Which keys a query sees, or None.
         scale: Factor on q·k before the softmax.
+        cap: Soft cap of the scores; see `attention`.
+        sinks: Each head's score of no key; see `attention`.
     """
     groups = len(members)
     # The fused kernel requires values as wide as the keys.
@@ -136,7 +168,7 @@ def attention_by_group(
     indicators = torch.zeros(*key.shape[:1], key.shape[2], width, dtype=key.dtype, device=key.device)
     indicators[..., :groups] = members.permute(1, 2, 0).to(key.dtype)
     values = indicators.unsqueeze(1).expand(-1, key.shape[1], -1, -1)
-    return attention(query, key, values, mask, scale).output[..., :groups]
+    return attention(query, key, values, mask, scale, cap=cap, sinks=sinks).output[..., :groups]
 
 
 def attention_weights(
@@ -144,16 +176,33 @@ def attention_weights(
     key: Float[Tensor, "batch head key head_dim"],
     term: Float[Tensor, "#batch #head #query #key"] | None,
     scale: float,
+    *,
+    cap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """Post-softmax attention weights α, in float32 or better; each row sums to one.
+    """Post-softmax attention weights α, in float32 or better; each row sums to one, or to less with a sink.
 
     Args:
         query: Queries.
         key: Keys, one head per query head.
         term: Term added to the scores (see `masks.Mask`), or None.
         scale: Factor on q·k before the softmax.
+        cap: Soft cap of the scores; see `attention`.
+        sinks: Each head's score of no key; see `attention`.
     """
-    return _scores(query, key, term, scale).softmax(dim=-1)
+    scores = _scores(query, key, term, scale, cap)
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    sink = sinks.to(scores.dtype)[:, None].expand(scores.shape[:-1])
+    return (scores - torch.logaddexp(scores.logsumexp(dim=-1), sink).unsqueeze(-1)).exp()
+
+
+def capped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
+    """Scores after their soft cap c·tanh(s / c), or as they are without one.
+
+    Source: Gemma Team 2024, section 2 (arXiv:2408.00118).
+    """
+    return scores if cap is None else (scores / cap).tanh() * cap
 
 
 def self_attention_weights(
@@ -162,19 +211,22 @@ def self_attention_weights(
     log_normaliser: Float[Tensor, "batch head token"],
     scale: float,
     added: Float[Tensor, "#batch #head token"] | None = None,
+    cap: float | None = None,
 ) -> Float[Tensor, "batch head token"]:
     """α_ii, the weight of each token on itself, without the other weights.
 
-    α_ii = exp(scale·q_i·k_i + b_ii − ℓ_i), clamped to at most 1 because the terms round differently. b_ii is `added`.
+    α_ii = exp(scale·q_i·k_i + b_ii − ℓ_i), clamped to at most 1 because the terms round differently. b_ii is `added`,
+    and `cap` the soft cap of the score (see `attention`).
     """
-    scores = torch.einsum("bhtd,bhtd->bht", query, key).to(log_normaliser.dtype) * scale
+    scores = capped(torch.einsum("bhtd,bhtd->bht", query, key).to(log_normaliser.dtype) * scale, cap)
     if added is not None:
         scores = scores + added
     return (scores - log_normaliser).exp().clamp(max=1.0)
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, cap: float | None = None) -> Tensor:
     accumulation = torch.promote_types(query.dtype, torch.float32)
     # Scaling the queries scales the scores; the queries are smaller by a factor of head_dim / keys.
     scores = ((query * scale) @ key.transpose(-1, -2)).to(accumulation)
+    scores = capped(scores, cap)
     return scores if mask is None else scores.add_(mask)

@@ -1,4 +1,4 @@
-"""Rotation and normalisation of the keys: k_n = ρ_n(γ ⊙ (x_n W_K + b_K) / rms_n), linear once the root mean square is known.
+"""Rotation and normalisation of the keys: k_n = ρ_n(γ ⊙ (x_n W_K + b_K) / σ_n), linear once the deviation σ_n is known.
 
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864).
 """
@@ -17,7 +17,12 @@ class KeyMap(NamedTuple):
     """cos of the angles that rotate the first dimensions of a head; None without rotation."""
     sine: Float[Tensor, "#batch key rotary"] | None = None
     factors: Float[Tensor, "batch head key head_dim"] | None = None
-    """γ / rms_n of a norm of the keys; None without one."""
+    """γ / σ_n of a norm of the keys; None without one."""
+    centred: bool = False
+    """Whether that norm subtracts the mean of each head's key."""
+    adjacent: bool = False
+    """Whether neighbouring dimensions form the planes that turn (0 and 1, 2 and 3); else each dimension of the first half and
+    its counterpart in the second."""
 
     @property
     def same_for_all_keys(self) -> bool:
@@ -26,18 +31,24 @@ class KeyMap(NamedTuple):
 
     def __call__(self, vectors: Float[Tensor, "batch head key head_dim"]) -> Float[Tensor, "batch head key head_dim"]:
         """The map applied to vectors, one per head and key."""
-        return self._rotated(vectors if self.factors is None else vectors * self.factors, 1)
+        return self._rotated(vectors if self.factors is None else self._centre(vectors) * self.factors, 1)
 
     def back(self, vectors: Float[Tensor, "batch head key head_dim"]) -> Float[Tensor, "batch head key head_dim"]:
         """The transposed map: ⟨v, map(w)⟩ = ⟨back(v), w⟩."""
         rotated = self._rotated(vectors, -1)
-        return rotated if self.factors is None else rotated * self.factors
+        return rotated if self.factors is None else self._centre(rotated * self.factors)
+
+    def _centre(self, vectors: Tensor) -> Tensor:
+        return vectors - vectors.mean(dim=-1, keepdim=True) if self.centred else vectors  # symmetric: its own transpose
 
     def _rotated(self, vectors: Tensor, direction: int) -> Tensor:
         if self.cosine is None or self.sine is None:
             return vectors
         turning, rest = vectors.tensor_split([self.cosine.shape[-1]], dim=-1)
-        first, second = turning.chunk(2, dim=-1)
         cosine, sine = self.cosine.unsqueeze(1), self.sine.unsqueeze(1)
-        half = torch.cat([-second, first], dim=-1)  # the two halves of a head hold the two coordinates of each plane
-        return torch.cat([turning * cosine + direction * half * sine, rest], dim=-1)
+        if self.adjacent:
+            quarter_turn = torch.stack([-turning[..., 1::2], turning[..., 0::2]], dim=-1).flatten(-2)
+        else:
+            first, second = turning.chunk(2, dim=-1)
+            quarter_turn = torch.cat([-second, first], dim=-1)
+        return torch.cat([turning * cosine + direction * quarter_turn * sine, rest], dim=-1)

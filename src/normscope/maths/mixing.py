@@ -82,17 +82,26 @@ def ratio(mixing: Float[Tensor, "*batch"], preserving: Float[Tensor, "*batch"]) 
 
 
 def mixing_ratios(
-    self_weights: Float[Tensor, "batch head token"], composition: Composition
+    self_weights: Float[Tensor, "batch head token"],
+    composition: Composition,
+    to_nowhere: Float[Tensor, "batch head token"] | None = None,
 ) -> dict[Method, Float[Tensor, "batch token"]]:
     """The mixing ratio r_i of every token, by each method defined for the block.
 
     Args:
         self_weights: α_ii per head.
         composition: The parts of the block's output.
+        to_nowhere: 1 − Σ_j α_ij per head, the weight that a learned sink takes; None if every row of α sums to one.
 
     Returns:
         Ratios in [0, 1], one tensor per method of METHODS. Values at padding are finite but meaningless.
     """
-    attn_w = 1.0 - self_weights.mean(dim=1)
+    own = self_weights.mean(dim=1)
+    if to_nowhere is None:
+        by_weight = {Method.ATTN_W: 1.0 - own, Method.ATTNRES_W: (1.0 - own) / 2}
+    else:
+        others = (1.0 - own - to_nowhere.mean(dim=1)).clamp(min=0)
+        # The residual connection counts as a weight of 1 on the token itself.
+        by_weight = {Method.ATTN_W: ratio(others, own), Method.ATTNRES_W: ratio(others, own + 1)}
     by_stage = {OF_STAGE[stage]: ratio(*norms) for stage, norms in composition.relative_norms().items()}
-    return {Method.ATTN_W: attn_w, Method.ATTNRES_W: attn_w / 2} | by_stage
+    return by_weight | by_stage

@@ -13,8 +13,8 @@ from torch import Tensor
 class Normalisation(NamedTuple):
     """LN(x) = γ ⊙ (x − mean(x)) / σ + β with σ² = Var(x) + ε; RMSNorm leaves out the mean and β."""
 
-    weight: Float[Tensor, " model"]
-    """γ."""
+    weight: Float[Tensor, "*head model"]
+    """γ; a norm of keys may have one of its own for each head."""
     bias: Float[Tensor, " model"] | None
     """β; None if the norm has none."""
     epsilon: float

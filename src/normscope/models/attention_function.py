@@ -36,7 +36,15 @@ class Attends(Protocol):
     """Computes attention in place of the model."""
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor | None:
         """The attention of an observed module, or None for any other."""
         ...
@@ -56,9 +64,14 @@ def _attention_function(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: observed modules call the observer, others the usual fused attention."""
+    """transformers' attention interface: observed modules call the observer, others the usual fused attention.
+
+    transformers' names for a soft cap and for sinks are `softcap` and `s_aux`.
+    """
     observer = active.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if observer is not None:
@@ -71,14 +84,18 @@ def _attention_function(
         mask = _as_mask(attention_mask, causal=causal and query.shape[2] > 1)
         if position_bias is not None:
             mask = (mask or Mask()).with_bias(position_bias)
-        output = observer.attend(module, query, key, value, mask, scale)
+        output = observer.attend(module, query, key, value, mask, scale, softcap, s_aux)
         if output is not None:
             return output, None
-        if isinstance(attention_mask, Mask):
+        if isinstance(attention_mask, Mask) or softcap is not None or s_aux is not None:
             heads = query.shape[1]
-            output = attention(query, repeat_heads(key, heads), repeat_heads(value, heads), mask, scale).output
+            key, value = repeat_heads(key, heads), repeat_heads(value, heads)
+            output = attention(query, key, value, mask, scale, cap=softcap, sinks=s_aux).output
             return output.transpose(1, 2).contiguous(), None
+    # The observer restores the model's own attention when it leaves, which alone knows caps and sinks.
     assert not isinstance(attention_mask, Mask)
+    assert softcap is None
+    assert s_aux is None
     return sdpa_attention_forward(
         module,
         query,

@@ -87,7 +87,7 @@ class AttentionBlock:
     scale: float
     """Factor on q·k before the softmax."""
     log_normaliser: Float[Tensor, "batch head query"] | None
-    """ℓ_i = log Σ_j exp(scale·q_i·k_j); None with `own_weights`."""
+    """ℓ_i = log Σ_j exp(scale·q_i·k_j), with the sink in the sum if there is one; None with `own_weights`."""
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     parameters: BlockParameters
@@ -101,6 +101,10 @@ class AttentionBlock:
     """The map from x W_K + b_K to the keys: their norm and rotation."""
     own_weights: Float[Tensor, "batch head query key"] | None = None
     """α as the model's attention module returned it, if query and key alone do not determine it; else None."""
+    cap: float | None = None
+    """c of a soft cap: the score is c·tanh(scale·q·k / c); None without one."""
+    sinks: Float[Tensor, " head"] | None = None
+    """Each head's learned score of no key at all, which takes part in the softmax; None if α sums to one."""
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch head query key"]:
@@ -110,7 +114,15 @@ class AttentionBlock:
         term = None
         if self.mask is not None:
             term = self.mask.term(slice(0, self._lengths[1]), slice(0, self._lengths[2]), self._lengths, self.query)
-        return attention_maths.attention_weights(self.query, self.key, term, self.scale)
+        return attention_maths.attention_weights(self.query, self.key, term, self.scale, cap=self.cap, sinks=self.sinks)
+
+    @cached_property
+    def weight_to_nowhere(self) -> Float[Tensor, "batch head query"] | None:
+        """1 − Σ_j α_ij, the weight that a head's sink takes: exp(s − ℓ_i). None without sinks, where α sums to one."""
+        if self.sinks is None:
+            return None
+        assert self.log_normaliser is not None
+        return (self.sinks.to(self.log_normaliser.dtype)[:, None] - self.log_normaliser).exp()
 
     @property
     def _lengths(self) -> tuple[int, int, int]:
@@ -184,7 +196,7 @@ class AttentionBlock:
         term = None
         if self.mask is not None:
             term = self.mask.chosen_term(sequences, queries, every, self._lengths, query)
-        return attention_maths.attention_weights(query, key, term, self.scale)
+        return attention_maths.attention_weights(query, key, term, self.scale, cap=self.cap, sinks=self.sinks)
 
     def weights_at(
         self, row: int, head: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
@@ -194,7 +206,7 @@ class AttentionBlock:
             return self.weights[row, head, query, key]
         head, query, key = (axis.to(self.query.device) for axis in (head, query, key))
         scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
-        scores = scores * self.scale
+        scores = attention_maths.capped(scores * self.scale, self.cap)
         weights = scores - self.log_normaliser[row, head, query]
         if self.mask is not None and self.mask.bias is not None:
             weights = weights + self.mask.bias.expand(len(self.inputs), -1, -1, -1)[row, head, query, key]
@@ -208,7 +220,7 @@ class AttentionBlock:
             return (self.token_mask.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
         assert self.log_normaliser is not None
         received = attention_maths.weight_received(
-            self.query, self.key, self.log_normaliser, self.token_mask, self.mask, self.scale
+            self.query, self.key, self.log_normaliser, self.token_mask, self.mask, self.scale, self.cap
         )
         return received.masked_fill(~self.key_mask.unsqueeze(1), 0)
 
@@ -227,7 +239,9 @@ class AttentionBlock:
         assert self.log_normaliser is not None
         bias = None if self.mask is None else self.mask.bias
         added = None if bias is None else bias.diagonal(dim1=-2, dim2=-1).to(self.query.dtype)
-        return attention_maths.self_attention_weights(self.query, self.key, self.log_normaliser, self.scale, added)
+        return attention_maths.self_attention_weights(
+            self.query, self.key, self.log_normaliser, self.scale, added, self.cap
+        )
 
     @cached_property
     def preserving(self) -> Float[Tensor, "batch query model"]:
@@ -260,7 +274,7 @@ class AttentionBlock:
         A token that can see no other, such as the first of a causal model, has exactly 0: its difference from 0 would be
         rounding, which a ranking of tokens takes at face value.
         """
-        ratios = mixing_ratios(self.self_weights, self.composition)
+        ratios = mixing_ratios(self.self_weights, self.composition, self.weight_to_nowhere)
         if not self.is_cross_attention:
             ratios = {method: r.masked_fill(self._sees_only_itself, 0) for method, r in ratios.items()}
         return {
@@ -319,7 +333,9 @@ class AttentionBlock:
         )
         if self.own_weights is None:
             key = self.key if removed is None else self.key - removed
-            return attention_maths.attention_by_group(self.query, key, members, self.mask, self.scale)
+            return attention_maths.attention_by_group(
+                self.query, key, members, self.mask, self.scale, cap=self.cap, sinks=self.sinks
+            )
         weights = self.own_weights
         if removed is not None:
             # exp(score − difference) / Σ: log α is the score up to a constant per query, which cancels.

@@ -27,8 +27,10 @@ class LayerCapture:
     value: Tensor | None = None
     mask: Mask | None = None
     scale: float = 1.0
+    cap: float | None = None
+    sinks: Tensor | None = None
     log_normaliser: Tensor | None = None
-    position: tuple[Tensor, Tensor] | None = None
+    rotation: KeyMap | None = None
     unnormed_key: Tensor | None = None
     own_weights: Tensor | None = None
     attention_output: Tensor | None = None
@@ -42,6 +44,9 @@ class LayerCapture:
         inputs, attention_inputs, output = (
             full_precision(self._captured(part)) for part in ("inputs", "attention_inputs", "attention_output")
         )
+        if self.modules.residual_scale != 1:
+            output = output * self.modules.residual_scale
+        key_map = self._key_map(parameters)
         if self.own_weights is not None:
             # The module does not expose its queries, keys and values.
             self.query, self.key, self.value = (
@@ -52,7 +57,9 @@ class LayerCapture:
                     (parameters.value_weight, parameters.value_bias),
                 )
             )
-            self.mask = Mask(keys=token_mask)
+            self.query, self.key = key_map._replace(factors=None)(self.query), key_map(self.key)
+            causal = self.modules.layout.causal
+            self.mask = Mask(keys=token_mask, causal=causal, queries=token_mask if causal else None)
             self.scale = self.modules.layout.own_scale(self.key.shape[-1], self.extra_terms)
         return AttentionBlock(
             layer=self.modules.layer,
@@ -69,20 +76,25 @@ class LayerCapture:
             token_mask=token_mask,
             key_mask=key_mask,
             is_cross_attention=self.modules.layout.is_cross_attention,
-            key_map=self._key_map(parameters),
+            key_map=key_map,
             own_weights=None if self.own_weights is None else full_precision(self.own_weights),
+            cap=self.cap,
+            sinks=None if self.sinks is None else full_precision(self.sinks),
         )
 
     def _key_map(self, parameters: BlockParameters) -> KeyMap:
-        cosine, sine = (None, None) if self.position is None else map(full_precision, self.position)
-        norm = parameters.key_normalisation
+        rotation, norm = self.rotation or KeyMap(), parameters.key_normalisation
+        if rotation.cosine is not None and rotation.sine is not None:
+            rotation = rotation._replace(cosine=full_precision(rotation.cosine), sine=full_precision(rotation.sine))
         if norm is None:
-            return KeyMap(cosine, sine)
+            return rotation
         key = full_precision(self._captured("unnormed_key"))
+        if self.modules.layout.key_norm_by_head:
+            key = key.transpose(1, 2)
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
-        return KeyMap(cosine, sine, repeat_heads(factors, heads))
+        return rotation._replace(factors=repeat_heads(factors, heads), centred=norm.centred)
 
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)
@@ -120,12 +132,18 @@ class FeedForwardCapture:
             )
         if self.modules.layout.fused:
             u, w = u.chunk(2, dim=-1)
+        axes = self.attention.inputs.shape[:2]  # OPT's network reads all tokens of a batch in one row
+
+        def by_token(vectors: Tensor) -> Tensor:
+            return full_precision(vectors).reshape(*axes, -1)
+
+        scale = self.modules.residual_scale
         return FeedForwardBlock(
             layer=self.modules.layer,
-            inputs=full_precision(self.inputs),
-            output=full_precision(self.output),
-            pre_activations=full_precision(u),
-            multipliers=None if w is None else full_precision(w),
+            inputs=by_token(self.inputs),
+            output=by_token(self.output) if scale == 1 else by_token(self.output) * scale,
+            pre_activations=by_token(u),
+            multipliers=None if w is None else by_token(w),
             parameters=self.modules.parameters(),
             attention=self.attention,
         )

@@ -31,6 +31,23 @@ _LLAMA_NETWORK = FeedForwardLayout(
 )
 
 
+_FUSED_NETWORK = FeedForwardLayout(
+    input="mlp.gate_up_proj",
+    fused=True,
+    activation="mlp.activation_fn",
+    output="mlp.down_proj",
+    norm="post_attention_layernorm",
+    float32_inside=True,
+)
+_MEGATRON_NETWORK = FeedForwardLayout(
+    input="mlp.dense_h_to_4h",
+    activation="mlp.act",
+    output="mlp.dense_4h_to_h",
+    norm="post_attention_layernorm",
+    added_in_place=True,
+)
+
+
 def _bert_like(model_type: str) -> BlockLayout:
     """BERT's block, which its relatives copy unchanged."""
     return BlockLayout(
@@ -65,9 +82,31 @@ def _llama_like(model_type: str) -> BlockLayout:
         attention_norm="input_layernorm",
         final_norm="norm",
         sum_consumer="post_attention_layernorm",
-        rotary=True,
+        rotary="halves",
         feed_forward=(_LLAMA_NETWORK,),
         source=_source(model_type),
+    )
+
+
+def _norms_around(model_type: str, network: FeedForwardLayout, *, block: str, input: str, output: str) -> BlockLayout:
+    """Llama's block with another norm after attention and after the network, inside the residual connection."""
+    return dataclasses.replace(
+        _llama_like(model_type),
+        norm_position="branch",
+        norm=block,
+        sum_consumer=None,
+        feed_forward=(dataclasses.replace(network, norm=input, output_norm=output),),
+    )
+
+
+def _beside(layout: BlockLayout, norm: str = "input_layernorm") -> BlockLayout:
+    """The layout with its network beside attention; both read what one norm gives."""
+    return dataclasses.replace(
+        layout,
+        norm_position="parallel",
+        sum_consumer=None,
+        attention_norm=norm,
+        feed_forward=tuple(dataclasses.replace(form, norm=norm) for form in layout.feed_forward),
     )
 
 
@@ -121,9 +160,20 @@ def _bart_like(
     )
 
 
-def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, sum_consumer: str) -> BlockLayout:
+def _t5_like(model_type: str) -> tuple[BlockLayout, ...]:
+    """The three stacks of T5 and its relatives."""
+    return (
+        _t5_stack(model_type, "encoder", "", "layer.0.SelfAttention", None, "layer.1"),
+        _t5_stack(model_type, "decoder", "decoder.", "layer.0.SelfAttention", None, "layer.1"),
+        _t5_stack(model_type, "cross", "decoder.", "layer.1.EncDecAttention", "layer.1", "layer.2"),
+    )
+
+
+def _t5_stack(
+    model_type: str, name: Stack, prefix: str, attention: str, residual: str | None, sum_consumer: str
+) -> BlockLayout:
     return BlockLayout(
-        model_type="t5",
+        model_type=model_type,
         stack=name,
         layer_count="num_layers" if name == "encoder" else "num_decoder_layers",
         layers=f"{prefix}block",
@@ -138,7 +188,7 @@ def _t5_stack(name: Stack, prefix: str, attention: str, residual: str | None, su
         final_norm=f"{prefix}final_layer_norm",
         sum_consumer=sum_consumer,
         feed_forward=() if name == "decoder" else _t5_networks(sum_consumer),
-        source=_source("t5"),
+        source=_source(model_type),
     )
 
 
@@ -153,6 +203,55 @@ def _t5_networks(path: str) -> tuple[FeedForwardLayout, ...]:
     )
     gated = dataclasses.replace(plain, input=f"{path}.DenseReluDense.wi_0", multiplier=f"{path}.DenseReluDense.wi_1")
     return plain, gated
+
+
+_GEMMA = _norms_around(
+    "gemma2",
+    dataclasses.replace(_LLAMA_NETWORK, unit_offset=True),
+    block="post_attention_layernorm",
+    input="pre_feedforward_layernorm",
+    output="post_feedforward_layernorm",
+)
+
+
+def _olmo2_like(model_type: str) -> BlockLayout:
+    """Llama's block with the norms after attention and network instead of before them."""
+    layout = _norms_around(
+        model_type,
+        _LLAMA_NETWORK,
+        block="post_attention_layernorm",
+        input="post_attention_layernorm",
+        output="post_feedforward_layernorm",
+    )
+    return dataclasses.replace(
+        layout,
+        attention_norm=None,
+        key_norm="self_attn.k_norm",
+        float32_inside=True,
+        feed_forward=tuple(dataclasses.replace(form, norm=None) for form in layout.feed_forward),
+    )
+
+
+def _megatron_like(model_type: str) -> BlockLayout:
+    """The block of Bloom and Falcon, whose attention does not use the registry."""
+    return BlockLayout(
+        model_type=model_type,
+        layers="h",
+        attention="self_attention",
+        query="self_attention.query_key_value",
+        key="self_attention.query_key_value",
+        value="self_attention.query_key_value",
+        fused="interleaved",
+        output="self_attention.dense",
+        norm_position="pre",
+        attention_norm="input_layernorm",
+        final_norm="ln_f",
+        sum_consumer="post_attention_layernorm",
+        registry=False,
+        causal=True,
+        feed_forward=(_MEGATRON_NETWORK,),
+        source=_source(model_type),
+    )
 
 
 FAMILIES: dict[str, BlockLayout] = {
@@ -268,7 +367,7 @@ FAMILIES: dict[str, BlockLayout] = {
             attention_norm="attn_norm",
             final_norm="final_norm",
             sum_consumer="mlp_norm",
-            rotary=True,
+            rotary="halves",
             float32_inside=True,
             embedding_norm="embeddings.norm",
             feed_forward=(
@@ -329,7 +428,7 @@ FAMILIES: dict[str, BlockLayout] = {
             norm_position="parallel",
             attention_norm="input_layernorm",
             final_norm="final_layer_norm",
-            rotary=True,
+            rotary="halves",
             feed_forward=(
                 FeedForwardLayout(
                     input="mlp.dense_h_to_4h",
@@ -347,15 +446,121 @@ FAMILIES: dict[str, BlockLayout] = {
         dataclasses.replace(
             _llama_like("gemma"), feed_forward=(dataclasses.replace(_LLAMA_NETWORK, unit_offset=True),)
         ),
+        dataclasses.replace(_GEMMA, fused_reference=False, float32_inside=True),
         dataclasses.replace(
-            _llama_like("olmo2"),
-            norm_position="branch",
-            norm="post_attention_layernorm",
-            attention_norm=None,
-            sum_consumer=None,
+            _GEMMA,
+            model_type="gemma3_text",
+            source=_source("gemma3"),
             key_norm="self_attn.k_norm",
+            key_norm_by_head=True,
             float32_inside=True,
-            feed_forward=(dataclasses.replace(_LLAMA_NETWORK, norm=None, output_norm="post_feedforward_layernorm"),),
+        ),
+        dataclasses.replace(
+            _norms_around(
+                "glm4",
+                _FUSED_NETWORK,
+                block="post_self_attn_layernorm",
+                input="post_attention_layernorm",
+                output="post_mlp_layernorm",
+            ),
+            rotary="adjacent_halves",
+            float32_inside=True,
+        ),
+        _llama_like("olmo"),
+        _olmo2_like("olmo2"),
+        _olmo2_like("olmo3"),
+        dataclasses.replace(
+            _llama_like("phi3"),
+            query="self_attn.qkv_proj",
+            key="self_attn.qkv_proj",
+            value="self_attn.qkv_proj",
+            fused="stacked",
+            feed_forward=(_FUSED_NETWORK,),
+        ),
+        dataclasses.replace(_llama_like("smollm3"), rotates="use_rope"),
+        dataclasses.replace(_llama_like("granite"), residual_multiplier="residual_multiplier"),
+        dataclasses.replace(
+            _llama_like("starcoder2"),
+            feed_forward=(
+                FeedForwardLayout(
+                    input="mlp.c_fc", activation="mlp.act", output="mlp.c_proj", norm="post_attention_layernorm"
+                ),
+            ),
+        ),
+        dataclasses.replace(
+            _llama_like("stablelm"), feed_forward=(dataclasses.replace(_LLAMA_NETWORK, float32_inside=False),)
+        ),
+        _beside(dataclasses.replace(_llama_like("cohere"), rotary="adjacent", float32_inside=True)),
+        _beside(
+            dataclasses.replace(
+                _llama_like("cohere2"), rotary="adjacent", rotates="sliding_window", float32_inside=True
+            )
+        ),
+        _beside(
+            dataclasses.replace(
+                _llama_like("phi"),
+                output="self_attn.dense",
+                final_norm="final_layernorm",
+                feed_forward=(FeedForwardLayout(input="mlp.fc1", activation="mlp.activation_fn", output="mlp.fc2"),),
+            )
+        ),
+        # Mixtures of experts, where only attention can be observed; a layer may have Llama's network in their place.
+        dataclasses.replace(_llama_like("mixtral"), routed=True, feed_forward=()),
+        dataclasses.replace(_llama_like("qwen2_moe"), routed=True),
+        dataclasses.replace(_llama_like("qwen3_moe"), routed=True, key_norm="self_attn.k_norm", float32_inside=True),
+        dataclasses.replace(
+            _llama_like("gpt_oss"), routed=True, rotary="angles", fused_reference=False, feed_forward=()
+        ),
+        BlockLayout(
+            model_type="opt",
+            layers="decoder.layers",
+            attention="self_attn",
+            query="self_attn.q_proj",
+            key="self_attn.k_proj",
+            value="self_attn.v_proj",
+            output="self_attn.out_proj",
+            norm_position="pre",
+            attention_norm="self_attn_layer_norm",
+            final_norm="decoder.final_layer_norm",
+            sum_consumer="final_layer_norm",
+            feed_forward=(
+                FeedForwardLayout(input="fc1", activation="activation_fn", output="fc2", norm="final_layer_norm"),
+            ),
+            source=_source("opt"),
+        ),
+        _beside(
+            BlockLayout(
+                model_type="gptj",
+                layers="h",
+                attention="attn",
+                query="attn.q_proj",
+                key="attn.k_proj",
+                value="attn.v_proj",
+                output="attn.out_proj",
+                norm_position="parallel",
+                final_norm="ln_f",
+                rotary="table",
+                registry=False,
+                causal=True,
+                float32_inside=True,
+                feed_forward=(FeedForwardLayout(input="mlp.fc_in", activation="mlp.act", output="mlp.fc_out"),),
+                source=_source("gptj"),
+            ),
+            "ln_1",
+        ),
+        dataclasses.replace(
+            _megatron_like("bloom"),
+            score_terms="alibi",
+            float32_inside=True,
+            embedding_norm="word_embeddings_layernorm",
+            feed_forward=(dataclasses.replace(_MEGATRON_NETWORK, activation="mlp.gelu_impl", float32_inside=True),),
+        ),
+        # The block of Falcon 40B and later models; see `_falcon` for that of 7B.
+        dataclasses.replace(
+            _beside(_megatron_like("falcon"), "ln_attn"),
+            key_heads="num_kv_heads",
+            rotary="halves",
+            feed_forward=(dataclasses.replace(_MEGATRON_NETWORK, norm="ln_mlp"),),
         ),
     )
 }
@@ -368,11 +573,9 @@ STACKS: dict[str, dict[Stack, BlockLayout]] = {
         _bart_like("bart", "post", embedding_norm=True),
         _bart_like("mbart", "pre", embedding_norm=True),
         _bart_like("m2m_100", "pre", embedding_norm=False),
-        (
-            _t5_stack("encoder", "", "layer.0.SelfAttention", None, "layer.1"),
-            _t5_stack("decoder", "decoder.", "layer.0.SelfAttention", None, "layer.1"),
-            _t5_stack("cross", "decoder.", "layer.1.EncDecAttention", "layer.1", "layer.2"),
-        ),
+        _t5_like("t5"),
+        _t5_like("mt5"),
+        _t5_like("umt5"),
     )
 }
 """The encoder–decoders, by stack."""
@@ -386,7 +589,61 @@ def _gpt_neox(config: Any) -> BlockLayout:
     return dataclasses.replace(layout, norm_position="pre", sum_consumer="post_attention_layernorm")
 
 
-_BY_CONFIG: dict[str, Callable[[Any], BlockLayout]] = {"gpt_neox": _gpt_neox}
+def _stablelm(config: Any) -> BlockLayout:
+    """StableLM, which may put its network beside attention and normalise queries and keys head by head."""
+    layout = FAMILIES["stablelm"]
+    if config.qk_layernorm:
+        layout = dataclasses.replace(layout, key_norm="self_attn.k_layernorm", key_norm_by_head=True)
+    return _beside(layout) if config.use_parallel_residual else layout
+
+
+def _cohere(config: Any) -> BlockLayout:
+    """Cohere, whose larger models normalise queries and keys."""
+    layout = FAMILIES["cohere"]
+    return dataclasses.replace(layout, key_norm="self_attn.k_norm") if config.use_qk_norm else layout
+
+
+def _opt(config: Any) -> BlockLayout:
+    """OPT, whose model of 350 million parameters has its norms after attention and after the network."""
+    layout = FAMILIES["opt"]
+    if config.do_layer_norm_before:
+        return dataclasses.replace(layout, final_norm=None) if config._remove_final_layer_norm else layout
+    return dataclasses.replace(
+        layout,
+        norm_position="post",
+        norm="self_attn_layer_norm",
+        attention_norm=None,
+        final_norm=None,
+        sum_consumer=None,
+        output_norm="final_layer_norm",
+    )
+
+
+def _falcon(config: Any) -> BlockLayout:
+    """Falcon, whose models differ in heads of keys, in norms and in what the network reads."""
+    layout = FAMILIES["falcon"]
+    if config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2):
+        return layout
+    if config.multi_query and not config.new_decoder_architecture:
+        layout = dataclasses.replace(layout, key_heads=1)
+    if config.new_decoder_architecture or config.parallel_attn:
+        return _beside(layout)
+    return dataclasses.replace(
+        layout,
+        norm_position="pre",
+        attention_norm="input_layernorm",
+        sum_consumer="post_attention_layernorm",
+        feed_forward=(_MEGATRON_NETWORK,),
+    )
+
+
+_BY_CONFIG: dict[str, Callable[[Any], BlockLayout]] = {
+    "cohere": _cohere,
+    "falcon": _falcon,
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
+    "stablelm": _stablelm,
+}
 """The families whose layout depends on the config."""
 
 

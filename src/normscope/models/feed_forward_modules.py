@@ -16,7 +16,13 @@ from normscope.maths.activations import ACTIVATIONS, Activation, activation_of
 from normscope.maths.composition import NormPosition
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardParameters
-from normscope.models.layout import BlockLayout, FeedForwardLayout, normalisation, weight_and_bias
+from normscope.models.layout import (
+    BlockLayout,
+    FeedForwardLayout,
+    normalisation,
+    scaled_projection,
+    weight_and_bias,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,8 @@ class FeedForwardModules:
     norm: nn.Module | None
     output_norm: nn.Module | None
     norm_position: NormPosition
+    residual_scale: float
+    """Factor on the network's output; `parameters` has it in W_2 and b_2."""
     layout: FeedForwardLayout
 
     def parameters(self) -> FeedForwardParameters:
@@ -49,7 +57,7 @@ class FeedForwardModules:
             input_bias, multiplier_bias = (None, None) if input_bias is None else input_bias.chunk(2)
         elif self.multiplier is not None:
             multiplier_weight, multiplier_bias = weight_and_bias(self.multiplier)
-        output_weight, output_bias = weight_and_bias(self.output)
+        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
         return FeedForwardParameters(
             input_weight=input_weight,
             input_bias=input_bias,
@@ -82,7 +90,7 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     """
     networks = []
     for number, layer in enumerate(layout.passes(model), start=1):
-        network = _bound(layout, number, layer, name or layout.model_type)
+        network = _bound(layout, number, layer, name or layout.model_type, layout.residual_scale(model.config))
         if network is None:
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
             raise InputError(
@@ -94,7 +102,9 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     return networks
 
 
-def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> FeedForwardModules | None:
+def _bound(
+    layout: BlockLayout, number: int, layer: nn.Module, name: str, residual_scale: float
+) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
         if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
@@ -109,6 +119,7 @@ def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> Fee
                 norm=None if form.norm is None else attrgetter(form.norm)(layer),
                 output_norm=None if form.output_norm is None else attrgetter(form.output_norm)(layer),
                 norm_position=layout.norm_position,
+                residual_scale=residual_scale,
                 layout=form,
             )
     return None

@@ -12,8 +12,10 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
+from normscope.models.rotary import Rotation
 
 Fusion = Literal["stacked", "interleaved"]
+"""How one module holds W_Q, W_K and W_V: one after another, or, for every head of keys, its queries, its key and its value."""
 
 Stack = Literal["encoder", "decoder", "cross"]
 """An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
@@ -44,6 +46,8 @@ class FeedForwardLayout:
     """Whether the norms store γ − 1."""
     float32_inside: bool = False
     """Whether the norms compute in float32 whatever the model's type."""
+    added_in_place: bool = False
+    """Whether the layer changes the tensor that `output` returns (Falcon)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +81,8 @@ class BlockLayout:
     """The stack of an encoder–decoder; None for a model with a single stack."""
     heads: str = "num_attention_heads"
     """Config key of the number of heads."""
+    key_heads: str | int = "num_key_value_heads"
+    """Config key of the number of heads of keys and values, or the number; without such a key, each head has its own."""
     layer_count: str = "num_hidden_layers"
     """Config key of the number of layers."""
     start: Literal["token", "last"] = "token"
@@ -94,25 +100,36 @@ class BlockLayout:
     shared: str | None = None
     """The list of layers in a group, if `layers` lists groups whose weights several layers share (ALBERT)."""
     fused: Fusion | None = None
-    """How one module holds W_Q, W_K and W_V: one after another, or head by head. None if each has its own."""
+    """How one module holds W_Q, W_K and W_V. None if each has its own."""
     query_bias: str | None = None
     """b_Q, if it is a separate parameter."""
     value_bias: str | None = None
     """b_V, if it is a separate parameter."""
     key_norm: str | None = None
     """The norm of the keys, of each head or of all heads together."""
-    rotary: bool = False
-    """Whether queries and keys are rotated by the `position_embeddings` passed to the attention module."""
+    key_norm_by_head: bool = False
+    """Whether that norm reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
+    rotary: Rotation | None = None
+    """How the attention module rotates queries and keys; None if it does not."""
+    rotates: str | None = None
+    """The attribute of the attention module that is true where it rotates; None if it does in every layer."""
+    residual_multiplier: str | None = None
+    """Config key of a factor on what attention and the feed-forward network add to the residual connection."""
     registry: bool = True
     """Whether attention goes through transformers' registry; if not, the weights that the module returns are observed."""
+    causal: bool = False
+    """Whether queries see no later keys (outside the registry, where no mask function says so)."""
+    fused_reference: bool = True
+    """Whether the untouched model may run torch's fused attention; if not, transformers' own eager attention, because the
+    fused one leaves out a soft cap or a sink."""
     float32_inside: bool = False
-    """Whether an observed norm or rotation computes in float32 regardless of the model's dtype."""
+    """Whether an observed norm, rotation or softmax computes in float32 regardless of the model's dtype."""
     position_terms: str | None = None
     """Config key that lists the terms of the score besides q·k; their number enters its scale (outside the registry)."""
     counted_terms: tuple[str, ...] | None = None
     """The terms that count, each once; None if every entry of that key counts."""
     score_terms: str | None = None
-    """The argument or method of the attention module that provides these terms (outside the registry)."""
+    """The argument or method of the attention module that provides these terms (outside the registry); None without any."""
     embedding_norm: str | None = None
     """The norm whose output is the hidden vector of layer 0; None if something else follows it."""
     output_norm: str | None = None
@@ -121,6 +138,9 @@ class BlockLayout:
     """A convolution after the first layer, which some models of the family have; it ends in a `LayerNorm`."""
     position_embedding: str | None = None
     """A learned position embedding, which limits the sequence length; None if the family has none."""
+    routed: bool = False
+    """Whether a router chooses among experts after the block. Rounding may change its choice, so verification gives every layer
+    the untouched model's input."""
     feed_forward: tuple[FeedForwardLayout, ...] = ()
     """The forms that the feed-forward network may have; a layer has the first whose modules it has. Empty if no network follows
     the block: a decoder's self-attention feeds cross-attention."""
@@ -133,15 +153,14 @@ class BlockLayout:
             raise ValueError(
                 f"{self.model_type}: a block with norm_position='pre' needs `sum_consumer`, the module that reads its sum"
             )
-        if not self.registry and self.score_terms is None:
-            raise ValueError(f"{self.model_type}: with registry=False, `score_terms` is needed to verify the scores")
 
-    def bind(self, model: nn.Module) -> "list[BlockModules]":
+    def bind(self, model: Any) -> "list[BlockModules]":
         """The modules of every layer of a model, in order. A layer that runs twice appears twice.
 
         Raises:
             AttributeError: If the model lacks a part that the layout names.
         """
+        residual_scale = self.residual_scale(model.config)
         return [
             BlockModules(
                 layer=number,
@@ -158,6 +177,7 @@ class BlockLayout:
                 key_norm=_part(layer, self.key_norm),
                 query_bias=_part(layer, self.query_bias),
                 value_bias=_part(layer, self.value_bias),
+                residual_scale=residual_scale,
                 layout=self,
             )
             for number, layer in enumerate(self.passes(model), start=1)
@@ -221,6 +241,17 @@ class BlockLayout:
         """Whether the family's norms store γ − 1."""
         return any(form.unit_offset for form in self.feed_forward)
 
+    def heads_of(self, config: Any) -> tuple[int, int]:
+        """Numbers of heads of queries, and of keys and values."""
+        heads = int(getattr(config, self.heads))
+        if isinstance(self.key_heads, int):
+            return heads, self.key_heads
+        return heads, int(getattr(config, self.key_heads, None) or heads)
+
+    def residual_scale(self, config: Any) -> float:
+        """The factor on what attention and the feed-forward network add to the residual connection."""
+        return 1.0 if self.residual_multiplier is None else float(getattr(config, self.residual_multiplier))
+
     def extra_terms(self, config: Any) -> int:
         """The number of terms besides q·k that enter the scale of the score."""
         if self.position_terms is None:
@@ -257,19 +288,27 @@ class BlockModules:
     key_norm: nn.Module | None
     query_bias: Tensor | None
     value_bias: Tensor | None
+    residual_scale: float
+    """Factor on the attention output; `parameters` has it in W_O and b_O."""
     layout: BlockLayout
+
+    @property
+    def rotates(self) -> bool:
+        """Whether this layer rotates its queries and keys."""
+        layout = self.layout
+        return layout.rotary is not None and (layout.rotates is None or bool(getattr(self.attention, layout.rotates)))
 
     def parameters(self, heads: int, key_heads: int) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated."""
         layout = self.layout
-        query_weight, query_bias = _by_head(self.query, heads, layout.fused, 0)
-        key_weight, key_bias = _by_head(self.key, key_heads, layout.fused, 1)
-        value_weight, value_bias = _by_head(self.value, key_heads, layout.fused, 2)
+        query_weight, query_bias = _by_head(self.query, heads, key_heads, layout.fused, 0)
+        key_weight, key_bias = _by_head(self.key, heads, key_heads, layout.fused, 1)
+        value_weight, value_bias = _by_head(self.value, heads, key_heads, layout.fused, 2)
         if self.query_bias is not None:
             query_bias = query_bias + full_precision(self.query_bias).view(heads, -1)
         if self.value_bias is not None:
             value_bias = value_bias + full_precision(self.value_bias).view(key_heads, -1)
-        output_weight, output_bias = weight_and_bias(self.output)
+        output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
         repeats = heads // key_heads
         key_weight, key_bias, value_weight, value_bias = (
             part if repeats == 1 else part.repeat_interleave(repeats, dim=0)
@@ -284,10 +323,10 @@ class BlockModules:
             value_bias=value_bias,
             output_weight=output_weight.view(heads, -1, output_weight.shape[1]),
             output_bias=output_bias,
-            normalisation=None if self.norm is None else normalisation(self.norm),
+            normalisation=None if self.norm is None else normalisation(self.norm, unit_offset=layout.unit_offset),
             input_normalisation=self._input_normalisation(),
             norm_position=layout.norm_position,
-            key_normalisation=None if self.key_norm is None else normalisation(self.key_norm),
+            key_normalisation=self._key_normalisation(),
         )
 
     def _input_normalisation(self) -> Normalisation | None:
@@ -295,6 +334,15 @@ class BlockModules:
         if self.attention_norm is None or isinstance(self.attention_norm, nn.Identity):
             return None
         return normalisation(self.attention_norm, unit_offset=self.layout.unit_offset)
+
+    def _key_normalisation(self) -> Normalisation | None:
+        module: Any = self.key_norm
+        if module is None:
+            return None
+        if hasattr(module, "weight"):
+            return normalisation(module, unit_offset=self.layout.unit_offset)
+        norms = [normalisation(part) for part in module.norms]  # StableLM has a module for each head
+        return norms[0]._replace(weight=torch.stack([norm.weight for norm in norms]))
 
 
 def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
@@ -304,7 +352,7 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
         norm: The module. γ is 1 if it has no weight.
         unit_offset: Whether it stores γ − 1.
     """
-    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     if weight is None:
         size = math.prod(norm.normalized_shape)
@@ -312,6 +360,10 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
         weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
     weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
     return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight))
+
+
+_EPSILON = 1e-5
+"""ε of norms that do not store it (OLMo's); verification proves it where feed-forward networks are compared."""
 
 
 def _centres(norm: nn.Module, weight: Tensor) -> bool:
@@ -344,18 +396,33 @@ def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     return full_precision(weight), None if bias is None else full_precision(bias)
 
 
-def _by_head(projection: nn.Module, heads: int, fused: Fusion | None, part: int) -> tuple[Tensor, Tensor]:
-    """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V."""
+def scaled_projection(projection: nn.Module, scale: float) -> tuple[Tensor, Tensor | None]:
+    """Weight (in, out) and bias of a projection whose output is multiplied by a number."""
+    weight, bias = weight_and_bias(projection)
+    return (weight, bias) if scale == 1 else (weight * scale, None if bias is None else bias * scale)
+
+
+def _by_head(
+    projection: nn.Module, heads: int, key_heads: int, fused: Fusion | None, part: int
+) -> tuple[Tensor, Tensor]:
+    """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V (part 0, 1, 2)."""
     weight, bias = weight_and_bias(projection)
     bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
+    weight, bias = (_part_by_head(tensor, heads, key_heads, fused, part) for tensor in (weight, bias))
+    return weight.transpose(0, 1), bias
+
+
+def _part_by_head(tensor: Tensor, heads: int, key_heads: int, fused: Fusion | None, part: int) -> Tensor:
+    """The last axis split into (head, head_dim), of the part that is asked for."""
     match fused:
         case None:
-            weight, bias = weight.view(len(weight), heads, -1), bias.view(heads, -1)
+            return tensor.unflatten(-1, (key_heads if part else heads, -1))
         case "stacked":
-            weight, bias = weight.view(len(weight), 3, heads, -1)[:, part], bias.view(3, heads, -1)[part]
+            by_head = tensor.unflatten(-1, (heads + 2 * key_heads, -1))
+            return by_head.split([heads, key_heads, key_heads], dim=-2)[part]
         case "interleaved":
-            weight, bias = weight.view(len(weight), heads, 3, -1)[:, :, part], bias.view(heads, 3, -1)[:, part]
-    return weight.transpose(0, 1), bias
+            groups = tensor.unflatten(-1, (key_heads, heads // key_heads + 2, -1))
+            return groups.tensor_split([heads // key_heads, heads // key_heads + 1], dim=-2)[part].flatten(-3, -2)
 
 
 def stacked_heads(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -122,6 +122,7 @@ class OpenedModel:
             tokenizer = load_tokenizer(self.options, self.source, model, self.layout, random_weights=self._random)
         else:
             check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
+        run_experts_in_float64(model)
         model.to(target)  # type: ignore[arg-type]
         return LoadedModel(
             model=model.eval().requires_grad_(False),
@@ -189,6 +190,12 @@ def torch_device(name: str) -> torch.device:
     if not available[kind] or (number and int(number) >= torch.cuda.device_count()):
         raise InputError(f"device.name={name}: this machine has no such device; set device=auto or device=cpu")
     return torch.device(name)
+
+
+def run_experts_in_float64(model: PreTrainedModel) -> None:
+    """Let a mixture of experts in float64 run one expert at a time: torch's grouped products take no float64."""
+    if model.dtype is torch.float64:
+        model.set_experts_implementation("eager")
 
 
 def longest_input(model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -24,6 +24,7 @@ from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.rotary import rotation_of
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 
 Visitor = Callable[[AttentionBlock], None]
@@ -98,12 +99,9 @@ class Observer:
         self._wanted = frozenset(range(1, len(self._layers) + 1) if layers is None else layers)
         self._hidden = frozenset(hidden)
         self._extra_terms = layout.extra_terms(model.config)
-        heads = int(getattr(model.config, layout.heads))
-        key_heads = int(getattr(model.config, "num_key_value_heads", None) or heads)
+        heads = layout.heads_of(model.config)
         self.parameters = {
-            modules.layer: modules.parameters(heads, key_heads)
-            for modules in self._layers
-            if modules.layer in self._wanted
+            modules.layer: modules.parameters(*heads) for modules in self._layers if modules.layer in self._wanted
         }
         """Weights of the blocks to visit, by layer."""
         self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
@@ -143,10 +141,14 @@ class Observer:
             )
         _observed.add(id(self._model))
         self._exit.callback(_observed.discard, id(self._model))
+        previous = self._model.config._attn_implementation
         if self._layout.registry:
-            previous = self._model.config._attn_implementation
             self._model.set_attn_implementation(IMPLEMENTATION)
             self._exit.callback(self._model.set_attn_implementation, previous)
+        else:
+            # Their own fused attention returns no weights, or (Falcon) those of attention that sees later keys.
+            self._model.config._attn_implementation = "eager"
+            self._exit.callback(setattr, self._model.config, "_attn_implementation", previous)
         for handle in self._hooks():
             self._exit.callback(handle.remove)
         return self
@@ -165,7 +167,7 @@ class Observer:
                 yield modules.residual.register_forward_pre_hook(self._take_residual, with_kwargs=True)
             yield modules.key.register_forward_pre_hook(self._take_attention_inputs)
             yield modules.output.register_forward_hook(self._take_attention_output)
-            if self._layout.rotary:
+            if modules.rotates:
                 yield modules.attention.register_forward_pre_hook(self._take_position, with_kwargs=True)
             if modules.key_norm is not None:
                 yield modules.key_norm.register_forward_pre_hook(self._take_unnormed_key)
@@ -276,6 +278,8 @@ class Observer:
         value: Tensor,
         mask: Mask | None,
         scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor | None:
         """Attention of a layer whose block is visited; None for any other module."""
         parts = self._parts
@@ -283,8 +287,9 @@ class Observer:
             return None
         heads = query.shape[1]
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        output, parts.log_normaliser = attention(query, key, value, mask, scale)
+        output, parts.log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
         parts.query, parts.key, parts.value, parts.mask, parts.scale = query, key, value, mask, scale
+        parts.cap, parts.sinks = cap, sinks
         return output.transpose(1, 2).contiguous()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -326,9 +331,10 @@ class Observer:
         if self._parts is not None and self._parts.attention_inputs is None:
             self._parts.attention_inputs = args[0]
 
-    def _take_position(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take_position(self, module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._parts is not None:
-            self._parts.position = kwargs["position_embeddings"]
+            assert self._layout.rotary is not None
+            self._parts.rotation = rotation_of(self._layout.rotary, module, kwargs)
 
     def _take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._parts is not None:
@@ -358,7 +364,8 @@ class Observer:
 
     def _take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         if self._network is not None:
-            self._network.output = output
+            # Falcon adds the attention output to this tensor, in place.
+            self._network.output = output.clone() if self._network.modules.layout.added_in_place else output
 
     def _show_feed_forward(self) -> None:
         network, self._network = self._network, None

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ class ScoreTerms(contextlib.ExitStack):
     Use it as a context manager around a forward pass.
 
     Args:
-        layers: The layers of a model whose layout has `score_terms`.
+        layers: The layers of a model. Those whose layout has no `score_terms` have none.
 
     Raises:
         AttributeError: If an attention module has neither an argument nor a method of that name.
@@ -33,15 +34,18 @@ class ScoreTerms(contextlib.ExitStack):
         self._term: Tensor | None = None
         for modules in layers:
             name = modules.layout.score_terms
-            assert name is not None
-            self._watch(modules.attention, name)
+            if name is not None:
+                self._watch(modules.attention, name)
 
     def weights(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
         """The weights of the current block, recomputed from its query, key and scale and the other terms."""
         scores = block.scale * block.query @ block.key.transpose(-1, -2)
         if self._term is not None:
-            scores = scores + full_precision(self._term).view(scores.shape)  # DeBERTa-v2 folds heads into the batch
-        return scores.masked_fill(~block.key_mask[:, None, None, :], float("-inf")).softmax(dim=-1)
+            batch, heads, _, keys = scores.shape
+            # DeBERTa-v2 and Bloom fold heads into the batch; Bloom's term is the same for all queries.
+            scores = scores + full_precision(self._term).view(batch, heads, -1, keys)
+        seen = block.visible() | ~block.token_mask[:, None, :, None]  # a softmax over nothing would be NaN
+        return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
 
     def _watch(self, attention: nn.Module, name: str) -> None:
         parameters = inspect.signature(attention.forward)

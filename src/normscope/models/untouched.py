@@ -97,7 +97,7 @@ def _pass(
         for handle in recorder.hooks(model, layout, networks):
             exit_.callback(handle.remove)
         if layout.registry:
-            model.set_attn_implementation(_FUSED)
+            model.set_attn_implementation(_FUSED if layout.fused_reference else "eager")
             exit_.callback(model.set_attn_implementation, previous)
         with torch.inference_mode():
             model(**inputs)
@@ -122,7 +122,7 @@ class _Recorder:
                 yield modules.whole.register_forward_hook(self._leave)
         for network in {id(network.input): network for network in networks}.values():
             yield network.input.register_forward_pre_hook(self._record_feed_forward_inputs)
-            yield network.output.register_forward_hook(self._record("feed_forward_output"))
+            yield network.output.register_forward_hook(self._record("feed_forward_output", network.residual_scale))
         norms = layout.hidden_norms(model)
         for layer, norm in norms.items():
             if norm not in (other for number, other in norms.items() if number < layer):
@@ -130,7 +130,7 @@ class _Recorder:
 
     def _layer_hooks(self, modules: BlockModules) -> Iterator[RemovableHandle]:
         yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)
-        yield modules.output.register_forward_hook(self._record("attention_output"))
+        yield modules.output.register_forward_hook(self._record("attention_output", modules.residual_scale))
         if modules.residual is not modules.whole:
             yield modules.residual.register_forward_pre_hook(self._record_residual, with_kwargs=True)
         if modules.norm is not None:
@@ -145,19 +145,24 @@ class _Recorder:
         self.layers[-1]["inputs"] = args[0] if args else kwargs["hidden_states"]
 
     def _record_sum(self, _module: nn.Module, args: Any) -> None:
-        self.layers[-1].setdefault("block_output", args[0])
+        self.layers[-1].setdefault("block_output", self._by_token(args[0]))
 
     def _record_feed_forward_inputs(self, _module: nn.Module, args: Any) -> None:
-        self.layers[-1].setdefault("feed_forward_inputs", args[0])
+        self.layers[-1].setdefault("feed_forward_inputs", self._by_token(args[0]))
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
         self.layers[-1]["layer_output"] = output[0] if isinstance(output, tuple) else output
 
-    def _record(self, part: str) -> Any:
+    def _record(self, part: str, scale: float = 1.0) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            self.layers[-1].setdefault(part, output)
+            # A copy: Falcon adds to its network's output in place.
+            self.layers[-1].setdefault(part, self._by_token(output) * scale)
 
         return hook
+
+    def _by_token(self, vectors: Tensor) -> Tensor:
+        # OPT's network reads all tokens of a batch in one row.
+        return vectors.view(*self.layers[-1]["inputs"].shape[:2], -1)
 
     def _record_hidden(self, layer: int) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:

@@ -28,7 +28,7 @@ from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, embeddings_of, stacked_heads
-from normscope.models.observer import Observer
+from normscope.models.observer import Observer, Replacement
 from normscope.models.score_terms import ScoreTerms
 from normscope.models.untouched import Reference, UntouchedPass, untouched_pass
 
@@ -92,8 +92,18 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forwa
                 functools.partial(comparison.compare_block, expected, terms),
                 functools.partial(comparison.compare_hidden, expected, token_mask),
                 functools.partial(comparison.compare_feed_forward, expected),
+                replacements=_untouched_inputs(expected) if layout.routed else None,
             )
     return comparison.worst
+
+
+def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
+    """What every layer but the first reads in the untouched model, in place of what it reads in the observed one."""
+    return {
+        layer: Replacement(torch.arange(reference.inputs.shape[-1], device=reference.inputs.device), reference.inputs)
+        for layer, reference in expected.layers.items()
+        if layer > 1
+    }
 
 
 def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name: str) -> None:

@@ -21,7 +21,7 @@ from normscope.models.config_checks import check_supported
 from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import BlockLayout, Stack
 from normscope.models.loaded import LoadedModel
-from normscope.models.loading import DTYPES, check_shape, longest_input
+from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.task_heads import Head, has_head
 from normscope.models.tokenizer_loading import check_tokenizer
 from normscope.models.verification import verify_same_outputs
@@ -52,13 +52,14 @@ def wrap_model(model: object, tokenizer: object, stack: Stack | None = None) -> 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InputError(f"tokenizer: expected the model's tokenizer, from transformers, got {_kind(tokenizer)}")
     name = str(whole.config.name_or_path or type(whole).__name__)
-    layout = layout_of(whole.config.model_type, stack)
+    layout = layout_of(whole.config.model_type, stack, whole.config)
     check_supported(whole.config)
     base = _observed_part(whole, layout)
     heads = {head for head in Head if layout.stack is None and has_head(whole, head)}
     copied = _Copy(whole if heads else base, name)
     observed = copied.model.base_model if heads else copied.model
     assert isinstance(observed, PreTrainedModel)
+    run_experts_in_float64(observed)
     check_finite(observed, name)
     check_shape(observed, layout, name)
     check_tokenizer(tokenizer, name, observed, layout)
