@@ -23,6 +23,7 @@ from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
+from normscope.statistics.sequence_totals import SequenceTotals
 from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
@@ -100,6 +101,13 @@ def _feed_sequence_sample(accumulator: SequenceSample, values: torch.Tensor) -> 
     accumulator.update(tuple(tokens[0, :, 0].abs().tolist()), tokens, values[0] > -1)
 
 
+def _feed_totals(accumulator: SequenceTotals, values: torch.Tensor) -> None:
+    names = tuple((values[0, :, 0].abs() * 2**30).long().tolist())
+    for layer in (0, 1):
+        # Sums that binary fractions hold exactly, in whatever order they are added.
+        accumulator.update(names, (values * 2**10).round().sum(dim=-1) + layer, (values[0] > -1).sum(dim=-1) + 1)
+
+
 CASES = {
     "GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped),
     "SequenceMeans": Case(lambda: SequenceMeans(2, 2, 2), _feed_sequences),
@@ -108,6 +116,7 @@ CASES = {
     "RankCorrelation, on the way": Case(lambda: RankCorrelation(2, 2, *AXES, 400), _feed_pairs),
     "Mean": Case(lambda: Mean(2, 2, 2), _feed_pooled),
     "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
+    "SequenceTotals": Case(lambda: SequenceTotals(3, 2), _feed_totals),
     "Counts": Case(lambda: Counts(2, 2), _feed_tally),
     "TokenMeans": Case(lambda: TokenMeans(12, 2), _feed_tokens),
     "PerExampleTensors": Case(lambda: PerExampleTensors(2, torch.float64), _feed_rows),

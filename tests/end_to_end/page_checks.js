@@ -13,6 +13,7 @@
 
   async function explored(fragments) {
     const seen = {};
+    if (fragments.length) await until(() => document.querySelector(".cells canvas"), "explorer");
     for (const fragment of fragments) {
       location.hash = fragment;
       await frame();

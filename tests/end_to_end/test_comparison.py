@@ -4,13 +4,17 @@ import csv
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 import torch
 
+from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
+from normscope.reporting.comparison.curve_families import families
+from normscope.reporting.comparison.map_pairs import heatmap_data
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.run_tables import COMPARISON
 from tests.end_to_end.browser import needs_browser, opened
@@ -98,7 +102,13 @@ def test_the_page_in_a_browser(sweep):
     lines = values[values["layer"] > 0].groupby(["metric", "label"])
     assert shown.count('aria-roledescription="line mark container"') >= values[values["layer"] > 0]["metric"].nunique()
     assert shown.count('aria-roledescription="line mark"') == lines.ngroups, "every run's line is in every panel"
-    assert shown.count("<caption>") == 5, "runs, metrics and differences, the latter two with their extremes"
+    assert shown.count("<caption>") == 6, (
+        "runs, tests over sequences, metrics and differences; the latter two with extremes"
+    )
+    assert shown.count('aria-roledescription="rect mark container"') >= 3, "a map, another, and their difference"
+    axes = re.findall(r"Y-axis (?:for a discrete scale )?(?:titled &#39;|titled ')(.+?)(?:&#39;|') ", shown)
+    assert {"mixing ratio", "‖f(x)‖", "expansion rate"} <= set(axes), "axes are titled in words"
+    assert "attn_n" not in re.sub(r"<script.*?</script>|<table.*?</table>|<option.*?</option>", "", shown, flags=re.S)
     assert re.search(r'<select id="along">.*</select>', shown)
 
 
@@ -302,3 +312,160 @@ def test_curves_over_seeds_have_intervals(tmp_path):
     assert table["mean"].tolist() == [2.0, 5.0]
     # Student's t with one degree of freedom is 12.706; the standard error of 2 values is half of their difference.
     assert (table["high"] - table["mean"]).tolist() == pytest.approx([12.7062, 12.7062 * 3], rel=1e-5)
+
+
+def test_curves_have_titles_and_axes_in_words():
+    names = ["mixing/attn_w/mean", "mixing/attn_n/mean", "norms/f/cls", "norms/f/mine", "norms/expansion"]
+    names += ["outliers/mean/308", "score/share_of_key_bias", "elsewhere/some/curve", "norms/unheard/of"]
+    found = {
+        key: (family.title, {name: (panel.title, panel.label) for name, panel in family.panels.items()})
+        for key, family in families(names).items()
+    }
+    assert found == {
+        "mixing_method_mean": (
+            "Mixing ratios: mixing ratio",
+            {
+                "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio"),
+                "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio"),
+            },
+        ),
+        "norms_f_category": (
+            f"{analyses()['norms'].title}: ‖f(x)‖",
+            {"norms/f/cls": ("cls", "‖f(x)‖"), "norms/f/mine": ("mine", "‖f(x)‖")},
+        ),
+        "norms": (
+            analyses()["norms"].title,
+            {"norms/expansion": ("", "expansion rate"), "norms/unheard/of": ("unheard of", "")},
+        ),
+        "outliers_mean_dimension": (
+            f"{analyses()['outliers'].title}: mean value",
+            {"outliers/mean/308": ("dimension 308", "mean value")},
+        ),
+        "score": (analyses()["score"].title, {"score/share_of_key_bias": ("", "share of b_K")}),
+        "elsewhere": ("elsewhere", {"elsewhere/some/curve": ("some curve", "")}),
+    }
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_every_curve_has_the_title_of_its_axis(name):
+    outputs = analyses()[name].outputs
+    assert outputs.labels.keys() == outputs.curves.keys()
+
+
+def _sample(values, counts, names=None, metric="mixing/attn_n/mean"):
+    sequences = range(len(values)) if names is None else names
+    return pd.DataFrame({"metric": metric, "sequence": sequences, "count": counts, "value": values})
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    """Two models on sixty sequences of unequal length, whose values share most of their variance."""
+    generator = np.random.default_rng(7)
+    counts = generator.integers(5, 50, size=60)
+    common = generator.normal(0.3, 0.1, size=60)
+    return counts, common, common + generator.normal(0.01, 0.02, size=60)
+
+
+def test_the_bootstrap_over_sequences_is_scipys(sequences):
+    counts, a, b = sequences
+    order = np.random.default_rng(1).permutation(60)
+    samples = {"a": [_sample(a, counts)], "b": [_sample(b[order], counts[order], order)]}
+    (row,) = significance.over_sequences(samples, "a").itertuples()
+    assert (row.group, row.metric, row.sequences, row.paired) == ("b", "mixing/attn_n/mean", 60, True)
+    assert row.difference == pytest.approx((counts * b).sum() / counts.sum() - (counts * a).sum() / counts.sum())
+
+    def difference(a, b, counts, axis):
+        return (counts * (b - a)).sum(axis=axis) / counts.sum(axis=axis)
+
+    expected = scipy.stats.bootstrap(
+        (a, b, counts), difference, paired=True, n_resamples=5000, method="percentile", rng=np.random.default_rng(5)
+    )
+    width = expected.confidence_interval.high - expected.confidence_interval.low
+    # Of 5,000 samples, the ends of the interval have a standard error of about 1.5 % of its width.
+    assert (row.low, row.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.08 * width)
+    centred = np.abs(expected.bootstrap_distribution - row.difference) >= abs(row.difference)
+    assert row.p == pytest.approx(centred.mean(), abs=0.01)
+    assert row.adjusted == row.p
+
+
+def test_sequences_that_only_one_run_has_are_not_paired(sequences):
+    counts, a, b = sequences
+    paired = significance.over_sequences({"a": [_sample(a, counts)], "b": [_sample(b, counts)]}, "a").iloc[0]
+    apart = significance.over_sequences(
+        {"a": [_sample(a, counts)], "b": [_sample(b, counts, range(100, 160))]}, "a"
+    ).iloc[0]
+    assert not apart["paired"]
+    assert apart["difference"] == pytest.approx(paired["difference"])
+    # What sequences have in common is most of their variance.
+    assert apart["high"] - apart["low"] > 3 * (paired["high"] - paired["low"])
+    # The standard error of a ratio of sums: the deviations weighted by the lengths.
+    errors = [
+        np.sqrt((counts**2 * (values - np.average(values, weights=counts)) ** 2).sum()) / counts.sum()
+        for values in (a, b)
+    ]
+    assert apart["high"] - apart["low"] == pytest.approx(2 * 1.96 * np.hypot(*errors), rel=0.1)
+    assert paired["p"] < apart["p"]
+
+
+def test_runs_of_a_group_are_averaged_by_sequence(sequences):
+    counts, a, b = sequences
+    seeds = [_sample(b - 0.01, counts), _sample(b + 0.03, counts)]
+    other = _sample(b, counts, metric="mixing/attn_w/mean")
+    table = significance.over_sequences({"a": [_sample(a, counts), other], "b": [*seeds, other]}, "a")
+    averaged, equal = table.to_dict("records")
+    expected = significance.over_sequences({"a": [_sample(a, counts)], "b": [_sample(b + 0.01, counts)]}, "a").iloc[0]
+    for column in ("difference", "low", "high", "p"):
+        assert averaged[column] == pytest.approx(expected[column])
+    assert (equal["difference"], equal["low"], equal["high"], equal["p"]) == (0, 0, 0, 1)
+    assert averaged["adjusted"] == pytest.approx(min(2 * averaged["p"], 1))
+    different = [_sample(b, counts), _sample(b, counts, range(1, 61))]
+    assert significance.over_sequences({"a": [_sample(a, counts)], "b": different}, "a").empty
+    assert significance.over_sequences({"b": seeds}, "a").empty
+
+
+def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10)):
+    rows = [
+        {"group": group, "figure": figure, "panel": panel, "row": str(layer), "column": name, "value": layer + shift}
+        for panel in ("Attn-W: weights", "Attn-N: vectors")
+        for layer in layers
+        for name in ("cls", "all")
+    ]
+    return pd.DataFrame(rows).assign(row_title="layer", column_title="category", value_title="mixing ratio (%)")
+
+
+def test_maps_of_groups_are_beside_those_of_the_baseline():
+    cells = pd.concat([_cells("a"), _cells("b", 0.5, layers=(1, 2)), _cells("b", figure="mixing/alone")])
+    found = heatmap_data(cells, "a")
+    assert list(found) == ["mixing/heatmap"], "a figure that the baseline does not have is left out"
+    figure = found["mixing/heatmap"]
+    assert figure["title"] == "Mixing ratios: mixing ratio (%)"
+    assert (figure["rows"], figure["columns"]) == (["1", "2", "10"], ["cls", "all"])
+    assert figure["panels"]["Attn-N: vectors"]["b"] == {
+        "row": ["1", "1", "2", "2"],
+        "column": ["cls", "all", "cls", "all"],
+        "value": [1.5, 1.5, 2.5, 2.5],
+    }
+
+
+def test_a_sweep_keeps_what_comparisons_need(sweep):
+    """Means of single sequences give the metric, and heat maps have the numbers of their tables."""
+    _, folder = sweep
+    runs, _ = compare_runs.run_folders.read([folder])
+    seen = 0
+    for run in runs:
+        for metric, rows in run.sequences.groupby("metric"):
+            assert len(rows) == run.provenance["sequences"]
+            assert np.average(rows["value"], weights=rows["count"]) == pytest.approx(run.metrics[metric])
+        cells = run.heatmaps[run.heatmaps["figure"] == "mixing/heatmap"]
+        if len(cells):
+            seen += 1
+            table = pd.read_parquet(run.folder / "tables" / "mixing_by_layer.parquet")
+            assert sorted(cells["value"]) == pytest.approx(sorted(100 * table["mean"]))
+    assert seen
+    found = compare_runs.compared(runs, [])
+    by_group = found.sequence_tests.set_index(["group", "metric"])["difference"]
+    assert len(by_group)
+    means = found.values[found.values["layer"] == 0].groupby(["group", "metric"])["value"].mean()
+    for (group, metric), difference in by_group.items():
+        assert difference == pytest.approx(means[group, metric] - means[found.baseline_group, metric])
+    assert set(found.heatmaps["group"]) == {found.baseline_group, *by_group.index.get_level_values("group")}

@@ -11,8 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from normscope.analyses.findings import Findings
+from normscope.config.schema import ModelOptions, RunOptions
+from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
+from normscope.reporting.page.report import Report, page
 from normscope.rounding import number, percentage
+from normscope.running import token_maps
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, draw_nothing, run_here
@@ -47,6 +52,22 @@ def reported(tmp_path_factory, saved_model):
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
         assert not exit_.value.code
     return folder / "run"
+
+
+def test_a_page_with_three_long_texts_stays_below_three_megabytes():
+    """As many values as with six layers of twelve heads, which nothing compresses, and tables as long as a page shows."""
+    generator = np.random.default_rng(0)
+    tokens = tuple(f"token{position}" for position in range(64))
+    weights = generator.random((6, 12, 64, 64), dtype=np.float32)
+    maps = {name: generator.random((6, 64, 64), dtype=np.float32) for name in ("attn_n", "attnres_n", "attnresln_n")}
+    text = TokenMaps("text", tokens, tokens, False, tuple(range(1, 7)), True, weights, weights[:, :, 0], maps)
+    assert 3 * 6 * 64**2 * (12 + token_maps._MAPS) <= token_maps._BUDGET, "such texts are shown with all their heads"
+    rows = pd.DataFrame(generator.random((1000, 8)), columns=list("abcdefgh"))
+    findings = {"mixing": Findings({f"table{number}": rows for number in range(4)}, {})}
+    facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
+    facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
+    content = page(Report(RunOptions(model=ModelOptions(name="x")), findings, facts, None, [text] * 3))
+    assert len(content.encode()) < 3_000_000
 
 
 def test_the_page_holds_everything_and_fetches_nothing(reported):

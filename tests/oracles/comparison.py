@@ -43,6 +43,8 @@ class Expected:
     summary: pd.DataFrame
     sentences: Sequence[str] = ()
     notes: Sequence[str] = ()
+    by_sequence: Mapping[str, Sequence[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    """Number of terms and mean of each sequence, by metric."""
 
 
 def three_digits(value: float) -> str:
@@ -78,6 +80,13 @@ def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-
         assert sentence.figure in {"", *found.figures}, sentence
         assert sentence.table in found.tables, sentence
     assert list(found.notes) == list(expected.notes)
+    assert set(found.by_sequence) - {"sequence", "count"} == set(expected.by_sequence)
+    for name, sequences in expected.by_sequence.items():
+        counts, means = found.by_sequence["count"], found.by_sequence[name]
+        np.testing.assert_allclose(
+            sorted(zip(counts, means, strict=True)), sorted(sequences), rtol=tolerance, atol=tolerance
+        )
+        assert float((counts * means).sum() / counts.sum()) == pytest.approx(found.metrics[name], **close), name
 
 
 def assert_table(found: pd.DataFrame, expected: pd.DataFrame, name: str, tolerance: float) -> None:

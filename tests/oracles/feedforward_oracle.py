@@ -11,7 +11,7 @@ import scipy.stats
 from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
-from tests.oracles.mixing_oracle import statistics_of, tokens_of
+from tests.oracles.mixing_oracle import means_by_sequence, statistics_of, tokens_of
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -80,6 +80,7 @@ def expected(
             }
         ),
         sentences=_sentences(metrics, post),
+        by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own},
         notes=["the biases of the networks stay inside their activations"] if options.bias is Bias.inside else [],
     )
 

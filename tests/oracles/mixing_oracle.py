@@ -49,6 +49,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         tables={"by_layer": by_layer},
         metrics=metrics,
         curves={f"{method}/mean": {layer: means[method, layer] for layer in layers} for method in methods},
+        by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in methods},
         figures={
             "heatmap": Picture(
                 {
@@ -99,6 +100,12 @@ def statistics_of(chosen: pd.DataFrame) -> dict[str, float]:
         "min": ratio.min(),
         "count": len(ratio),
     }
+
+
+def means_by_sequence(tokens: pd.DataFrame, layers: Sequence[int], method: str) -> list[tuple[int, float]]:
+    """Number of tokens, and mean over them and the layers, of each sequence."""
+    sequences = tokens[tokens["method"] == method].groupby("sequence")["ratio"]
+    return [(len(ratios) // len(layers), float(ratios.mean())) for _, ratios in sequences]
 
 
 def _sentences(metrics: dict[str, float]) -> list[str]:

@@ -22,7 +22,7 @@ from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.run_tables import RUN_TABLES
-from normscope.running.conclusions import tidy_curves
+from normscope.running.conclusions import tidy_curves, tidy_heatmaps, tidy_sequences
 from tests.oracles import frequency_oracle, similarity_oracle, specimens, test_alignment_published
 from tests.oracles.specimens import Specimen
 
@@ -119,6 +119,8 @@ def test_the_tables_of_every_run_are_described():
     )
     tables = {
         "curves": list(tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),
+        "sequences": list(tidy_sequences({})),
+        "heatmaps": list(tidy_heatmaps({})),
         "explorer_pairs": list(pairs_table([maps])),
         "comparison": list(COLUMNS),
     }

@@ -1,5 +1,6 @@
 """Charts hold the numbers of their figures. Whether they are drawn is a question for a browser (end_to_end/test_report.py)."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -45,6 +46,29 @@ def test_panels_of_lines_are_in_order():
     spec = chart(lines(GRID, panel="head", panel_titles={3: "third", 1: "first"}))
     assert spec["facet"]["sort"] == ["third", "first"]
     assert rows(spec)["panel"].value_counts().to_dict() == {"third": 4, "first": 4}
+
+
+def test_axes_of_lines_are_those_of_the_figure():
+    panels = {"panel": "head", "series_titles": {"cls": "classes"}}
+    assert chart(lines(GRID, **panels))["resolve"]["scale"] == {"y": "independent"}
+    assert chart(lines(GRID, **panels, sharey=True))["resolve"]["scale"] == {"y": "shared"}
+    spec = chart(lines(GRID.assign(value=GRID["value"].abs()), log_y=True, floor=0.5))
+    assert spec["encoding"]["y"]["scale"] == {"type": "log", "domainMin": 0.5}
+    assert all(layer["mark"]["clip"] for layer in spec["layer"]), "nothing is drawn below the axis"
+
+
+def test_axes_of_scatter_plots_leave_out_what_the_figure_trims():
+    table = pd.DataFrame({"x": np.arange(1001.0), "y": np.arange(1001.0) ** 2, "panel": "one"})
+    figure = Scatter(table, "x", "y", "panel", {"one": "One"}, "x", "y", "caption")
+    whole = chart(figure)["spec"]["encoding"]
+    assert "domain" not in whole["x"]["scale"] | whole["y"]["scale"]
+    trimmed = chart(dataclasses.replace(figure, trim=0.1))["spec"]
+    # From 100 to 900, and a twentieth of that on either side.
+    assert trimmed["encoding"]["x"]["scale"]["domain"] == pytest.approx([60, 940])
+    assert trimmed["encoding"]["y"]["scale"]["domain"] == pytest.approx([1e4 - 4e4, 81e4 + 4e4])
+    assert trimmed["layer"][0]["mark"]["clip"]
+    apart = chart(dataclasses.replace(figure, trim=0.1, sharey=False))["spec"]["encoding"]
+    assert "domain" not in apart["y"]["scale"], "every panel has a range of its own"
 
 
 def test_a_category_has_one_colour_everywhere():

@@ -1,8 +1,11 @@
 """The explorer of a report: its numbers against vectors that are built one by one, and what is too much for it."""
 
+import base64
+import dataclasses
 import itertools
 import json
 import math
+import zlib
 
 import numpy as np
 import pandas as pd
@@ -120,7 +123,32 @@ def test_the_table_is_within_its_bound_even_if_nothing_can_be_compressed(tmp_pat
     sentence = random_sentence(np.random.default_rng(0), layers, heads, length, single_heads)
     pairs_table([sentence]).to_parquet(tmp_path / "pairs.parquet", index=False)
     assert (tmp_path / "pairs.parquet").stat().st_size < 20_000_000
-    assert len(json.dumps(payload([sentence]))) < 5_500_000
+    assert len(json.dumps(payload([sentence]))) < 2_600_000
+
+
+def unpacked(packed, shape):
+    """What the page's script decodes."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["codes"])), dtype=np.uint8).astype(float)
+    codes = 256 * planes[: len(planes) // 2] + planes[len(planes) // 2 :]
+    shares = np.minimum(codes, 1000) / 65535 * 1.001 ** np.maximum(codes - 1000, 0)
+    return shares.reshape(shape) * np.reshape(packed["largest"], (-1, *(1 for _ in shape[1:])))
+
+
+def test_the_page_keeps_three_digits_of_every_map():
+    generator = np.random.default_rng(3)
+    # Over six orders of magnitude, which differ between layers; zeros, and a layer of nothing else.
+    scales = np.float32([9, 1, 1e-3, 0]).reshape(4, 1, 1, 1)
+    values = (10 ** generator.uniform(-6, 0, size=(4, 3, 20, 20))).astype(np.float32) * scales
+    values[0, 0, 0] = 0
+    sentence = dataclasses.replace(random_sentence(generator, 4, 3, 20), weights=values)
+    (packed,) = payload([sentence])["sentences"]
+    largest = values.reshape(4, -1).max(axis=1).reshape(4, 1, 1, 1).astype(float)
+    error = np.abs(unpacked(packed["weights"], values.shape) - values)
+    assert (error <= np.maximum(0.5005e-3 * values, 0.501 / 65535 * largest)).all()
+    assert unpacked(packed["weights"], values.shape)[0, 0, 0].tolist() == [0] * 20
+    for name, expected in sentence.maps.items():
+        np.testing.assert_allclose(unpacked(packed["maps"][name], expected.shape), expected, rtol=6e-4, atol=8e-6)
+    np.testing.assert_allclose(unpacked(packed["norms"], sentence.norms.shape), sentence.norms, rtol=6e-4, atol=8e-6)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def test_a_notebook_gets_a_frame_and_a_picture(explorer, tmp_path):
 def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
     # The frame cannot be read from outside, so it posts what it shows.
     report = (
-        "<script>parent.postMessage(document.querySelector('.lists')?.textContent ?? 'nothing', '*')</script></body>"
+        "<script>new MutationObserver(() => parent.postMessage(document.querySelector('.lists')?.textContent ?? '', '*'))"
+        ".observe(document.body, { childList: true, subtree: true })</script></body>"
     )
     page = html.escape(explorer.page.replace("</body>", report))
     notebook = explorer._repr_html_().replace(html.escape(explorer.page), page)

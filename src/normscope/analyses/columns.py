@@ -8,6 +8,15 @@ CATEGORY_OF_KEY = "Category of the key; `all` stands for every key."
 TOKENS = "Number of tokens."
 SPEARMAN = "Spearman's ρ; missing if it is undefined."
 ERROR_BOUND = "Largest possible error of ρ: 0 if it is exact, above 0 if it was estimated from a histogram."
+METHODS = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_w": "AttnRes-W: weights + residual",
+    "attnres_n": "AttnRes-N: vectors + residual",
+    "attnresln_n": "AttnResLn-N: the attention block",
+}
+"""Titles of the five methods of mixing ratios."""
+
 REASON = "Why ρ is undefined; empty if it is defined."
 
 CHANGES = {

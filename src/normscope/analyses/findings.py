@@ -162,6 +162,9 @@ class Findings:
     """Finite values by name."""
     curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
     """Values by layer, which trackers plot against `layer`."""
+    by_sequence: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
+    """Means of single sequences, so that comparisons of runs can resample them: the columns sequence (a number that depends on
+    the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """The main numbers, ready to print in the terminal."""

@@ -49,6 +49,10 @@ class Outputs:
     """The numbers in results.json."""
     curves: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Values by layer."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What is on the y-axis of the curves, by the same names."""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Titles of what placeholders stand for: of `attn_w`, say, in `<method>/mean`. Others are their own titles."""
 
 
 @dataclasses.dataclass(frozen=True)

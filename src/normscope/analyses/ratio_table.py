@@ -1,8 +1,8 @@
-"""Mixing ratios by layer, method and token category: the accumulator and table of every analysis that reports them."""
+"""Mixing ratios by layer, method and token category: the accumulators and tables of every analysis that reports them."""
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pandas as pd
 import torch
@@ -13,8 +13,13 @@ from normscope.analyses.base import AnalysisContext
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
+from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.sequence_totals import SequenceTotals
 from normscope.statistics.tidy import tidy
+
+SEQUENCES = 10_000
+"""Sequences whose means are kept, so that comparisons of runs can resample them."""
 
 
 class RatioTable:
@@ -26,11 +31,32 @@ class RatioTable:
         self._counted = dataclasses.replace(context, categories=categories)
         self._methods = methods
         self.moments = GroupedMoments(len(context.layers), len(methods), len(categories))
-        """The state, for the analysis's `accumulators`."""
+        self.sequences = SequenceTotals(SEQUENCES, len(methods))
+        """Both are the state, for the analysis's `accumulators`."""
 
     def update(self, layer: int, ratios: Sequence[Float[Tensor, "batch token"]], batch: Batch) -> None:
         """Add the ratios of one layer's tokens, one tensor per method."""
-        self.moments.update(self._counted.index(layer), torch.stack(list(ratios)), self._counted.members(batch))
+        stacked = torch.stack(list(ratios))
+        self.moments.update(self._counted.index(layer), stacked, self._counted.members(batch))
+        values = stacked.to(accumulation_device(stacked.device)).double()
+        mask = batch.token_mask.to(values.device)
+        self.sequences.update(batch.fingerprints, torch.where(mask, values, 0.0).sum(dim=-1), mask.sum(dim=-1))
+
+    def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
+        """Means over the tokens and layers of single sequences, by the names of the metrics that average them.
+
+        Args:
+            methods: The methods to return.
+
+        Returns:
+            The columns sequence, count (of tokens), and `<method>/mean` for each method.
+        """
+        totals, layers = self.sequences.compute(), len(self._counted.layers)
+        columns = {"sequence": totals.sequences.numpy(), "count": (totals.counts // layers).numpy()}
+        for place, method in enumerate(self._methods):
+            if method in methods:
+                columns[f"{method}/mean"] = totals.means[:, place].numpy()
+        return pd.DataFrame(columns)
 
     def compute(self) -> pd.DataFrame:
         """One row per layer, method and category (`all` included): mean, sequence_mean, max, min, count.

@@ -15,6 +15,29 @@ RUN_TABLES = {
             "value": "Value in this layer.",
         },
     ),
+    "sequences": TableInfo(
+        row="metric and sequence, for metrics that are means over tokens; at most 10,000 sequences, the same ones in every run "
+        "over a corpus",
+        columns={
+            "metric": "Name of the metric, `<analysis>/<metric>`.",
+            "sequence": "A number that depends on the sequence's tokens alone.",
+            "count": "Number of tokens; those of equal sequences together.",
+            "value": "Mean over the sequence's tokens.",
+        },
+    ),
+    "heatmaps": TableInfo(
+        row="heat map and cell",
+        columns={
+            "figure": "Name of the figure, `<analysis>/<figure>`.",
+            "panel": "Title of the map within the figure.",
+            "row": "Row: the layer, in most maps.",
+            "column": "Column: the head or category, in most maps.",
+            "value": "Value of the cell.",
+            "row_title": "What the rows are.",
+            "column_title": "What the columns are.",
+            "value_title": "What the values are.",
+        },
+    ),
     "explorer_pairs": TableInfo(
         row="layer, head and pair of tokens of a text in the explorer",
         columns={

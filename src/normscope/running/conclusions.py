@@ -1,11 +1,11 @@
 """From the accumulated state of the analyses to their findings."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from normscope.analyses.findings import Findings
+from normscope.analyses.findings import Figure, Findings, HeatmapGrid, HeatmapPanels
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
@@ -68,4 +68,55 @@ def tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.Data
         {"curve": name, "layer": int(layer), "depth": int(layer) / depth, "value": float(value)}
         for name, values in curves.items()
         for layer, value in zip(values.index.tolist(), values.tolist(), strict=True)
+    )
+
+
+def tidy_sequences(findings: Mapping[str, Findings]) -> pd.DataFrame:
+    """The means of single sequences: one row per metric and sequence."""
+    tables = [
+        result.by_sequence[["sequence", "count"]].assign(metric=f"{name}/{metric}", value=result.by_sequence[metric])
+        for name, result in findings.items()
+        for metric in result.by_sequence.columns.difference(["sequence", "count"], sort=False)
+    ]
+    return pd.concat(tables, ignore_index=True)[_SEQUENCES] if tables else pd.DataFrame(columns=_SEQUENCES)
+
+
+def tidy_heatmaps(findings: Mapping[str, Findings]) -> pd.DataFrame:
+    """The cells of all heat maps, so that comparisons of runs can subtract them: one row per figure, panel and cell."""
+    tables = [
+        panel.assign(figure=f"{name}/{figure_name}")
+        for name, result in findings.items()
+        for figure_name, figure in result.figures.items()
+        for panel in _panels(figure)
+    ]
+    return pd.concat(tables, ignore_index=True)[_HEATMAPS] if tables else pd.DataFrame(columns=_HEATMAPS)
+
+
+_SEQUENCES = ["metric", "sequence", "count", "value"]
+_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
+
+
+def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
+    match figure:
+        case HeatmapPanels():
+            for key, title in figure.panel_titles.items():
+                rows = figure.table[figure.table[figure.panel].astype(str) == str(key)]
+                yield _cells(rows, figure, figure.value, title, figure.value_label)
+        case HeatmapGrid():
+            for key, rows in figure.table.groupby(figure.grid_row, sort=False):
+                for value, title in figure.values.items():
+                    yield _cells(rows, figure, value, f"{title}, {key}", title)
+
+
+def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, panel: str, title: str) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "panel": panel,
+            "row": rows[figure.row].astype(str),
+            "column": rows[figure.column].astype(str),
+            "value": rows[value].astype(float),
+            "row_title": figure.row,
+            "column_title": figure.column,
+            "value_title": title,
+        }
     )

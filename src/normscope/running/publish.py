@@ -11,7 +11,16 @@ from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_folder import RunFolder, Status, results_content
 from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
 from normscope.reporting.tracker import Tracker
-from normscope.running.conclusions import conclude, curves_of, metrics_of, missing_categories, tables_of, tidy_curves
+from normscope.running.conclusions import (
+    conclude,
+    curves_of,
+    metrics_of,
+    missing_categories,
+    tables_of,
+    tidy_curves,
+    tidy_heatmaps,
+    tidy_sequences,
+)
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.session import Session
 from normscope.running.token_maps import token_maps
@@ -103,6 +112,9 @@ def _write_findings(
             tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
     tracker.curves(curves)
     results.write_table("curves", tidy_curves(curves, depth))
+    for table_name, table in (("sequences", tidy_sequences(findings)), ("heatmaps", tidy_heatmaps(findings))):
+        if len(table):
+            results.write_table(table_name, table)
     return metrics
 
 

@@ -1,9 +1,10 @@
 """Mixing through the whole layer, with the feed-forward network (Kobayashi et al. 2024)."""
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.feedforward.figures import TITLES, describe_figures
+from normscope.analyses.feedforward.figures import describe_figures
 from normscope.analyses.feedforward.maps import FLATTENED, MapFindings, compare_maps
 from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptions
+from normscope.analyses.feedforward.outputs import TITLES
 from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
 from normscope.analyses.ratio_table import RatioTable, mean_curves, overall_rows, percentages, reported_rows, summarised
@@ -34,7 +35,11 @@ class FeedForwardAnalysis(Analysis):
         self._sample = SequenceSample(options.sequences, options.seed)
         self._rule = BiasRule(str(options.bias.value))
         self._maps: MapFindings | None = None
-        self.accumulators = {"moments": self._ratios.moments, "sample": self._sample}
+        self.accumulators = {
+            "moments": self._ratios.moments,
+            "sequences": self._ratios.sequences,
+            "sample": self._sample,
+        }
 
     @classmethod
     def requirements(cls, options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
@@ -80,6 +85,7 @@ class FeedForwardAnalysis(Analysis):
             metrics=metrics,
             sentences=sentences_of(metrics),
             curves=mean_curves(overall) | steps,
+            by_sequence=self._ratios.by_sequence(set(overall["method"])),
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
             summary_digits=1,
             summary=percentages(summary),

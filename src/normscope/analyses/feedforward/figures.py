@@ -6,21 +6,11 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.feedforward.maps import FLATTENED, STEPS, SentenceMaps
+from normscope.analyses.feedforward.outputs import TITLES
 from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
 from normscope.data.categories import ALL
 from normscope.maths.layer_composition import LayerStage
 from normscope.statistics.tidy import tidy
-
-TITLES = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_n": "AttnRes-N: + residual",
-    "atb_n": "Atb: the attention block",
-    "atbff_n": "AtbFf: the network",
-    "atbffres_n": "AtbFfRes: + residual",
-    "atbffresln_n": "AtbFfResLn: + norm",
-}
-"""The methods from the attention weights to the end of the layer."""
 
 
 def describe_figures(

@@ -3,6 +3,17 @@
 from normscope.analyses.columns import CATEGORY_OF_TOKEN, LAYER, TOKENS
 from normscope.analyses.info import Outputs, TableInfo
 
+TITLES = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_n": "AttnRes-N: + residual",
+    "atb_n": "Atb: the attention block",
+    "atbff_n": "AtbFf: the network",
+    "atbffres_n": "AtbFfRes: + residual",
+    "atbffresln_n": "AtbFfResLn: + norm",
+}
+"""The methods from the attention weights to the end of the layer."""
+
 OUTPUTS = Outputs(
     tables={
         "mixing_by_layer": TableInfo(
@@ -48,6 +59,8 @@ OUTPUTS = Outputs(
         "<method>/min": "Smallest mixing ratio of a token in any chosen layer.",
         "change/<step>": "Mean over layers and sequences of 1 − Spearman's ρ of the flattened maps before and after the step.",
     },
+    labels={"<method>/mean": "mixing ratio", "change/<step>": "1 − Spearman’s ρ"},
+    names=TITLES,
     curves={
         "<method>/mean": "Mean mixing ratio of all tokens.",
         "change/<step>": "Mean over sequences of 1 − Spearman's ρ of the flattened maps before and after the step.",

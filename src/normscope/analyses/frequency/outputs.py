@@ -1,6 +1,6 @@
 """What the frequency analysis publishes."""
 
-from normscope.analyses.columns import ERROR_BOUND, LAYER, REASON, SPEARMAN
+from normscope.analyses.columns import ERROR_BOUND, LAYER, METHODS, REASON, SPEARMAN
 from normscope.analyses.info import Outputs, TableInfo
 
 _CORRELATION = {
@@ -44,4 +44,12 @@ OUTPUTS = Outputs(
         "`with` or `without` special tokens.",
     },
     curves={"spearman/<measure>/<specials>_specials": "The same within a layer."},
+    labels={"spearman/<measure>/<specials>_specials": "Spearman’s ρ with the frequency rank"},
+    names={
+        "alpha": "α received",
+        "f": "‖f(x)‖",
+        **METHODS,
+        "with": "with special tokens",
+        "without": "without special tokens",
+    },
 )

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from normscope.analyses.base import Analysis, AnalysisContext
+from normscope.analyses.columns import METHODS
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.analyses.mixing.options import MIXING, MixingOptions
 from normscope.analyses.mixing.sentences import sentences_of
@@ -11,13 +12,7 @@ from normscope.data.batching import Batch
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
 
-TITLES = {
-    Method.ATTN_W: "Attn-W: weights",
-    Method.ATTN_N: "Attn-N: vectors",
-    Method.ATTNRES_W: "AttnRes-W: weights + residual",
-    Method.ATTNRES_N: "AttnRes-N: vectors + residual",
-    Method.ATTNRESLN_N: "AttnResLn-N: the attention block",
-}
+TITLES = {Method(name): title for name, title in METHODS.items()}
 
 
 class MixingAnalysis(Analysis):
@@ -28,7 +23,7 @@ class MixingAnalysis(Analysis):
     def __init__(self, options: MixingOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
         self._ratios = RatioTable([str(method) for method in context.methods], context)
-        self.accumulators = {"moments": self._ratios.moments}
+        self.accumulators = {"moments": self._ratios.moments, "sequences": self._ratios.sequences}
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
@@ -44,6 +39,7 @@ class MixingAnalysis(Analysis):
             metrics=metrics,
             sentences=sentences_of(metrics),
             curves=mean_curves(overall),
+            by_sequence=self._ratios.by_sequence([str(method) for method in self.context.methods]),
             figures=self._figures(shown, overall),
             summary_digits=1,
             summary_caption="how much of a token's output vector comes from other tokens, by method",

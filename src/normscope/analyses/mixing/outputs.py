@@ -1,6 +1,6 @@
 """What the mixing analysis publishes."""
 
-from normscope.analyses.columns import CATEGORY_OF_TOKEN, LAYER, TOKENS
+from normscope.analyses.columns import CATEGORY_OF_TOKEN, LAYER, METHODS, TOKENS
 from normscope.analyses.info import Outputs, TableInfo
 
 OUTPUTS = Outputs(
@@ -25,4 +25,6 @@ OUTPUTS = Outputs(
         "<method>/min": "Smallest mixing ratio of a token in any chosen layer.",
     },
     curves={"<method>/mean": "Mean mixing ratio of all tokens."},
+    labels={"<method>/mean": "mixing ratio"},
+    names=METHODS,
 )

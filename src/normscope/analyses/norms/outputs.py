@@ -133,4 +133,10 @@ OUTPUTS = Outputs(
         "f/<category>": "‖f(x)‖ of the category's keys.",
         "expansion": "Expansion rate.",
     },
+    labels={
+        "alpha/<category>": "α, summed",
+        "alpha_f/<category>": "‖αf(x)‖, summed",
+        "f/<category>": "‖f(x)‖",
+        "expansion": "expansion rate",
+    },
 )

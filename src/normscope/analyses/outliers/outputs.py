@@ -55,4 +55,5 @@ OUTPUTS = Outputs(
         "<dimension>/share_of_layers": "Share of the layers 0 to L in which an outlier dimension is an outlier.",
     },
     curves={"mean/<dimension>": "Mean of an outlier dimension over all tokens."},
+    labels={"mean/<dimension>": "mean value"},
 )

@@ -109,4 +109,10 @@ OUTPUTS = Outputs(
         "share_of_outliers": "Mean share of the outlier dimensions in the variance.",
         "share_of_key_bias": "Mean share of b_K in the variance.",
     },
+    labels={
+        "dimensions_for_half": "dimensions for half of the variance",
+        "dimensions_for_90_percent": "dimensions for 90% of the variance",
+        "share_of_outliers": "share of the outlier dimensions",
+        "share_of_key_bias": "share of b_K",
+    },
 )

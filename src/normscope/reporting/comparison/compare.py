@@ -42,6 +42,12 @@ class RunComparison:
     """The same for curves: group, metric, layer, depth, runs, mean, low, high."""
     tests: pd.DataFrame
     """Differences between means over seeds, with what Welch's test says of them; see `significance.tests`."""
+    sequence_tests: pd.DataFrame
+    """Differences between means over tokens, with what a bootstrap over sequences says of them; see
+    `significance.over_sequences`."""
+    heatmaps: pd.DataFrame
+    """Cells of heat maps, as means over seeds: group, figure, panel, row, column, value, row_title, column_title,
+    value_title."""
     baseline: str
     """Label of the run that differences are measured from."""
     baseline_group: str
@@ -101,6 +107,8 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
         seeds=significance.over_seeds(whole, ["group", "metric"]),
         seed_curves=significance.over_seeds(values[values["layer"] > 0], ["group", "metric", "layer", "depth"]),
         tests=significance.tests(whole, baseline_group),
+        sequence_tests=significance.over_sequences(_by_group(completed, groups), baseline_group),
+        heatmaps=_heatmaps(completed, groups),
         baseline=names[completed.index(reference_run)],
         baseline_group=baseline_group,
         folders=[run.folder for run in runs],
@@ -138,6 +146,25 @@ def _values(run: Run) -> pd.DataFrame:
     if run.curves.empty:
         return metrics
     return pd.concat([metrics, run.curves.rename(columns={"curve": "metric"})], ignore_index=True)
+
+
+def _by_group(runs: Sequence[Run], groups: Sequence[str]) -> dict[str, list[pd.DataFrame]]:
+    """The runs' means of single sequences, by group; runs without any have none."""
+    samples: dict[str, list[pd.DataFrame]] = {}
+    for run, group in zip(runs, groups, strict=True):
+        if len(run.sequences):
+            samples.setdefault(group, []).append(run.sequences)
+    return samples
+
+
+def _heatmaps(runs: Sequence[Run], groups: Sequence[str]) -> pd.DataFrame:
+    """The cells of the runs' heat maps, averaged over the runs of a group."""
+    tables = [run.heatmaps.assign(group=group) for run, group in zip(runs, groups, strict=True) if len(run.heatmaps)]
+    if not tables:
+        return runs[0].heatmaps.assign(group="").head(0)
+    cells = pd.concat(tables, ignore_index=True)
+    keys = [name for name in cells.columns if name != "value"]
+    return cells.groupby(keys, sort=False, as_index=False)["value"].mean()
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

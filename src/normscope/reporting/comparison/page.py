@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from markupsafe import Markup, escape
 
-from normscope.reporting.comparison.significance import is_extreme
+from normscope.reporting.comparison.curve_families import families
+from normscope.reporting.comparison.map_pairs import heatmap_data
+from normscope.reporting.comparison.significance import RESAMPLES, is_extreme
 from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
 from normscope.rounding import duration
 
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
 
 _ROWS = 2_000
 """Rows of a table that the page holds at most."""
+
+_SCRIPTS = (
+    "rounding.js",
+    "dom.js",
+    "inflate.js",
+    "charts.js",
+    "tables.js",
+    "comparison_maps.js",
+    "comparison.js",
+)
 
 _EXTREMES = "-extremes"
 """What the names of tables of minima and maxima end in."""
@@ -31,14 +43,16 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
         folder: Where the page will be, from which it links to the runs' reports.
     """
     curves = _curves(comparison)
+    groups = [name for name in comparison.heatmaps["group"].unique() if name != comparison.baseline_group]
+    maps = heatmap_data(comparison.heatmaps, comparison.baseline_group) if groups else {}
     tables = _tables(comparison)
     return (
         environment()
         .get_template("comparison.html")
         .render(
             css=asset("page.css"),
-            libraries=vega() if curves else "",
-            script=script("rounding.js", "dom.js", "charts.js", "tables.js", "comparison.js"),
+            libraries=vega() if curves or maps else "",
+            script=script(*_SCRIPTS),
             title=comparison.title,
             failures=comparison.failures,
             runs=table(_runs(comparison, folder), "Runs"),
@@ -47,8 +61,12 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
             baseline=comparison.baseline,
             baseline_group=comparison.baseline_group,
             has_means=len(comparison.seed_curves) > 0,
-            families=list(curves),
+            families=curves,
             curves=script_data(curves) if curves else None,
+            maps=script_data(maps) if maps else None,
+            map_figures={name: figure["title"] for name, figure in maps.items()},
+            map_groups=groups,
+            resamples=RESAMPLES,
         )
     )
 
@@ -103,34 +121,31 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
         tables["tests-table"] = table_data(
             comparison.tests.sort_values("adjusted", kind="stable"), caption, limit=_ROWS, digits=9
         )
+    if len(comparison.sequence_tests):
+        rows = comparison.sequence_tests.assign(paired=comparison.sequence_tests["paired"].astype(bool))
+        caption = f"Differences from {comparison.baseline_group} over sequences"
+        tables["sequences-table"] = table_data(
+            rows.sort_values("adjusted", kind="stable"), caption, limit=_ROWS, digits=9
+        )
     return tables
 
 
 def _curves(comparison: "RunComparison") -> dict[str, Any]:
-    """Curves by family and panel: the lines of every run, and where there are seeds those of their means."""
+    """Curves by family: its title and meaning, and its panels with the lines of every run and of means over seeds."""
     layers = comparison.values[comparison.values["layer"] > 0]
-    names = [str(name) for name in layers["metric"].unique()]
     runs = {name: _lines(rows, "label") for name, rows in layers.groupby("metric", sort=False)}
     means = {name: _lines(rows, "group") for name, rows in comparison.seed_curves.groupby("metric", sort=False)}
-    families: dict[str, Any] = {}
-    for name in names:
-        family = _family(name, names)
-        panel = {
-            "name": name,
-            "title": name.removeprefix(f"{family}/").removesuffix("/mean").replace("/", " "),
-            "runs": runs[name],
-            "means": means.get(name, []),
+    return {
+        key: {
+            "title": family.title,
+            "meaning": family.meaning,
+            "panels": [
+                {"title": panel.title, "label": panel.label, "runs": runs[name], "means": means.get(name, [])}
+                for name, panel in family.panels.items()
+            ],
         }
-        families.setdefault(family, []).append(panel)
-    return families
-
-
-def _family(name: str, names: list[str]) -> str:
-    """The first two parts of a curve's name if other curves share them, otherwise its analysis."""
-    parts = name.split("/")
-    shared = "/".join(parts[:2])
-    alike = [other for other in names if other.startswith(f"{shared}/")]
-    return shared if len(parts) > 2 and len(alike) > 1 else parts[0]
+        for key, family in families(str(name) for name in layers["metric"].unique()).items()
+    }
 
 
 def _lines(rows: pd.DataFrame, label: str) -> list[dict[str, Any]]:

@@ -34,6 +34,15 @@ class Run:
     curves: pd.DataFrame
     """Columns curve, layer, depth (layer as a share of the model's layers), value."""
     error: str = ""
+    sequences: pd.DataFrame = dataclasses.field(default_factory=lambda: pd.DataFrame(columns=_SEQUENCES))
+    """Columns metric, sequence, count, value: means of single sequences, for some metrics."""
+    heatmaps: pd.DataFrame = dataclasses.field(default_factory=lambda: pd.DataFrame(columns=_HEATMAPS))
+    """Columns figure, panel, row, column, value, row_title, column_title, value_title: the cells of heat maps."""
+
+
+_CURVES = ["curve", "layer", "depth", "value"]
+_SEQUENCES = ["metric", "sequence", "count", "value"]
+_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
 
 
 def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -115,8 +124,10 @@ def _run(folder: Path) -> Run:
         config=flat(config) | {"analysis": _analyses(config)},
         metrics=results["metrics"],
         provenance=results["provenance"],
-        curves=_curves(folder / "tables" / "curves.parquet"),
+        curves=_table(folder, "curves", _CURVES),
         error=str(results.get("error", "")),
+        sequences=_table(folder, "sequences", _SEQUENCES),
+        heatmaps=_table(folder, "heatmaps", _HEATMAPS),
     )
 
 
@@ -153,8 +164,9 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _curves(path: Path) -> pd.DataFrame:
-    columns = ["curve", "layer", "depth", "value"]
+def _table(folder: Path, name: str, columns: list[str]) -> pd.DataFrame:
+    """A table of a run; empty if the run has not written it."""
+    path = folder / "tables" / f"{name}.parquet"
     if not path.is_file():
         return pd.DataFrame(columns=columns)
     try:

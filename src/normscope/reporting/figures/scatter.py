@@ -37,9 +37,9 @@ def scatter(figure: Scatter, width: float) -> Canvas:
             axes.set_ylabel(figure.y_label)
         axes.grid(axis="y")
     if figure.trim and panels:
-        grid.flat[0].set_xlim(_range(figure.table[figure.x], figure.trim, figure.log_x))
+        grid.flat[0].set_xlim(trimmed_range(figure.table[figure.x], figure.trim, figure.log_x))
         if figure.sharey:
-            grid.flat[0].set_ylim(_range(figure.table[figure.y], figure.trim, figure.log_y))
+            grid.flat[0].set_ylim(trimmed_range(figure.table[figure.y], figure.trim, figure.log_y))
     return canvas
 
 
@@ -51,7 +51,7 @@ def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str) -> None
         axes.plot(middle[figure.x], middle[figure.y], color=LINE_COLOURS[3], linewidth=1.6)
 
 
-def _range(values: pd.Series, trim: float, logarithmic: bool) -> tuple[float, float]:
+def trimmed_range(values: pd.Series, trim: float, logarithmic: bool) -> tuple[float, float]:
     """The range of values without the furthest share on each side, and a small margin."""
     usable = values[values > 0] if logarithmic else values
     low, high = usable.quantile([trim, 1 - trim])

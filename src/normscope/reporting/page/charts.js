@@ -39,6 +39,7 @@ function sized(spec, width) {
   const { usermeta } = spec;
   if (usermeta.cell) return sizedHeatmaps(spec, width);
   if (usermeta.panels) return sizedPanels(spec, width);
+  if (usermeta.maps) return sizedMaps(spec, width);
   const { columns, panel } = panelsIn(width, usermeta);
   if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
   return { ...spec, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
@@ -52,6 +53,14 @@ function sizedPanels(spec, width) {
   const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
   const height = Math.round(Math.min(200, Math.max(130, panel * 0.72)));
   return { ...spec, columns, concat: spec.concat.map((chart) => ({ ...chart, width: panel, height })) };
+}
+
+// Three heat maps in a row, or below each other where the window is narrow.
+function sizedMaps(spec, width) {
+  const columns = width < 640 ? 1 : spec.concat.length;
+  const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
+  const height = Math.min(320, Math.max(90, spec.usermeta.rows * 16));
+  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, title: { text: map.title, limit: panel }, width: panel, height })) };
 }
 
 function sizedHeatmaps(spec, width) {
@@ -128,6 +137,8 @@ class Chart {
 
 // Shows charts one after another, so that the page can be read meanwhile, and follows the window and its colours.
 async function mountCharts(charts) {
+  if (!charts.length) return;
+  await loadLibraries();
   let waiting;
   addEventListener("resize", () => {
     clearTimeout(waiting);

@@ -12,6 +12,7 @@ import pandas as pd
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import medians
+from normscope.reporting.figures.scatter import trimmed_range
 from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, SHAPES
 
 Spec = dict[str, Any]
@@ -190,18 +191,33 @@ def _lines(figure: Lines) -> Spec:
     series = rows[figure.series]
     rows[figure.series] = series.map(dict(titles)) if titles else series.astype(str)
     rows = rows.dropna(subset=[figure.series])
-    y_scale: Spec = {"type": "log"} if figure.log_y else {"domain": list(figure.limits)} if figure.limits else {}
+    mark = {"clip": True} if figure.log_y and figure.floor is not None else {}
     integers = {"tickMinStep": 1, "format": "d", "grid": False}
     encoding: Spec = {
         "x": _field(figure.x, figure.x, scale={"zero": False, "nice": False, "padding": 8}, axis=integers),
-        "y": _field(figure.y, figure.y_label, scale=y_scale),
+        "y": _field(figure.y, figure.y_label, scale=_y_scale(figure)),
         "tooltip": _tooltip(
             (figure.series, figure.series, "N"), (figure.x, figure.x, "N"), (figure.y, figure.y_label, "Q")
         ),
     }
     layers = _plain_lines(figure) if titles is None else _titled_lines(figure, titles, set(series))
-    layers[0]["params"] = [*layers[0].get("params", []), _zoom(figure.panel is None)]
-    return _panelled({"encoding": encoding, "layer": layers}, rows, figure.panel, figure.panel_titles)
+    for layer in layers:
+        layer["mark"] |= mark
+    layers[0]["params"] = [*layers[0].get("params", []), _zoom(figure.panel is None or figure.sharey)]
+    spec = _panelled({"encoding": encoding, "layer": layers}, rows, figure.panel, figure.panel_titles)
+    return _shared_y(spec) if figure.panel is not None and figure.sharey else spec
+
+
+def _y_scale(figure: Lines) -> Spec:
+    """The range of a line plot: as given; else from zero, or on a logarithmic axis from the floor."""
+    if figure.log_y:
+        return {"type": "log"} | ({} if figure.floor is None else {"domainMin": figure.floor})
+    return {"domain": list(figure.limits)} if figure.limits else {}
+
+
+def _shared_y(spec: Spec) -> Spec:
+    """Panels with one y-axis for all, which the axis of each repeats."""
+    return spec | {"resolve": {"scale": {"y": "shared"}, "axis": {"x": "independent", "y": "independent"}}}
 
 
 def _zoom(both: bool) -> Spec:
@@ -347,7 +363,7 @@ def _scatter(figure: Scatter) -> Spec:
             for panel, rows in table.groupby(figure.panel, sort=False, observed=True)
             if len(rows) > 20
         ]
-    scales: Spec = {"x": {"type": "log"} if figure.log_x else {}, "y": {"type": "log"} if figure.log_y else {}}
+    scales = _scatter_scales(figure, table)
     unit: Spec = {
         "encoding": {
             "x": _field(figure.x, figure.x_label, scale=scales["x"] | {"nice": False, "zero": False}),
@@ -360,6 +376,7 @@ def _scatter(figure: Scatter) -> Spec:
                 "transform": [{"filter": "datum.kind == 'point'"}],
                 "mark": {
                     "type": "circle",
+                    "clip": figure.trim > 0,
                     "size": 14 if len(points) > 300 else 40,
                     "opacity": 0.55,
                     "color": LINE_COLOURS[0],
@@ -368,13 +385,26 @@ def _scatter(figure: Scatter) -> Spec:
         ],
     }
     if figure.medians:
-        line = {"type": "line", "strokeWidth": 2, "color": LINE_COLOURS[3]}
+        line = {"type": "line", "clip": figure.trim > 0, "strokeWidth": 2, "color": LINE_COLOURS[3]}
         unit["layer"].append({"transform": [{"filter": "datum.kind == 'median'"}], "mark": line})
     rows = pd.concat(parts, ignore_index=True).sort_values(figure.x, kind="stable")
     spec = _panelled(unit, rows, figure.panel, titles)
     spec["usermeta"]["across"] = min(4, len(panels))
     spec["resolve"] = {"scale": {"y": "shared" if figure.sharey else "independent"}, "axis": {"x": "independent"}}
     return spec
+
+
+def _scatter_scales(figure: Scatter, table: pd.DataFrame) -> dict[str, Spec]:
+    """The scales of a scatter plot; those of trimmed axes leave out the furthest points."""
+    scales: dict[str, Spec] = {
+        "x": {"type": "log"} if figure.log_x else {},
+        "y": {"type": "log"} if figure.log_y else {},
+    }
+    if figure.trim and len(table):
+        scales["x"]["domain"] = list(trimmed_range(table[figure.x], figure.trim, figure.log_x))
+        if figure.sharey:
+            scales["y"]["domain"] = list(trimmed_range(table[figure.y], figure.trim, figure.log_y))
+    return scales
 
 
 def _word_maps(figure: WordMaps) -> Spec:

@@ -8,14 +8,27 @@ const dataOf = (id) => {
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "@text"];
 const DASHES = [[1, 0], [6, 3], [2, 2]];
 
+function rangeOf(lines) {
+  const values = lines.flatMap(({ value, low, high }) => [...value, ...(low ?? []), ...(high ?? [])]).filter((number) => number !== null);
+  return [Math.min(...values), Math.max(...values)];
+}
+
 // An axis starts at zero unless that wastes more than half of the height.
 function fromZero(lines) {
-  const values = lines.flatMap(({ value, low, high }) => [...value, ...(low ?? []), ...(high ?? [])]).filter((number) => number !== null);
-  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const [least, most] = rangeOf(lines);
   return least >= 0 ? least < most / 2 : most <= 0 && most > least / 2;
 }
 
-function panelSpec({ title, lines, domain, along, first }) {
+// The range of a family's panels: the same for all, unless that would flatten one of them.
+function sharedRange(panels, kind) {
+  const ranges = panels.map((panel) => rangeOf(panel[kind]));
+  const [least, most] = [Math.min(...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
+  const span = most - (least > 0 && least < most / 2 ? 0 : least);
+  const flat = ranges.some(([low, high]) => high > low && high - low < span / 12);
+  return panels.length > 1 && !flat ? [least > 0 && least < most / 2 ? 0 : least, most] : null;
+}
+
+function panelSpec({ title, label, lines, domain, along, first, range }) {
   const values = lines.flatMap(({ label, layer, depth, value, low, high }) => value.map((number, at) => ({ run: label, layer: layer[at], depth: depth[at], value: number, low: low?.[at], high: high?.[at] })));
   const style = (channel) => ({ field: "run", type: "nominal", legend: { title: null, symbolType: "stroke" }, scale: { domain, range: domain.map(channel) } });
   const axis = along === "layer" ? { title: "layer", tickMinStep: 1, format: "d" } : { title: "relative depth" };
@@ -24,42 +37,47 @@ function panelSpec({ title, lines, domain, along, first }) {
   const interval = lines.some(({ low }) => low);
   const number = { type: "quantitative", format: ",.3r" };
   const bounds = interval ? [{ field: "low", title: "95% from", ...number }, { field: "high", title: "to", ...number }] : [];
+  const y = { type: "quantitative", title: label || title, scale: range ? { domain: range, nice: true } : { zero: fromZero(lines) } };
   return {
+    ...(label && title ? { title } : {}),
     data: { values },
     encoding: {
       x: { field: along, type: "quantitative", axis: { ...axis, grid: false }, scale: { zero: along === "depth", nice: false, padding: 8 } },
       color: style((_, at) => COLOURS[at % COLOURS.length]),
-      tooltip: [{ field: "run", type: "nominal" }, { field: along, type: along === "layer" ? "ordinal" : "quantitative", title: axis.title }, { field: "value", title, ...number }, ...bounds],
+      tooltip: [{ field: "run", type: "nominal" }, { field: along, type: along === "layer" ? "ordinal" : "quantitative", title: axis.title }, { field: "value", title: label || title, ...number }, ...bounds],
     },
     layer: [
       { ...(first ? { params } : {}), mark: { type: "line", strokeWidth: 2 },
-        encoding: { y: { field: "value", type: "quantitative", title, scale: { zero: fromZero(lines) } }, opacity: faded(1), strokeDash: style((_, at) => DASHES[Math.floor(at / COLOURS.length) % DASHES.length]) } },
-      ...(interval ? [{ mark: { type: "area" }, encoding: { y: { field: "low", type: "quantitative", title }, y2: { field: "high" }, opacity: faded(0.2), tooltip: null } }] : []),
-      { mark: { type: "point", filled: true, size: 30 }, encoding: { y: { field: "value", type: "quantitative", title }, opacity: faded(1) } },
+        encoding: { y: { field: "value", ...y }, opacity: faded(1), strokeDash: style((_, at) => DASHES[Math.floor(at / COLOURS.length) % DASHES.length]) } },
+      ...(interval ? [{ mark: { type: "area" }, encoding: { y: { field: "low", ...y }, y2: { field: "high" }, opacity: faded(0.2), tooltip: null } }] : []),
+      { mark: { type: "point", filled: true, size: 30 }, encoding: { y: { field: "value", ...y }, opacity: faded(1) } },
     ],
   };
 }
 
-// The panels of one family of metrics, which share colours and legend but have ranges of their own.
-function familySpec(family, panels, kind, along) {
+// The panels of one family of metrics, which share colours, legend and, where nothing is lost, the range.
+function familySpec({ title, panels }, kind, along) {
   const domain = [...new Set(panels.flatMap((panel) => panel[kind].map(({ label }) => label)))];
   const shown = panels.filter((panel) => panel[kind].length);
+  const alike = shown.every(({ label }) => label && label === shown[0].label);
+  const range = alike ? sharedRange(shown, kind) : null;
   return {
-    usermeta: { across: Math.min(5, shown.length), panels: true }, description: `${family} by ${along === "layer" ? "layer" : "relative depth"}`,
-    concat: shown.map((panel, at) => panelSpec({ title: panel.title, lines: panel[kind], domain, along, first: at === 0 })),
+    usermeta: { across: Math.min(5, shown.length), panels: true }, description: `${title} by ${along === "layer" ? "layer" : "relative depth"}`,
+    ...(alike && shown.length > 1 && !range ? { title: { text: "The panels have ranges of their own.", fontWeight: "normal", fontSize: 11 } } : {}),
+    concat: shown.map((panel, at) => panelSpec({ ...panel, lines: panel[kind], domain, along, first: at === 0, range })),
   };
 }
 
 function mountCurves(families) {
   const [lines, along] = ["lines", "along"].map((id) => document.getElementById(id));
-  const depths = new Set(Object.values(families).flat().flatMap((panel) => panel.runs.map((line) => Math.round(line.layer.at(-1) / line.depth.at(-1)))));
+  const depths = new Set(Object.values(families).flatMap(({ panels }) => panels).flatMap((panel) => panel.runs.map((line) => Math.round(line.layer.at(-1) / line.depth.at(-1)))));
   along.value = depths.size > 1 ? "depth" : "layer";
   // A family without means over seeds shows its runs.
-  const kind = (panels) => (lines?.value === "means" && panels.some(({ means }) => means.length) ? "means" : "runs");
-  const spec = (family) => familySpec(family, families[family], kind(families[family]), along.value);
-  const charts = new Map([...document.querySelectorAll("[data-family]")].map((node) => [node.dataset.family, new Chart(node, spec(node.dataset.family), node.dataset.family.replaceAll("/", "_"))]));
-  mountCharts([...charts.values()]);
+  const kind = ({ panels }) => (lines?.value === "means" && panels.some(({ means }) => means.length) ? "means" : "runs");
+  const spec = (family) => familySpec(families[family], kind(families[family]), along.value);
+  const charts = new Map([...document.querySelectorAll("[data-family]")].map((node) => [node.dataset.family, new Chart(node, spec(node.dataset.family), node.dataset.family)]));
   for (const box of [lines, along]) box?.addEventListener("change", () => charts.forEach((chart, family) => chart.replace(spec(family))));
+  return [...charts.values()];
 }
 
 const csvOf = (rows) => rows.map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join()).join("\n");
@@ -90,6 +108,6 @@ function mountTable(place, name, data) {
     save("LaTeX", () => download(`${name}.tex`, "text/x-tex", latexOf(shownRows(table, data, false)))));
 }
 
-const curvesData = dataOf("curves-data");
-if (curvesData) mountCurves(curvesData);
+const [curvesData, mapsData] = ["curves-data", "maps-data"].map(dataOf);
+mountCharts([...(curvesData ? mountCurves(curvesData) : []), ...(mapsData ? mountMaps(mapsData, document.getElementById("map-group").dataset.baseline) : [])]);
 for (const [name, data] of Object.entries(dataOf("tables-data"))) mountTable(document.querySelector(`[data-filled="${name}"]`), name, data);

@@ -1,8 +1,10 @@
 """Building blocks of HTML pages: templates, assets, tables, data for scripts."""
 
+import base64
 import functools
 import importlib.resources
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +22,7 @@ SHOWN_ROWS = 1_000
 EXPLORER_SCRIPTS = (
     "rounding.js",
     "dom.js",
+    "inflate.js",
     "explorer_data.js",
     "explorer_colours.js",
     "explorer_map.js",
@@ -49,13 +52,19 @@ def script(*names: str) -> Markup:
 
 @functools.cache
 def vega() -> Markup:
-    """Vega, Vega-Lite and Vega-Embed as one script. They draw without `unsafe-eval`, by their interpreter of expressions."""
+    """Vega, Vega-Lite and Vega-Embed as one compressed script, for `inflate.js`.
+
+    They draw without `unsafe-eval`, by their interpreter of expressions.
+    """
     import vl_convert
 
-    # A closing tag in one of its texts would end the script element.
     # Its stub does not know that the snippet has a default.
-    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    return Markup(bundle.replace("</script", "<\\/script"))
+    return Markup(deflated(vl_convert.javascript_bundle().encode()))  # type: ignore[call-arg]
+
+
+def deflated(content: bytes) -> str:
+    """Bytes as base64 of zlib's format: for text, a third or less of its size."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def table(rows: pd.DataFrame, caption: str) -> Markup:
@@ -130,6 +139,11 @@ def _cell(value: Any, numeric: bool) -> str:
     if pd.isna(value):
         return "<td></td>"
     return f"<td>{value:,}</td>" if isinstance(value, int | np.integer) else f"<td>{number(float(value))}</td>"
+
+
+def packed_data(content: Mapping[str, Any]) -> Markup:
+    """JSON, compressed for `inflate.js`."""
+    return Markup(deflated(json.dumps(content, separators=(",", ":")).encode()))
 
 
 def script_data(content: Mapping[str, Any]) -> Markup:

@@ -1,19 +1,25 @@
-// The explorer's numbers: maps of a sentence, packed as 16-bit integers relative to the largest value of their layer.
+// The explorer's numbers: maps of a sentence, each value a code relative to the largest of its layer.
 
 const BLOCK = 0; // The head that stands for all heads together; heads count from 1.
 const EVERY_HEAD = -1;
 
-const unpacked = new WeakMap();
+// Up to the knee, codes count steps of 1/65535; above it, each is larger by a thousandth than the one before.
+const KNEE = 1000;
+const share = (code) => (Math.min(code, KNEE) / 65535) * (1 + 1 / KNEE) ** Math.max(0, code - KNEE);
+const SHARES = Float64Array.from({ length: 5200 }, (_, code) => share(code));
 
-function stepsOf(packed) {
-  if (!unpacked.has(packed)) {
-    const bytes = Uint8Array.from(atob(packed.steps), (letter) => letter.charCodeAt(0));
-    unpacked.set(packed, new DataView(bytes.buffer));
-  }
-  return unpacked.get(packed);
+// Inflates the codes of every map. High bytes precede low bytes.
+async function unpackData(data) {
+  const maps = data.sentences.flatMap(({ weights, norms, maps }) => [weights, ...(norms ? [norms] : []), ...Object.values(maps)]);
+  await Promise.all(maps.map(async (packed) => {
+    const bytes = await inflated(packed.codes);
+    const count = bytes.length / 2;
+    packed.codes = Uint16Array.from({ length: count }, (_, at) => 256 * bytes[at] + bytes[count + at]);
+  }));
+  return data;
 }
 
-const unpack = (packed, layer, at) => (stepsOf(packed).getUint16(2 * at, true) / 65535) * packed.largest[layer];
+const unpack = (packed, layer, at) => SHARES[packed.codes[at]] * packed.largest[layer];
 
 // Values of one map, row by row: `layer` is an index, `head` is BLOCK or a number from 1.
 function tokenValues(sentence, measure, layer, head) {

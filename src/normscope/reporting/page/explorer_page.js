@@ -1,2 +1,3 @@
 // A page with nothing but the explorer. In a notebook it is a sandboxed frame, so it keeps nothing in its address.
-new Explorer(document.getElementById("explorer-root"), JSON.parse(document.getElementById("explorer-data").textContent));
+unpackData(JSON.parse(document.getElementById("explorer-data").textContent))
+  .then((data) => new Explorer(document.getElementById("explorer-root"), data));

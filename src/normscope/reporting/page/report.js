@@ -33,8 +33,8 @@ function mountCopyButtons() {
 }
 
 const explorerData = dataOf("explorer-data");
-if (explorerData) new Explorer(document.getElementById("explorer-root"), explorerData, { usesAddress: true });
-mountCharts(Object.entries(dataOf("charts-data")).map(([name, spec]) => new Chart(document.querySelector(`[data-chart="${name}"]`), spec, name)));
-mountTables(dataOf("tables-data"));
+if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { usesAddress: true }));
+inflatedText("charts-data").then((text) => mountCharts(Object.entries(JSON.parse(text)).map(([name, spec]) => new Chart(document.querySelector(`[data-chart="${name}"]`), spec, name))));
+inflatedText("tables-data").then((text) => mountTables(JSON.parse(text)));
 mountContents();
 mountCopyButtons();

@@ -1,0 +1,75 @@
+"""Curves by family, with the titles and axis labels under which a comparison shows them."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+from normscope.analyses.info import AnalysisInfo
+from normscope.analyses.registry import analyses
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """How one curve is shown."""
+
+    title: str
+    """What distinguishes it within its family; empty if the label says it."""
+    label: str
+    """Title of the y-axis."""
+
+
+@dataclasses.dataclass
+class Family:
+    """Curves that are shown side by side."""
+
+    title: str
+    meaning: str = ""
+    panels: dict[str, Panel] = dataclasses.field(default_factory=dict)
+    """By the name of the curve."""
+
+
+def families(names: Iterable[str]) -> dict[str, Family]:
+    """Families of curves, by a name for files.
+
+    Curves that their analysis describes by one name, such as `<method>/mean`, are a family; its other curves are another. Names
+    that no analysis describes stay as they are.
+
+    Args:
+        names: Full names of curves, `<analysis>/<curve>`.
+    """
+    result: dict[str, Family] = {}
+    for full in names:
+        owner, _, name = full.partition("/")
+        info = analyses().get(owner)
+        described = None if info is None else _described(info, name)
+        title = owner if info is None else info.title
+        if info is None or described is None:
+            result.setdefault(owner, Family(title)).panels[full] = Panel(name.replace("/", " "), "")
+            continue
+        pattern, match = described
+        label = info.outputs.labels.get(pattern, pattern)
+        if not match.groupdict():
+            result.setdefault(owner, Family(title)).panels[full] = Panel("", label)
+            continue
+        meaning = info.outputs.curves[pattern]
+        family = result.setdefault(_file_name(owner, pattern), Family(f"{title}: {label}", meaning))
+        family.panels[full] = Panel(", ".join(_titled(info, *item) for item in match.groupdict().items()), label)
+    return result
+
+
+def _described(info: AnalysisInfo, name: str) -> tuple[str, re.Match[str]] | None:
+    """The name under which an analysis describes a curve, and what its placeholders stand for."""
+    # A name without placeholders wins over a pattern that also matches it.
+    for pattern in sorted(info.outputs.curves, key=lambda key: "<" in key):
+        match = re.fullmatch(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", pattern), name)
+        if match is not None:
+            return pattern, match
+    return None
+
+
+def _titled(info: AnalysisInfo, placeholder: str, value: str) -> str:
+    return info.outputs.names.get(value, f"{placeholder} {value}" if value.isdecimal() else value)
+
+
+def _file_name(owner: str, pattern: str) -> str:
+    return f"{owner}_{re.sub(r'[^a-z_]+', '_', pattern).strip('_')}"
