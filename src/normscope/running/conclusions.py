@@ -103,9 +103,9 @@ def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
                 rows = figure.table[figure.table[figure.panel].astype(str) == str(key)]
                 yield _cells(rows, figure, figure.value, title, figure.value_label)
         case HeatmapGrid():
-            for key, rows in figure.table.groupby(figure.grid_row, sort=False):
+            for name, rows in figure.table.groupby(figure.grid_row, sort=False):
                 for value, title in figure.values.items():
-                    yield _cells(rows, figure, value, f"{title}, {key}", title)
+                    yield _cells(rows, figure, value, f"{title}, {name}", title)
 
 
 def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, panel: str, title: str) -> pd.DataFrame:

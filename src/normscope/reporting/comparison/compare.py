@@ -164,7 +164,7 @@ def _heatmaps(runs: Sequence[Run], groups: Sequence[str]) -> pd.DataFrame:
         return runs[0].heatmaps.assign(group="").head(0)
     cells = pd.concat(tables, ignore_index=True)
     keys = [name for name in cells.columns if name != "value"]
-    return cells.groupby(keys, sort=False, as_index=False)["value"].mean()
+    return cells.groupby(keys, sort=False)["value"].mean().reset_index()
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

@@ -21,6 +21,11 @@ FAILURES = "failures.jsonl"
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
+_CURVES = ["curve", "layer", "depth", "value"]
+_SEQUENCES = ["metric", "sequence", "count", "value"]
+_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One finished run."""
@@ -38,11 +43,6 @@ class Run:
     """Columns metric, sequence, count, value: means of single sequences, for some metrics."""
     heatmaps: pd.DataFrame = dataclasses.field(default_factory=lambda: pd.DataFrame(columns=_HEATMAPS))
     """Columns figure, panel, row, column, value, row_title, column_title, value_title: the cells of heat maps."""
-
-
-_CURVES = ["curve", "layer", "depth", "value"]
-_SEQUENCES = ["metric", "sequence", "count", "value"]
-_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
 
 
 def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
