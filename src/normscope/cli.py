@@ -130,7 +130,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not _sweep.agrees:
         status = status or BUG
-    for finish in (_compare_sweep, _report_failures):
+    for finish in (_merge_sweep, _compare_sweep, _report_failures):
         try:
             outcome = finish()
         except InputError as error:
@@ -144,6 +144,7 @@ def _execute(main: Callable[[], object]) -> int:
     """Run the command and return its status. A bug is raised again and keeps its traceback."""
     overrides: list[str] = []
     try:
+        _translate_merge()
         overrides = _overrides()
         main()
         if _sweep.error is not None:
@@ -163,6 +164,22 @@ def _execute(main: Callable[[], object]) -> int:
         _sweep.remove_empty()
         return BAD_INPUT
     return 0
+
+
+def _translate_merge() -> None:
+    """Turn `normscope merge RUN… KEY=VALUE…` into overrides.
+
+    Raises:
+        InputError: If there is no run.
+    """
+    if sys.argv[1:2] != ["merge"]:
+        return
+    runs = [word for word in sys.argv[2:] if Path(word).is_dir() or not ("=" in word or word.startswith("-"))]
+    if not runs:
+        raise InputError(f"merge: expected the folders of the runs of all shards: {program()} merge RUN…")
+    escaped = [word.replace("\\", r"\\").replace('"', r"\"") for word in runs]
+    listed = ",".join(f'"{word}"' for word in escaped)
+    sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
 
 
 def _overrides() -> list[str]:
@@ -238,6 +255,27 @@ def _report_failures() -> int:
     jobs = len(failures) + completed(_sweep.folder)
     print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
     return BUG
+
+
+def _merge_sweep() -> int:
+    """Merge every complete set of shards among the runs of a sweep; returns 0.
+
+    Raises:
+        InputError: If a shard is damaged.
+    """
+    if _sweep.folder is None or not any(_sweep.folder.glob("*/shard.safetensors")):
+        return 0
+    from normscope.running.pipeline import run as run_pipeline
+    from normscope.running.shards import merging_folders
+
+    for number, folders in enumerate(merging_folders(_sweep.folder)):
+        options = options_of(folders[0], OmegaConf.create(), [], "merge")
+        options.shard, options.shards, options.merge = None, 1, list(map(str, folders))
+        options.output_dir = None
+        name = "merged" if number == 0 else f"merged_{number + 1}"
+        command = shlex.join([*program().split(), "merge", *options.merge])
+        run_pipeline(options, _sweep.folder / name, command, fresh=True)
+    return 0
 
 
 def _compare_sweep() -> int:
@@ -350,6 +388,9 @@ def _options(config: DictConfig, overrides: Sequence[str], key: str, earlier: Pa
     options = options_of(earlier, config, overrides, key)
     if key == "resume":
         options.resume = str(earlier)
+    elif key == "merge":
+        options.shard, options.shards, options.merge = None, 1, [os.path.abspath(folder) for folder in config.merge]
+        options.resume, options.reproduce, options.output_dir = None, None, config.output_dir
     else:
         options.resume, options.reproduce, options.output_dir = None, str(earlier), config.output_dir
     return options

@@ -16,7 +16,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError
-from normscope.running.distributed import ProcessGroup
+from normscope.running.distributed import Share
 
 EXAMPLES = [Example("A first, short one."), Example("Left side", "right side"), Example("naïve — café")]
 
@@ -242,7 +242,7 @@ def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch,
     found, together = [], CorpusCounts()
     for rank in range(size):
         counts = CorpusCounts()
-        shown = ProcessGroup(rank, size).batches(examples, encoder(tokenizer), 20, counts)
+        shown = Share(rank, size).batches(examples, encoder(tokenizer), 20, counts)
         found += [batch.fingerprints for batch, mine in shown if mine]
         together.add(CorpusCounts.unpacked(counts.packed()))  # as it travels
     assert sorted(found) == sorted(expected)

@@ -12,7 +12,7 @@ from omegaconf import II, MISSING
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses, plug_ins
 
-INCIDENTAL = ("resume", "reproduce", "output_dir", "tracking", "report", "checkpoint", "recipe")
+INCIDENTAL = ("resume", "reproduce", "merge", "output_dir", "tracking", "report", "checkpoint", "recipe")
 """Keys that no number depends on: where results go, how they are shown, and what they are compared with. They alone may change
 when a run is resumed or reproduced, and they do not distinguish runs."""
 
@@ -306,6 +306,12 @@ class RunOptions:
     """Folder of a stopped run to resume."""
     reproduce: str | None = None
     """Folder of a run to repeat; the numbers are compared."""
+    shard: int | None = None
+    """The part of the corpus to analyse, from 0; null: all of it. `normscope merge RUN…` makes one run of all shards."""
+    shards: int = 1
+    """The number of parts."""
+    merge: list[str] | None = None
+    """Folders of the runs of all shards; `normscope merge` sets it."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     recipe: RecipeOptions = field(default_factory=RecipeOptions)

@@ -116,7 +116,16 @@ def check(options: RunOptions) -> None:
     check_tracking(options.tracking)
     if not options.checkpoint.every_seconds >= 0:
         raise InputError(f"checkpoint.every_seconds={options.checkpoint.every_seconds}: expected seconds, 0 or more")
+    _check_shards(options)
     _check_seeds(flat(plain(options)))
+
+
+def _check_shards(options: RunOptions) -> None:
+    at_least(1, "shards", options.shards)
+    if options.shard is None and options.shards > 1:
+        raise InputError(f"shards={options.shards}: expected shard as well, from 0 to {options.shards - 1}")
+    if options.shard is not None and not 0 <= options.shard < options.shards:
+        raise InputError(f"shard={options.shard}: expected a number from 0 to {options.shards - 1} (shards - 1)")
 
 
 def _check_seeds(config: Mapping[str, Any]) -> None:

@@ -32,6 +32,8 @@ class Status(enum.StrEnum):
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
+    SHARD = "shard"
+    """It has analysed its part of a corpus; its results are those of the run that merges the parts."""
 
 
 class RunFolder:
@@ -146,7 +148,7 @@ class RunFolder:
                 f"resume={self.path}: {RESULTS} does not say how the run ended ({one_line(error)}); delete it to resume the "
                 "run"
             ) from error
-        if status == Status.COMPLETED:
+        if status in (Status.COMPLETED, Status.SHARD):
             raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:

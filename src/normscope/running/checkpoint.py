@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -89,10 +90,8 @@ class Checkpoint:
             InputError: If the run folder is not writable.
         """
         start = time.monotonic()
-        header = json.dumps({"identity": self._identity, "batches": position.batches, "digest": position.digest})
-        tensors = state_of(analyses)
-        metadata = {"normscope": header, "sha256": checksum(header, tensors)}
-        self._folder.write(FILE, safetensors.torch.save(tensors, metadata=metadata))
+        content = {"identity": self._identity, "batches": position.batches, "digest": position.digest}
+        self._folder.write(FILE, packed(content, state_of(analyses)))
         now = time.monotonic()
         self._due = now + max(self._every, _PAUSE_PER_SAVE * (now - start) if self._every else 0.0)
 
@@ -109,39 +108,18 @@ class Checkpoint:
     def _read(self) -> tuple[dict[str, Any], Position, dict[str, Tensor]]:
         """Identity, position and state, verified by the checksum."""
         try:
-            with safetensors.safe_open(self._path, framework="pt") as file:
-                metadata = file.metadata()
-                header, saved = metadata["normscope"], metadata["sha256"]
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            if checksum(header, tensors) != saved:
-                raise ValueError("the checksum does not match, so the file is damaged")
-            content = json.loads(header)
+            content, tensors = unpacked(self._path)
             identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
             if not isinstance(identity, dict):
                 raise TypeError("the header has no config")
-        except (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        except DAMAGE as error:
             raise InputError(
                 f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to start again"
             ) from error
         return identity, position, tensors
 
     def _load(self, analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
-        """Give the analyses their state back.
-
-        A checksum can be forged, and a tensor of another shape may be broadcast: what was loaded must be what was saved.
-        """
-        new, problem = _shapes(state_of(analyses)), ""
-        try:
-            load_state(analyses, tensors)
-            loaded = _shapes(state_of(analyses))
-        except (LookupError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
-            problem = one_line(error)
-        else:
-            # What is a single number stays one: any shape could be broadcast to it.
-            expected = loaded | {name: kind for name, kind in new.items() if kind[1] == ()}
-            saved = _shapes(tensors)
-            different = sorted(name for name in {**saved, **expected} if saved.get(name) != expected.get(name))
-            problem = f"it does not fit the analyses at {different[0]}" if different else ""
+        problem = loading_problem(analyses, tensors)
         if problem:
             raise InputError(f"{self._path}: the checkpoint cannot be used: {problem}; remove it to begin again")
 
@@ -155,6 +133,52 @@ class Checkpoint:
                 + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
                 + "; start a new run, or set it back"
             )
+
+
+def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """State and what is known about it, as a safetensors file with a checksum."""
+    header = json.dumps(content)
+    return safetensors.torch.save(dict(tensors), metadata={"normscope": header, "sha256": checksum(header, tensors)})
+
+
+DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError)
+"""What reading a file raises that was not written by `packed`, or has changed since."""
+
+
+def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `packed` was given.
+
+    Raises:
+        DAMAGE: If the file cannot be read or the checksum does not match.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        header, saved = metadata["normscope"], metadata["sha256"]
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    if checksum(header, tensors) != saved:
+        raise ValueError("the checksum does not match, so the file is damaged")
+    content = json.loads(header)
+    if not isinstance(content, dict):
+        raise TypeError("the header has no content")
+    return content, tensors
+
+
+def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> str:
+    """Give the analyses a saved state; returns what is wrong with it, or nothing.
+
+    A checksum can be forged, and a tensor of another shape may be broadcast: what was loaded must be what was saved.
+    """
+    new = _shapes(state_of(analyses))
+    try:
+        load_state(analyses, tensors)
+        loaded = _shapes(state_of(analyses))
+    except (LookupError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        return one_line(error)
+    # What is a single number stays one: any shape could be broadcast to it.
+    expected = loaded | {name: kind for name, kind in new.items() if kind[1] == ()}
+    saved = _shapes(tensors)
+    different = sorted(name for name in {**saved, **expected} if saved.get(name) != expected.get(name))
+    return f"it does not fit the analyses at {different[0]}" if different else ""
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:

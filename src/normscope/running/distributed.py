@@ -29,6 +29,35 @@ _MOST_PROCESSES = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
+class Share:
+    """One of several shares of a corpus."""
+
+    number: int
+    """From 0."""
+    of: int
+
+    def batches(
+        self, examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+    ) -> Iterator[tuple[Batch, bool]]:
+        """Batches of a corpus, and whether each belongs to this share; the arguments are those of `batching.batches`.
+
+        The first N windows of the corpus, for N shares, are batched for all shares and their batches distributed, so that
+        even a small corpus keeps N processes busy. Of the later windows each share has every N-th; the others are skipped
+        without being tokenised.
+        """
+        serial = 0
+        for number, window in enumerate(windows(examples)):
+            is_shared = number < self.of
+            if not is_shared and number % self.of != self.number:
+                continue
+            # Windows that are batched for all shares are counted in the first.
+            counted = counts if self.number == 0 or not is_shared else CorpusCounts()
+            for batch in batches_of_window(window, encoder, batch_tokens, counted):
+                yield batch, not is_shared or serial % self.of == self.number
+                serial += 1
+
+
+@dataclasses.dataclass(frozen=True)
 class ProcessGroup:
     """The processes of a run."""
 
@@ -40,32 +69,17 @@ class ProcessGroup:
         """Whether this process writes the results."""
         return self.rank == 0
 
+    @property
+    def share(self) -> Share:
+        """The share of this process."""
+        return Share(self.rank, self.size)
+
     def local_device(self, options: DeviceOptions) -> DeviceOptions:
         """The options with a device of this process: one accelerator for each process on a machine."""
         if self.size == 1 or options.name not in ("auto", "cuda") or not torch.cuda.is_available():
             return options
         local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return dataclasses.replace(options, name=f"cuda:{local}")
-
-    def batches(
-        self, examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
-    ) -> Iterator[tuple[Batch, bool]]:
-        """Batches of a corpus, and whether each is this process's; the arguments are those of `batching.batches`.
-
-        The first N windows of the corpus, for N processes, are batched by all processes and their batches distributed, so
-        that even a small corpus keeps all of them busy. Of the later windows each process takes every N-th and skips the
-        others without tokenising them.
-        """
-        serial = 0
-        for number, window in enumerate(windows(examples)):
-            is_shared = number < self.size
-            if not is_shared and number % self.size != self.rank:
-                continue
-            # Windows that all processes batch are counted by the main process.
-            counted = counts if self.is_main or not is_shared else CorpusCounts()
-            for batch in batches_of_window(window, encoder, batch_tokens, counted):
-                yield batch, not is_shared or serial % self.size == self.rank
-                serial += 1
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from normscope.running.loop import accumulate
 from normscope.running.provenance import Origin
 from normscope.running.publish import publish
 from normscope.running.session import Session
+from normscope.running.shards import keep, merge
 from normscope.running.status import tracked
 
 
@@ -38,9 +39,10 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
     with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
         session = Session.prepare(options, results, group, origin)  # everything that can fail before the first batch
         with tracked(session) as tracker:
-            accumulate(session, tracker)
+            accumulate(session, tracker) if options.merge is None else merge(session, options.merge)
             group.reduce(session.analyses, session.counts)
-            publication = publish(session, results, tracker) if results is not None else None
+            finish = publish if options.shard is None else keep
+            publication = finish(session, results, tracker) if results is not None else None
         return publication.complete() if publication is not None else {}
 
 
@@ -53,10 +55,10 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     """
     with group.agreeing():
         check(options)
-        if options.resume is not None and group.size > 1:
-            raise InputError(
-                f"resume={options.resume}: several processes cannot resume a run; start it without torchrun"
-            )
+        for key in ("resume", "shard", "merge"):
+            value = getattr(options, key)
+            if value is not None and group.size > 1:
+                raise InputError(f"{key}={value}: not for several processes; start it without torchrun")
         check_installed(options.tracking)
         if options.recipe.paper is not None:
             published(options.recipe.paper)  # fail before the run if it is missing

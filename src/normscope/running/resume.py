@@ -1,4 +1,4 @@
-"""Runs that are resumed or reproduced: their configs come from their folders."""
+"""Runs that are resumed, reproduced or merged: their configs come from their folders."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ AGREEMENT = 1e-5
 
 
 def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
-    """`resume` or `reproduce`, and the folder of that run; None if neither is set.
+    """`resume`, `reproduce` or `merge`, and the folder of that run, or of the first to merge; None if none is set.
 
     Args:
         config: The composed config of this command.
@@ -26,6 +26,12 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
     Raises:
         InputError: If both are set, or a run is to be resumed in another folder.
     """
+    if config.merge is not None:
+        if config.resume is not None or config.reproduce is not None or not config.merge:
+            raise InputError(
+                f"merge={list(config.merge)}: expected the folders of all shards, without resume and reproduce"
+            )
+        return "merge", Path(config.merge[0]).expanduser()
     given = [key for key in ("resume", "reproduce") if config[key] is not None]
     if not given:
         return "", None

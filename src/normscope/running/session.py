@@ -44,7 +44,7 @@ from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
 from normscope.running.checkpoint import Checkpoint, Position
-from normscope.running.distributed import ProcessGroup
+from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
 from normscope.running.provenance import Origin, Provenance
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
@@ -121,14 +121,14 @@ class Session:
         )
 
     def _resume(self, results: RunFolder) -> None:
-        self.checkpoint = Checkpoint(results, _identity(self), self.options.checkpoint.every_seconds)
+        self.checkpoint = Checkpoint(results, identity(self), self.options.checkpoint.every_seconds)
         self.position = self.checkpoint.resume(self.analyses, self.stream)
         if self.position.batches:
             say(f"resuming after {self.position.batches:,} batches")
 
 
-def _identity(session: Session) -> dict[str, object]:
-    """What a resumed run must share with the stopped one."""
+def identity(session: Session) -> dict[str, object]:
+    """What a resumed run must share with the stopped one, and the runs of all shards with each other."""
     config = flat(plain(session.options))
     return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
         "the model's weights": session.model.weights_sha256,
@@ -171,8 +171,9 @@ def _prepared(
     rule = _bias_rule(needs.values())
     texts = _texts(options, encoder, len(layers), maps_per_layer(model.layout, rule), inputs)
     counts = CorpusCounts()
-    stream = group.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
-    if group.size == 1:
+    share = Share(options.shard, options.shards) if options.shard is not None else group.share
+    stream = share.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
+    if share.of == 1 and options.merge is None:
         stream = _not_empty(stream, options, counts)
     return Session(
         options=options,
@@ -191,7 +192,7 @@ def _prepared(
         digests={name: resource.digest for name, resource in resources.items()},
         counts=counts,
         stream=stream,
-        total=corpus.total if group.size == 1 else None,  # the size of a share is not known
+        total=corpus.total if share.of == 1 else None,  # the size of a share is not known
         provenance=Provenance(origin, options, model, verification, counts),
     )
 
@@ -304,7 +305,7 @@ def _bias_rule(needs: Iterable[Requirements]) -> BiasRule | None:
 
 
 def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs) -> list[ExplorerText]:
-    if not options.report.enabled or not (options.report.examples or options.report.text):
+    if options.shard is not None or not options.report.enabled or not (options.report.examples or options.report.text):
         return []
     return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers, maps)
 

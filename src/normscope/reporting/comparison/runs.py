@@ -13,7 +13,7 @@ import yaml
 
 from normscope.config.schema import flat
 from normscope.errors import InputError, one_line, printable
-from normscope.reporting.run_folder import RESULTS
+from normscope.reporting.run_folder import RESULTS, Status
 
 FAILURES = "failures.jsonl"
 """File in a sweep's folder that records its failed jobs."""
@@ -53,7 +53,7 @@ def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """
     runs, failures = [], []
     for folder in folders:
-        runs += [_run(path) for path in _folders(folder)]
+        runs += [run for run in map(_run, _folders(folder)) if run.status != Status.SHARD]
         failures += recorded_failures(folder)
     if not runs and not failures:
         raise InputError(f"{', '.join(map(str, folders))}: no run found; expected folders that contain a {RESULTS}")

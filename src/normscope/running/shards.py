@@ -1,0 +1,163 @@
+"""A corpus analysed in parts by runs that never meet (`shard=i shards=N`), and the run that merges them.
+
+Each part's run saves the state of its analyses and what it counted. Parts are merged in the order of their numbers, so the
+result has the same bytes whichever finished first.
+"""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from normscope.analyses.base import merge_state, state_of
+from normscope.data.examples import CorpusCounts
+from normscope.errors import InputError, one_line
+from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.terminal import say
+from normscope.reporting.tracker import Tracker
+from normscope.running.checkpoint import DAMAGE, loading_problem, packed, unpacked
+from normscope.running.session import Session, identity
+
+FILE = "shard.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptShard:
+    """A run of one shard whose state has been saved."""
+
+    session: Session
+    results: RunFolder
+
+    def complete(self) -> dict[str, float]:
+        """Record that the shard is complete; it has no metrics of its own."""
+        session, options = self.session, self.session.options
+        self.results.finish(Status.SHARD, {}, session.provenance.facts())
+        if session.checkpoint is not None:
+            session.checkpoint.remove()
+        say(
+            f"{session.counts.sequences:,} sequences of shard {options.shard} of {options.shards} in {self.results.path}"
+        )
+        say("when every shard is complete, normscope merge RUN… makes one run of them")
+        return {}
+
+
+def keep(session: Session, results: RunFolder, _tracker: Tracker) -> KeptShard:
+    """Save the state of a shard's analyses in its run folder.
+
+    Raises:
+        InputError: If the run folder is not writable.
+    """
+    content = {
+        "shard": session.options.shard,
+        "shards": session.options.shards,
+        "identity": _common(session),
+        "counts": session.counts.packed(),
+    }
+    results.write(FILE, packed(content, state_of(session.analyses)))
+    return KeptShard(session, results)
+
+
+def merge(session: Session, folders: Sequence[str]) -> None:
+    """Give the analyses of a session the state of all shards.
+
+    Args:
+        session: The run that merges.
+        folders: The run folders of all shards, in any order.
+
+    Raises:
+        InputError: If a shard is missing, given twice, damaged or not complete, or its config, model or software differs.
+    """
+    contents = _of_all({Path(folder): _content(Path(folder)) for folder in folders})
+    current = json.loads(json.dumps(_common(session)))
+    for folder, (content, tensors) in contents.items():
+        _refuse_others(folder, content["identity"], current)
+        before = state_of(session.analyses)
+        problem = loading_problem(session.analyses, tensors)
+        if problem:
+            raise InputError(f"merge={folder}: its {FILE} cannot be used: {problem}; run the shard again")
+        if content["shard"] > 0:
+            merge_state(session.analyses, before)
+        session.counts.add(CorpusCounts.unpacked(content["counts"]))
+
+
+def merging_folders(sweep: Path) -> Iterator[list[Path]]:
+    """The folders of each complete set of shards among the runs of a sweep. Incomplete sets are reported."""
+    sets: dict[str, dict[int, Path]] = collections.defaultdict(dict)
+    counts: dict[str, int] = {}
+    for path in sorted(sweep.glob(f"*/{FILE}")):
+        content, _ = _content(path.parent)
+        key = json.dumps(content["identity"], sort_keys=True)
+        sets[key][content["shard"]] = path.parent
+        counts[key] = content["shards"]
+    for key, folders in sets.items():
+        missing = sorted(set(range(counts[key])) - set(folders))
+        if missing:
+            say(f"shards {_numbers(missing)} of {counts[key]} are missing; run them again, then normscope merge RUN…")
+        else:
+            yield [folders[number] for number in sorted(folders)]
+
+
+def _common(session: Session) -> dict[str, object]:
+    """What the runs of all shards share."""
+    return {key: value for key, value in identity(session).items() if key not in ("shard", "shards")}
+
+
+Content = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def _content(folder: Path) -> Content:
+    path = folder / FILE
+    if not path.is_file():
+        if (folder / "config.yaml").is_file():
+            raise InputError(
+                f"merge={folder}: expected a complete shard; if it was stopped, continue it with resume={folder}"
+            )
+        raise InputError(f"merge={folder}: expected the folder of a run with shard=… shards=…")
+    try:
+        content, tensors = unpacked(path)
+        numbers = [int(content[name]) for name in ("shard", "shards")]
+        if not isinstance(content["identity"], dict) or not 0 <= numbers[0] < numbers[1]:
+            raise ValueError("its header is not that of a shard")
+        CorpusCounts.unpacked(content["counts"])
+    except DAMAGE as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}; run the shard again") from error
+    return content, tensors
+
+
+def _of_all(contents: Mapping[Path, Content]) -> dict[Path, Content]:
+    """The same in the order of the shards, each of which must be there once."""
+    folders: dict[int, Path] = {}
+    shards = next(iter(contents.values()))[0]["shards"]
+    for folder, (content, _) in contents.items():
+        number = content["shard"]
+        if content["shards"] != shards:
+            other = next(iter(contents))
+            raise InputError(f"merge: {other} is one of {shards} shards and {folder} one of {content['shards']}")
+        if number in folders:
+            raise InputError(
+                f"merge: {folders[number]} and {folder} are both shard {number} of {shards}; leave one out"
+            )
+        folders[number] = folder
+    missing = sorted(set(range(shards)) - set(folders))
+    if missing:
+        raise InputError(f"merge: expected all {shards} shards; missing: {_numbers(missing)}")
+    return {folders[number]: contents[folders[number]] for number in sorted(folders)}
+
+
+def _refuse_others(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    different = [key for key in {**saved, **current} if saved.get(key) != current.get(key)]
+    if different:
+        key = different[0]
+        raise InputError(
+            f"merge={folder}: {key} is {saved.get(key)!r} in this shard, but {current.get(key)!r} in the run that merges; run "
+            "the shard again"
+        )
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:10]))
+    return shown if len(numbers) <= 10 else f"{shown} and {len(numbers) - 10} more"
