@@ -92,6 +92,10 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
             "analysis.outliers.dimensions=[{'a': 1}]: expected a list of single",
         ),
         (
+            ["model=bert-random", "++model.architecture.model_type=gemma", "++model.architecture.hidden_size=0"],
+            "hidden_size=0 in the model's config: expected at least 1",
+        ),
+        (
             ["model=bert-random", "++model.architecture.num_hidden_layers=1000000000"],
             "num_hidden_layers=1000000000 in the model",
         ),

@@ -71,6 +71,12 @@ def check_supported(config: PretrainedConfig) -> None:
                 f"{key}={value} in the model's config: expected at most {_MOST_LAYERS:,} layers; correct the config.json of "
                 "model.name, or model.architecture"
             )
+    size = getattr(config, "hidden_size", None)
+    if isinstance(size, int) and size < 1:
+        raise InputError(
+            f"hidden_size={size} in the model's config: expected at least 1; correct the config.json of model.name, or "
+            "model.architecture"
+        )
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(
             "quantization_config: quantised weights are not the ones that the model computes with; set model.name to a "
