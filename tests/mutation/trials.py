@@ -32,7 +32,7 @@ _MEMORY = 12 * 2**30
 """Bytes that a mutant may allocate."""
 _WALL = 10
 """A trial that waits for ever is ended after this many times its limit of processor time."""
-_BUDGET = 40.0
+_BUDGET = 90.0
 """Seconds of tests for one mutant. Tests beyond it are left out, which can only lower the share that is killed."""
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from normscope.alignment.options import AlignmentOptions
+from normscope.analyses import columns
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Findings
 from normscope.analyses.frequency.analysis import FREQUENCIES
@@ -93,6 +94,32 @@ def assert_readable(described: Mapping[str, str]) -> None:
     for name, text in described.items():
         assert text[0].isupper() or not text[0].islower() or text[0] in "αρβγ", name
         assert text.endswith("."), name
+
+
+ROW = (
+    "layer",
+    "head",
+    "category",
+    "dimension",
+    "method",
+    "measure",
+    "step",
+    "bias",
+    "relation",
+    "direction",
+    "position",
+)
+"""Columns that a table has one row for each value of, if the description of its rows names them."""
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_descriptions_belong_to_their_columns(name):
+    shared = {columns.LAYER: {"layer"}, columns.HEAD: {"head"}, columns.DIMENSION: {"dimension", "of_dimension"}}
+    for table, info in analyses()[name].outputs.tables.items():
+        named = {word.strip() for word in re.split(",| and ", info.row)}
+        assert named & set(ROW) <= set(info.columns), (table, info.row)
+        for column, text in info.columns.items():
+            assert column in shared.get(text, {column}), (table, column)
 
 
 def test_the_check_notices_what_is_missing_and_what_is_too_much():

@@ -58,6 +58,7 @@ def test_mixing(any_specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(any_specimen, categories)
     found = any_specimen.findings("mixing", MixingOptions(), layers, categories)
+    assert found.summary_digits == 1
     assert_published(found, mixing_oracle.expected(any_specimen, layers, categories))
 
 

@@ -363,3 +363,10 @@ def test_links_of_very_long_sentences_are_scored(tmp_path, capsys):
     (tmp_path / "gold").write_text("0-0 9000-9000\n")
     assert link_scores.main(["--gold", str(tmp_path / "gold"), str(tmp_path / "gold")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0.0", "100.0", "100.0"]
+
+
+def test_a_file_of_links_that_is_not_text_is_named(tmp_path):
+    path = tmp_path / "links"
+    path.write_bytes(b"0-0\n\xff\xfe\n")
+    with pytest.raises(InputError, match=f"key={path}: .*line 2"):
+        LinkFile(path, "key").read([(1, 1), (1, 1)])

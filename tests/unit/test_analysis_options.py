@@ -10,7 +10,8 @@ import torch
 
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.analyses.base import Requirements
-from normscope.analyses.findings import Scatter
+from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
+from normscope.analyses.findings import Lines, Scatter
 from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.options import NormsOptions
@@ -127,9 +128,14 @@ def test_defaults():
     assert NormsOptions(seed=1) == NormsOptions(False, 50_000_000, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
+    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, Bias.summand, 100, 20, 1)
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
-    assert not any(dataclasses.asdict(Requirements()).values()), "an analysis that declares no needs has none"
+    lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")
+    assert (lines.sharey, lines.log_y, lines.floor, lines.panel) == (False, False, None, None)
+    needs = dataclasses.asdict(Requirements())
+    assert needs.pop("bias_rule") == "summand"
+    assert not any(needs.values()), "an analysis that declares no needs has none"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
+from normscope.analyses.norms.figures import _floor
 from normscope.maths import norms as maths
 from normscope.maths.normalisation import Normalisation
 
@@ -95,3 +96,8 @@ def test_decompose_equals_explicit_vectors():
     assert isinstance(found.table, pd.DataFrame)
     assert "attnresln_n" in repr(found)
     assert "%" in found._repr_html_()
+
+
+@pytest.mark.parametrize(("values", "floor"), [([5.0, 1e-17, 1.0], 0.005), ([5.0, 0.01], None), ([0.0, 0.0], None)])
+def test_singular_values_at_rounding_errors_size_are_cut_off(values, floor):
+    assert _floor(pd.DataFrame({"value": values})) == floor

@@ -261,7 +261,7 @@ class FrozenLayer:
         return _linear(self.output_norm, block + added)
 
     def constant(
-        self, like: Float[Tensor, "batch token model"], *, value_bias: bool = True
+        self, like: Float[Tensor, "batch token model"], *, value_bias: bool
     ) -> Float[Tensor, "batch token model"]:
         """What the layer adds to every token that comes from none of its inputs.
 
