@@ -153,6 +153,8 @@ class DatasetOptions:
     """Whether the lines are WikiText: headings are dropped, and punctuation is detokenized."""
     segmentation: Segmentation = Segmentation.none
     """What makes an example: the whole document (`none`), a `sentence`, a `pair` of paragraphs, or a `window` of tokens."""
+    chat_template: bool = False
+    """Whether rows hold conversations (`messages`), which are written in the tokenizer's chat template."""
     stride: int = 0
     """Tokens by which a window overlaps the one before it."""
     compat: Compat = Compat.official

@@ -208,8 +208,28 @@ def _check_dataset(options: DatasetOptions) -> None:
         raise InputError(
             "dataset=conllu has sentences of annotated words; leave out dataset.segmentation and dataset.wikitext"
         )
+    if options.chat_template:
+        _check_conversations(options)
     if options.stride and options.segmentation is not Segmentation.window:
         raise InputError(f"dataset.stride={options.stride} is for dataset.segmentation=window")
+
+
+def _check_conversations(options: DatasetOptions) -> None:
+    if options.kind is not DatasetKind.text:
+        raise InputError(f"dataset.chat_template=true: expected dataset=text, got dataset={options.kind}")
+    unusable = {
+        "segmentation": options.segmentation is not Segmentation.none,
+        "wikitext": options.wikitext,
+        "pair_path": options.pair_path is not None,
+        "pair_column": options.pair_column is not None,
+        "score_column": options.score_column is not None,
+        "categories": isinstance(options.categories, str),
+    }
+    for key, given in unusable.items():
+        if given:
+            raise InputError(
+                f"dataset.chat_template=true: a conversation is one example with categories of its own; leave out dataset.{key}"
+            )
 
 
 def _check_report(options: ReportOptions) -> None:

@@ -81,7 +81,17 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     )
     columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
     label, score = _label_column(options), options.score_column
-    files = tuple(TextFile(path, *columns, plain=plain, label_column=label, score_column=score) for path in paths)
+    files = tuple(
+        TextFile(
+            path,
+            *columns,
+            plain=plain,
+            label_column=label,
+            score_column=score,
+            conversations=options.chat_template,
+        )
+        for path in paths
+    )
     corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
     if options.pair_path is None:
         return corpus

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from transformers.tokenization_utils_base import BatchEncoding
 
 from normscope.config.schema import Compat, DatasetOptions, Segmentation, Segments
 from normscope.data.categories import TokenCategories
+from normscope.data.conversations import PARTS, check_tokenizer, conversation, tokens_of, with_parts
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
@@ -46,12 +47,14 @@ class Encoder:
     ) -> None:
         self.tokenizer = model.tokenizer
         self._column = options.categories if isinstance(options.categories, str) else None
+        if options.chat_template:
+            _check_conversations(model, separate=separate)
         self.categories = TokenCategories.of(
             model.tokenizer,
             model.vocabulary,
             None if self._column is not None else options.categories,
             causal=model.causal,
-            column=values,
+            column=PARTS if options.chat_template else values,
         )
         self.max_length = options.max_length or model.max_length
         if model.max_length is not None and self.max_length is not None and self.max_length > model.max_length:
@@ -110,6 +113,8 @@ class Encoder:
         examples = [self._shortened(example) for example in examples]
         if self._separate:
             return self._pairs(examples, counts)
+        if any(example.messages is not None for example in examples):
+            return self._with_text(self._conversations(examples, counts), counts)
         if self._translations is not None:
             translated = [example for example in examples if example.text_pair is not None]
             if len(translated) < len(examples):
@@ -194,6 +199,20 @@ class Encoder:
         unknown = tokenizer.unk_token_id
         # The mask and the unknown token stand for words, unless the tokenizer also marks the ends of a text with the latter.
         return self.categories.special - {tokenizer.mask_token_id} - ({unknown} if unknown not in others else set())
+
+    def _conversations(self, examples: Sequence[Example], counts: CorpusCounts) -> Iterator[list[TokenSequence]]:
+        """Conversations in the tokenizer's chat template, with the part of each token as its category."""
+        for example in examples:
+            written = conversation(self.tokenizer, example.messages or ())
+            if isinstance(written, str):
+                counts.skipped[written] += 1
+                continue
+            ids, parts = tokens_of(self.tokenizer, written)
+            cut = self.max_length is not None and len(ids) > self.max_length
+            ids, parts = ids[: self.max_length], parts[: self.max_length]
+            sequence = self._sequence(ids, [0] * len(ids) if self._segments else None, cut=cut)
+            categories = with_parts(self.categories.of_sequence(sequence.input_ids), parts, self.categories.names)
+            yield [dataclasses.replace(sequence, categories=categories)]
 
     def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
         """A text with the word of each token."""
@@ -328,6 +347,15 @@ class Encoder:
         masked = input_ids.copy()
         masked[generator.choice(ordinary, size=count, replace=False)] = self.tokenizer.mask_token_id
         return masked
+
+
+def _check_conversations(model: ReadsTokens, *, separate: bool) -> None:
+    check_tokenizer(model.tokenizer, model.name)
+    if separate or model.decoder_inputs is not None:
+        raise InputError(
+            "dataset.chat_template=true: expected analyses of single texts, got one that compares the texts of pairs or the "
+            "decoder of an encoder–decoder; leave one of the two out"
+        )
 
 
 def fingerprint(input_ids: np.ndarray) -> int:

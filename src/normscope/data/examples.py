@@ -6,6 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
+from normscope.data.conversations import Message
+
 Link = tuple[int, int]
 """Source word, target word; both counted from 0."""
 
@@ -53,6 +55,8 @@ class Example:
     """Whether the end of a text was dropped because it lies beyond what any model reads."""
     annotation: Annotation | None = None
     """The words of the text and what is known of them, if the corpus comes with annotated words."""
+    messages: tuple[Message, ...] | None = None
+    """The messages of a conversation, to be written in the tokenizer's chat template."""
 
 
 @dataclasses.dataclass

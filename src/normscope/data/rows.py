@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from normscope.data.annotation import spaced
+from normscope.data.conversations import messages_of
 from normscope.data.examples import Annotation, Example
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.errors import InputError, printable
 
 Row = Mapping[str | int, Any]
+
+MESSAGES = "messages"
+"""The usual column of conversations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,8 @@ class RowReader:
     """Column with one label per word, which the rows must have if the text is a list of words."""
     score_column: str | int | None = None
     """None if there is no gold score."""
+    conversations: bool = False
+    """Whether rows hold lists of messages, by default in the column `messages`."""
 
     def example(self, row: Row, number: int) -> Example | str:
         """The example in a row, or the reason why it is skipped.
@@ -36,6 +42,8 @@ class RowReader:
         """
         if not row:
             return "empty"
+        if self.conversations:
+            return self._conversation(row, number)
         cell = self._cell(row, number, self._text_column(row), "text", required=True)
         text = _cell_text(cell)
         pair = _cell_text(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
@@ -50,6 +58,14 @@ class RowReader:
         reason = why_not_text(pair.strip())
         score = self._score(row, number)
         return Example(text.strip(), pair.strip(), score=score) if reason is None else f"{reason} in the second text"
+
+    def _conversation(self, row: Row, number: int) -> Example | str:
+        column = MESSAGES if self.text_column is None else self.text_column
+        cell = self._cell(row, number, column, "text", required=True)
+        messages = messages_of(cell, f"row {number} of {self.source}")
+        if isinstance(messages, str):
+            return messages
+        return Example("\n".join(message.content for message in messages), messages=messages)
 
     def _score(self, row: Row, number: int) -> float | None:
         """The gold score of a pair; None if its cell is empty."""

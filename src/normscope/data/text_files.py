@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from normscope.config.schema import Quoting
 from normscope.data.examples import Corpus, Example
 from normscope.data.lines import Malformed, count, kind, lines
-from normscope.data.rows import Row, RowReader
+from normscope.data.rows import MESSAGES, Row, RowReader
 from normscope.errors import InputError, one_line
 
 # Above this size, counting the lines for a progress bar takes noticeable time.
@@ -43,6 +43,8 @@ class TextFile(Corpus):
     label_column: str | None = None
     """Column with one label per word, for rows whose text is a list of words."""
     score_column: str | int | None = None
+    conversations: bool = False
+    """Whether rows hold lists of messages."""
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -72,7 +74,7 @@ class TextFile(Corpus):
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the file, or the reason why one is skipped."""
         columns = self.text_column, self.pair_column, self.label_column, self.score_column
-        reader = RowReader(str(self.path), *columns)
+        reader = RowReader(str(self.path), *columns, conversations=self.conversations)
         try:
             with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
                 for number, row in enumerate(rows, start=1):
@@ -217,7 +219,8 @@ def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
         if len(set(names)) < len(names):
             raise Malformed(f"two of its columns have the same name: {', '.join(names)}")
         # Other columns may hold values that Python cannot represent, such as dates after the year 9999.
-        text = file.text_column or ("text" if "text" in names else "words")
+        usual = MESSAGES if file.conversations else "text" if "text" in names else "words"
+        text = file.text_column or usual
         wanted = [text, file.pair_column or "text_pair", file.label_column, file.score_column]
         try:
             for batch in table.iter_batches(batch_size=1024, columns=[name for name in names if name in wanted]):

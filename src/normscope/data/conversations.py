@@ -1,0 +1,147 @@
+"""Conversations as one text: messages in a tokenizer's own chat template, and the part of the conversation of each token."""
+
+import bisect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.data.legibility import NOT_TEXT, why_not_text
+from normscope.errors import InputError, printable
+
+PARTS = ("system", "user", "assistant", "template")
+"""The parts of a conversation. What the template adds around the messages, the names of roles included, is `template`."""
+
+_PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
+
+REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
+REFUSED = "messages that the chat template refuses (dataset.chat_template)"
+
+
+class Message(NamedTuple):
+    """What one side says."""
+
+    role: str
+    content: str
+
+    @property
+    def part(self) -> str:
+        """One of PARTS: instructions of developers count as `system`, outputs of tools as `user`."""
+        return _PART_OF_ROLE[self.role]
+
+
+class Conversation(NamedTuple):
+    """A conversation as a template writes it."""
+
+    text: str
+    starts: tuple[int, ...]
+    """Where each part of the text begins, in order; the first begins at 0."""
+    parts: tuple[str, ...]
+    """The name of each."""
+
+    def parts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
+        """The part that each span of characters belongs to. A span that reaches into a message belongs to it."""
+        names = []
+        for start, end in spans:
+            touched = range(bisect.bisect(self.starts, start) - 1, bisect.bisect_left(self.starts, max(end, start + 1)))
+            names.append(next((self.parts[n] for n in touched if self.parts[n] != "template"), "template"))
+        return names
+
+
+def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
+    """The messages in a cell, or the reason why they are skipped.
+
+    Args:
+        cell: A list of mappings, each with a role and a content.
+        place: The row, for messages.
+
+    Raises:
+        InputError: If the cell is something else, or names a role that is not known.
+    """
+    if cell is None or cell == []:
+        return "empty"
+    messages = []
+    for message in cell if isinstance(cell, list) else [cell]:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(message, dict) or not isinstance(role, str) or role not in _PART_OF_ROLE:
+            raise InputError(
+                f"dataset.chat_template=true: {place}: expected a list of messages with a role of {', '.join(_PART_OF_ROLE)} "
+                f"and a content, got {printable(repr(message), 60)}"
+            )
+        content = message.get("content")
+        if not isinstance(content, str):
+            return NOT_TEXT
+        if content.strip() and (reason := why_not_text(content.strip())) is not None:
+            return reason
+        messages.append(Message(role, content))
+    return tuple(messages) if any(message.content.strip() for message in messages) else "empty"
+
+
+def conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Conversation | str:
+    """Messages in the tokenizer's chat template, or the reason why they are skipped.
+
+    transformers renders templates in jinja's sandbox, where they can neither call Python nor read files. The messages are
+    found by rendering placeholders in their place, so a message that repeats words of the template is no problem.
+    """
+    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+    try:
+        text = _rendered(tokenizer, messages)
+        pattern = _rendered(tokenizer, [Message(each.role, mark) for each, mark in zip(messages, marks, strict=True)])
+    except Exception:  # a template is code of its own, and fails in its own way
+        return REFUSED
+    starts, parts, place, rest = [0], ["template"], 0, pattern
+    for message, mark in zip(messages, marks, strict=True):
+        around, found, rest = rest.partition(mark)
+        if not found or not text.startswith(around, place):
+            return REWRITTEN
+        place += len(around)
+        # Many templates strip messages.
+        content = next(
+            (said for said in (message.content, message.content.strip()) if text.startswith(said, place)), None
+        )
+        if content is None:
+            return REWRITTEN
+        starts += [place, place + len(content)]
+        parts += [message.part, "template"]
+        place += len(content)
+    return Conversation(text, tuple(starts), tuple(parts)) if text[place:] == rest else REWRITTEN
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Check that a tokenizer can write conversations and tell where its tokens come from.
+
+    Raises:
+        InputError: If it has no chat template, or is not a fast one.
+    """
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"dataset.chat_template=true: the tokenizer of {name} has no chat template; set model.name to a model tuned "
+            "for chat, or model.tokenizer to its tokenizer"
+        )
+    if not tokenizer.is_fast:
+        raise InputError(f"dataset.chat_template=true: expected a fast tokenizer, which {name} does not have")
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tuple[list[int], list[str]]:
+    """The token ids of a conversation, and the part of each. The template has all special tokens, so none are added."""
+    encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return list(encoded["input_ids"]), written.parts_of(encoded["offset_mapping"])
+
+
+def with_parts(categories: np.ndarray, parts: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Categories of tokens, with the part of the conversation in place of `other`.
+
+    Args:
+        categories: The category of each token by itself.
+        parts: The part of each token.
+        names: The names of the categories, those of PARTS among them.
+    """
+    of_part = np.array([names.index(part) for part in parts], dtype=np.int64)
+    return np.where(categories == names.index("other"), of_part, categories)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    text = tokenizer.apply_chat_template([message._asdict() for message in messages], tokenize=False)
+    assert isinstance(text, str)
+    return text
