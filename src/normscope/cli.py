@@ -414,6 +414,8 @@ def _moment() -> str:
 
 def _run_folder(options: RunOptions, hydra: Any) -> tuple[Path, bool]:
     """The folder of a single run, `output_dir` or a dated one, and whether it must be new."""
+    if not str(hydra.run.dir or "").strip():
+        raise InputError("hydra.run.dir=: expected a folder; better, set output_dir")
     if hydra.run.dir != ".":  # the user has set Hydra's own key
         return Path(hydra.runtime.output_dir), False
     if options.output_dir is not None:

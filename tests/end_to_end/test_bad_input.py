@@ -91,6 +91,7 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
             ["analysis.outliers.dimensions=[{a:1}]"],
             "analysis.outliers.dimensions=[{'a': 1}]: expected a list of single",
         ),
+        (["hydra.run.dir="], "hydra.run.dir=: expected a folder"),
         (
             ["model=bert-random", "++model.architecture.model_type=gemma", "++model.architecture.hidden_size=0"],
             "hidden_size=0 in the model's config: expected at least 1",
