@@ -13,14 +13,21 @@ def explicit_vectors(model, layout, inputs, *, value_bias: bool = False) -> Tens
 
     With `value_bias`, each token has what b_V adds to its values in the first layer.
     """
+    return vectors_by_layer(model, layout, inputs, value_bias=value_bias)[-1]
+
+
+def vectors_by_layer(model, layout, inputs, *, value_bias: bool = False) -> list[Tensor]:
+    """The same after every layer."""
     blocks: list[FeedForwardBlock] = []
     with Observer(model, layout, feed_forward=True) as observer:
         observer.run(inputs, lambda _block: None, None, blocks.append)
     embeddings = blocks[0].attention.inputs
     vectors = torch.eye(embeddings.shape[1], dtype=embeddings.dtype)[None, :, :, None] * embeddings[:, :, None]
+    after: list[Tensor] = []
     for block in blocks:
         vectors = _through_layer(block, vectors, value_bias=value_bias and block.layer == 1)
-    return vectors
+        after.append(vectors)
+    return after
 
 
 def scaled(norm, vectors: Tensor, at: Tensor) -> Tensor:

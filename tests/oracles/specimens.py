@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from normscope.analyses.base import Analysis, AnalysisContext, load_state, merge_state, state_of
 from normscope.analyses.findings import Findings
@@ -22,6 +22,7 @@ from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.task_heads import Head
 from normscope.running.memory import run_batch
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
@@ -121,6 +122,7 @@ class Specimen:
             depth=self.loaded.layers,
             names=self.encoder.categories.names,
             special_tokens=self.encoder.categories.special,
+            mask_token=self.loaded.tokenizer.mask_token_id,
             token=lambda token: str(self.loaded.tokenizer.convert_ids_to_tokens(token)),
             **more,
         )
@@ -142,6 +144,15 @@ def analysed(name: str, options: Any, context: AnalysisContext, observer: Observ
 
 def bert() -> Specimen:
     """A BERT with a head that predicts masked tokens."""
+    return _bert(BertForMaskedLM, Head.MASKED_TOKEN)
+
+
+def classifier() -> Specimen:
+    """A BERT with a head that puts texts into three classes."""
+    return _bert(BertForSequenceClassification, Head.CLASS)
+
+
+def _bert(kind: Any, head: Head) -> Specimen:
     special = ["[PAD]", "[UNK]", "[SEP]", "[CLS]", "[MASK]"]
     # [CLS] stands at the end: at the front its first vectors would be the same in every sequence.
     template = processors.TemplateProcessing(
@@ -161,13 +172,14 @@ def bert() -> Specimen:
         num_attention_heads=3,
         intermediate_size=16,
         max_position_embeddings=32,
+        num_labels=3,
     )
-    whole = BertForMaskedLM(config).double().eval().requires_grad_(False)
+    whole = kind(config).double().eval().requires_grad_(False)
     for parameter in whole.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     own = {"[CLS]": "cls", "[SEP]": "sep", "[MASK]": "mask", ",": "punctuation", ".": "punctuation"}
     return Specimen(
-        _loaded(whole.bert, tokenizer, "bert", whole),
+        _loaded(whole.bert, tokenizer, "bert", {head: whole}),
         activations.bert,
         ("cls", "sep", "mask", "punctuation", "other"),
         lambda _, token: own.get(token, "other"),
@@ -200,7 +212,7 @@ def qwen2() -> Specimen:
     # The tokenizer does not know the word: a token with the number 0 is a token like any other.
     texts = [(text.replace("[MASK]", "fish"), None) for text, _ in TEXTS]
     return Specimen(
-        _loaded(model, tokenizer, "qwen2", None),
+        _loaded(model, tokenizer, "qwen2", {}),
         activations.qwen2,
         ("cls", "sep", "mask", "punctuation", "other", "first"),
         category_of,
@@ -233,7 +245,7 @@ def marian() -> Specimen:
     }
     own = {"[CLS]": "cls", "[SEP]": "sep", "[MASK]": "mask", ",": "punctuation", ".": "punctuation"}
     return Specimen(
-        _loaded(tiny_model(config, torch.float64), tokenizer, "marian", None, "cross"),
+        _loaded(tiny_model(config, torch.float64), tokenizer, "marian", {}, "cross"),
         activations.marian,
         ("cls", "sep", "mask", "punctuation", "other"),
         lambda _, token: own.get(token, "other"),
@@ -256,5 +268,7 @@ def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def _loaded(model: Any, tokenizer: Any, family: str, head: Any, stack: str | None = None) -> LoadedModel:
-    return LoadedModel(model, tokenizer, layout_of(family, stack), "tiny", None, None, 32, load_head=lambda _head: head)
+def _loaded(
+    model: Any, tokenizer: Any, family: str, heads: Mapping[Head, Any], stack: str | None = None
+) -> LoadedModel:
+    return LoadedModel(model, tokenizer, layout_of(family, stack), "tiny", None, None, 32, load_head=heads.get)

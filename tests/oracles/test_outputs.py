@@ -9,6 +9,7 @@ import pytest
 
 from normscope.alignment.options import AlignmentOptions
 from normscope.analyses import columns
+from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Findings
 from normscope.analyses.frequency.analysis import FREQUENCIES
@@ -43,6 +44,8 @@ def everything(name: str, bert: Specimen) -> Findings:
             return bert.findings(name, MixingOptions(), [1, 2], categories)
         case "feedforward":
             return bert.findings(name, FeedForwardOptions(seed=0), [1, 2], categories)
+        case "attribution":
+            return bert.findings(name, AttributionOptions(seed=0, orders=1), [1, 2], categories)
         case "norms":
             return bert.findings(name, NormsOptions(seed=0), [1, 2], categories)
         case "frequency":

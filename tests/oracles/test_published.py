@@ -4,6 +4,13 @@ import functools
 
 import pytest
 
+from normscope.analyses.attribution.options import (
+    AttributionMethod,
+    AttributionOptions,
+    AttributionStage,
+    EmbeddingPooling,
+    Erasure,
+)
 from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.frequency.options import FrequencyOptions
@@ -15,6 +22,7 @@ from normscope.analyses.similarity.options import PoolingChoice, SimilarityOptio
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.pooling import Pooling
 from tests.oracles import (
+    attribution_oracle,
     feedforward_oracle,
     frequency_oracle,
     mixing_oracle,
@@ -27,7 +35,12 @@ from tests.oracles import (
 from tests.oracles.comparison import assert_published
 from tests.oracles.specimens import Specimen
 
-SPECIMENS = {"bert": specimens.bert, "qwen2": specimens.qwen2, "marian": specimens.marian}
+SPECIMENS = {
+    "bert": specimens.bert,
+    "qwen2": specimens.qwen2,
+    "marian": specimens.marian,
+    "classifier": specimens.classifier,
+}
 
 # Layers; categories, all of the specimen's where none are named.
 CHOICES = {"everything": ((1, 2, 3), None), "some": ((2, 3), ["punctuation", "other"]), "all": ((2,), ["all"])}
@@ -43,7 +56,7 @@ def specimen(request) -> Specimen:
     return made(request.param)
 
 
-@pytest.fixture(scope="module", params=SPECIMENS)
+@pytest.fixture(scope="module", params=["bert", "qwen2", "marian"])
 def any_specimen(request) -> Specimen:
     """For analyses that support cross-attention."""
     return made(request.param)
@@ -175,3 +188,49 @@ def test_similarity_without_gold_scores(specimen):
     rounds = specimen.loaded.layout.feed_forward[0].float32_inside
     assert_published(found, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
     assert not any(name.startswith("gold/") for name in found.metrics)
+
+
+ATTRIBUTIONS = {
+    "encoder": ("bert", AttributionOptions(seed=2, orders=2), CHOICES["everything"]),
+    "classifier": (
+        "classifier",
+        AttributionOptions(seed=3, methods=list(AttributionMethod), sequences=2, orders=2, steps=7),
+        CHOICES["some"],
+    ),
+    "causal": ("qwen2", AttributionOptions(seed=4, orders=2, shares=[10.0, 60.0]), CHOICES["everything"]),
+    "embedding of a classifier": (
+        "classifier",
+        AttributionOptions(
+            seed=5,
+            sequences=3,
+            methods=[AttributionMethod.norm_rollout, AttributionMethod.integrated_gradients],
+            stage=AttributionStage.attnres_n,
+            pooling=EmbeddingPooling.cls,
+            erasure=Erasure.remove,
+            orders=1,
+            steps=5,
+        ),
+        CHOICES["all"],
+    ),
+    "one method of one sequence": (
+        "bert",
+        AttributionOptions(seed=6, sequences=1, methods=[AttributionMethod.decompx], pooling=EmbeddingPooling.last),
+        CHOICES["all"],
+    ),
+    "no maps": (
+        "bert",
+        AttributionOptions(seed=7, methods=[AttributionMethod.gradient_x_input], sequences=2, orders=2),
+        CHOICES["all"],
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", ATTRIBUTIONS)
+def test_attribution(choice):
+    name, options, (layers, categories) = ATTRIBUTIONS[choice]
+    specimen = made(name)
+    categories = reported(specimen, categories)
+    found = specimen.findings("attribution", options, layers, categories)
+    expected = attribution_oracle.expected(specimen, layers, categories, options)
+    # Qwen2's norms compute in float32.
+    assert_published(found, expected, tolerance=2e-5 if name == "qwen2" else 1e-9)

@@ -209,6 +209,64 @@ CASES = {
         ),
         ({"intervention/cls/change": 0.4}, []),
     ],
+    "attribution": [
+        ({}, []),
+        ({"rollout/share/cls": 0.2, "cosine/comprehensiveness/rollout": 0.1}, []),
+        ({"decompx/share/itself": 0.5}, ["By DecompX, 50.0% of a token's output vector comes from the token itself."]),
+        (
+            {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
+            [
+                "By rollout of weights, 10.0% of a token's output vector comes from the token itself; ALTI says 25.0%.",
+            ],
+        ),
+        (
+            {
+                "rollout/share/itself": 0.1,
+                "globenc/share/itself": 0.75,
+                "alti/share/itself": 0.25,
+                "decompx/share/itself": 0.5,
+                "decompx/share/bias": 0.125,
+            },
+            [
+                "By DecompX, 50.0% of a token's output vector comes from the token itself and 12.5% from biases; the other "
+                "methods say between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
+            ],
+        ),
+        (
+            {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
+            [
+                "Rollout of weights is the most faithful: without the tokens that it ranks highest, the probability of the "
+                "predicted class falls by 0.250 on average, and by 0.125 without random ones.",
+            ],
+        ),
+        (
+            {
+                "cosine/comprehensiveness/alti": 0.25,
+                "cosine/comprehensiveness/decompx": 0.5,
+                "cosine/comprehensiveness/random": 0.5,
+            },
+            [
+                "No method is more faithful than a random order: without the tokens that rank highest, the cosine with the "
+                "untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 without random ones.",
+                "The methods by comprehensiveness: DecompX 0.500, random order 0.500, ALTI 0.250.",
+            ],
+        ),
+        (
+            {"agreement/alti/decompx": -0.25},
+            ["The scores of ALTI and DecompX have a rank correlation of −0.250."],
+        ),
+        (
+            {
+                "agreement/alti/decompx": -0.25,
+                "agreement/alti/gradient_x_input": 0.5,
+                "agreement/decompx/gradient_x_input": 0.75,
+            },
+            [
+                "Scores agree most between DecompX and gradient × input (Spearman's ρ +0.750) and least between ALTI and "
+                "DecompX (−0.250).",
+            ],
+        ),
+    ],
     "alignment": [
         ({}, []),
         (

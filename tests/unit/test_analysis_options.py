@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
+from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
 from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
 from normscope.analyses.findings import Lines, Scatter
@@ -23,6 +24,13 @@ from normscope.config.schema import RunOptions
 from normscope.errors import InputError
 
 ENDS = [
+    (AttributionOptions, "sequences", 1, 0),
+    (AttributionOptions, "orders", 1, 0),
+    (AttributionOptions, "steps", 1, 0),
+    (AttributionOptions, "shares", [0.01, 99.99], [0.0]),
+    (AttributionOptions, "shares", [50.0], [20.0, 100.0]),
+    (AttributionOptions, "shares", [50.0], []),
+    (AttributionOptions, "methods", [AttributionMethod.rollout], []),
     (FrequencyOptions, "exact_pairs", 0, -1),
     (NormsOptions, "exact_pairs", 0, -1),
     (NormsOptions, "scatter_pairs", 1, 0),
@@ -89,6 +97,7 @@ def test_what_analyses_declare():
         "outliers": (True, False),
         "score": (False, False),
         "similarity": (False, False),
+        "attribution": (False, False),
         "alignment": (True, True),
     }
     cited = {name: [paper.key for paper in info.papers] for name, info in analyses().items()}
@@ -96,6 +105,7 @@ def test_what_analyses_declare():
     assert (cited["mixing"], cited["alignment"]) == (["kobayashi2021"], ["kobayashi2020"])
     assert cited["feedforward"] == ["kobayashi2024"]
     assert cited["similarity"] == ["modarressi2023"]
+    assert cited["attribution"][-2:] == ["modarressi2023", "deyoung2020"]
     assert cited["outliers"] == cited["score"] == ["maruta2024"]
     for info in analyses().values():
         assert info.load().info is info
@@ -113,7 +123,8 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
     analyses.cache_clear()
     try:
         with caplog.at_level("WARNING", "normscope"):
-            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score", "similarity", "alignment"]
+            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score"]
+            names += ["attribution", "similarity", "alignment"]
             assert list(analyses()) == names
     finally:
         analyses.cache_clear()
@@ -136,6 +147,7 @@ def test_defaults():
     needs = dataclasses.asdict(Requirements())
     assert needs.pop("bias_rule") == "summand"
     assert not any(needs.values()), "an analysis that declares no needs has none"
+    assert AttributionOptions(seed=1).shares == [1, 5, 10, 20, 50], "the shares of ERASER"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -40,6 +41,10 @@ class Requirements:
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     masked_language_head: bool = False
     """Whether it uses the checkpoint's masked-language-modelling head, if there is one."""
+    token_maps: int = 0
+    """Number of maps per layer that it adds to the report's explorer (`Analysis.token_maps`), at most."""
+    classifier: bool = False
+    """Whether it uses the checkpoint's head that classifies whole texts, if there is one."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     pairs: bool = False
@@ -68,6 +73,8 @@ class AnalysisContext:
     """All token categories, reported or not."""
     special_tokens: frozenset[int] = frozenset()
     """Ids of the tokenizer's special tokens."""
+    mask_token: int | None = None
+    """Id of the tokenizer's mask token; None if it has none."""
     token: Callable[[int], str] = str
     """Returns the text of a token id."""
     hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
@@ -170,6 +177,16 @@ class Analysis(abc.ABC):
 
     def intervene(self, runner: InterventionRunner) -> None:  # noqa: B027
         """Run the model again with something replaced, after the whole corpus has been read."""
+
+    def token_maps(
+        self, _runner: InterventionRunner, _batch: Batch
+    ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
+        """Maps of a batch of one sequence for the report's explorer, of the chosen layers; called after `intervene`.
+
+        Returns:
+            Maps by their names in the explorer's list of measures.
+        """
+        return {}
 
     @abc.abstractmethod
     def result(self) -> Findings:

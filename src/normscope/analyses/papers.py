@@ -78,3 +78,80 @@ MODARRESSI_2023 = Paper(
   url = {https://aclanthology.org/2023.acl-long.149}
 }""",
 )
+
+ABNAR_2020 = Paper(
+    "abnar2020",
+    """@inproceedings{abnar-zuidema-2020-quantifying,
+  title = {Quantifying Attention Flow in Transformers},
+  author = {Abnar, Samira and Zuidema, Willem},
+  booktitle = {Proceedings of the 58th Annual Meeting of the Association for Computational Linguistics},
+  publisher = {Association for Computational Linguistics},
+  year = {2020},
+  month = jul,
+  pages = {4190--4197},
+  doi = {10.18653/v1/2020.acl-main.385},
+  url = {https://aclanthology.org/2020.acl-main.385}
+}""",
+)
+
+MODARRESSI_2022 = Paper(
+    "modarressi2022",
+    """@inproceedings{modarressi-etal-2022-globenc,
+  title = {GlobEnc: Quantifying Global Token Attribution by Incorporating the Whole Encoder Layer in Transformers},
+  author = {Modarressi, Ali and Fayyaz, Mohsen and Yaghoobzadeh, Yadollah and Pilehvar, Mohammad Taher},
+  booktitle = {Proceedings of the 2022 Conference of the North American Chapter of the Association for \
+Computational Linguistics},
+  publisher = {Association for Computational Linguistics},
+  year = {2022},
+  month = jul,
+  pages = {258--271},
+  doi = {10.18653/v1/2022.naacl-main.19},
+  url = {https://aclanthology.org/2022.naacl-main.19}
+}""",
+)
+
+FERRANDO_2022 = Paper(
+    "ferrando2022",
+    """@inproceedings{ferrando-etal-2022-measuring,
+  title = {Measuring the Mixing of Contextual Information in the Transformer},
+  author = {Ferrando, Javier and Gállego, Gerard I. and Costa-jussà, Marta R.},
+  booktitle = {Proceedings of the 2022 Conference on Empirical Methods in Natural Language Processing},
+  publisher = {Association for Computational Linguistics},
+  year = {2022},
+  month = dec,
+  pages = {8698--8714},
+  doi = {10.18653/v1/2022.emnlp-main.595},
+  url = {https://aclanthology.org/2022.emnlp-main.595}
+}""",
+)
+
+MOHEBBI_2023 = Paper(
+    "mohebbi2023",
+    """@inproceedings{mohebbi-etal-2023-quantifying,
+  title = {Quantifying Context Mixing in Transformers},
+  author = {Mohebbi, Hosein and Zuidema, Willem and Chrupała, Grzegorz and Alishahi, Afra},
+  booktitle = {Proceedings of the 17th Conference of the European Chapter of the Association for Computational Linguistics},
+  publisher = {Association for Computational Linguistics},
+  year = {2023},
+  month = may,
+  pages = {3378--3400},
+  doi = {10.18653/v1/2023.eacl-main.245},
+  url = {https://aclanthology.org/2023.eacl-main.245}
+}""",
+)
+
+DEYOUNG_2020 = Paper(
+    "deyoung2020",
+    """@inproceedings{deyoung-etal-2020-eraser,
+  title = {ERASER: A Benchmark to Evaluate Rationalized NLP Models},
+  author = {DeYoung, Jay and Jain, Sarthak and Rajani, Nazneen Fatema and Lehman, Eric and Xiong, Caiming and \
+Socher, Richard and Wallace, Byron C.},
+  booktitle = {Proceedings of the 58th Annual Meeting of the Association for Computational Linguistics},
+  publisher = {Association for Computational Linguistics},
+  year = {2020},
+  month = jul,
+  pages = {4443--4458},
+  doi = {10.18653/v1/2020.acl-main.408},
+  url = {https://aclanthology.org/2020.acl-main.408}
+}""",
+)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from normscope.alignment.options import ALIGNMENT
+from normscope.analyses.attribution.options import ATTRIBUTION
 from normscope.analyses.feedforward.options import FEEDFORWARD
 from normscope.analyses.frequency.options import FREQUENCY
 from normscope.analyses.info import AnalysisInfo
@@ -19,7 +20,7 @@ from normscope.analyses.similarity.options import SIMILARITY
 ENTRY_POINTS = "normscope.analyses"
 """Entry point group. Each entry point refers to an `AnalysisInfo`."""
 
-_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, SIMILARITY, ALIGNMENT)
+_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, ATTRIBUTION, SIMILARITY, ALIGNMENT)
 
 log = logging.getLogger("normscope")
 

@@ -57,6 +57,11 @@ class InterventionRunner:
         self._model, self._encoder, self._layers, self._progress = model, encoder, layers, progress
         self._batch_tokens = min(batch_tokens, _HEAD_TOKENS)
 
+    @property
+    def model(self) -> LoadedModel:
+        """The model."""
+        return self._model
+
     def batches(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> list[Batch]:
         """Batches of sequences that a `SequenceSample` has kept, on the model's device."""
         unpacked_sequences = [unpacked(kinds) for kinds in sequences]

@@ -21,6 +21,8 @@ class ModelInfo:
     """Whether the run observes the decoder's cross-attention."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer. In a decoder, cross-attention follows self-attention."""
+    layout: BlockLayout | None = None
+    """The layout of its family."""
 
     @classmethod
     def of(cls, name: str, config: PretrainedConfig, layout: BlockLayout) -> "ModelInfo":
@@ -32,4 +34,5 @@ class ModelInfo:
             hidden_size=int(config.hidden_size),
             is_cross_attention=layout.is_cross_attention,
             has_feed_forward=bool(layout.feed_forward),
+            layout=layout,
         )

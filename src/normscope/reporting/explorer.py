@@ -19,6 +19,12 @@ MEASURES = {
     "atbff_n": "‖FF‖ (the feed-forward network)",
     "atbffres_n": "‖FF + T‖ (with its residual connection)",
     "atbffresln_n": "‖LN(FF + T)‖ (the whole layer)",
+    "rollout": "rollout (of weights, up to this layer)",
+    "norm_rollout": "norm rollout (of norms, up to this layer)",
+    "globenc": "GlobEnc (up to this layer)",
+    "alti": "ALTI (up to this layer)",
+    "value_zeroing": "value zeroing (up to this layer)",
+    "decompx": "DecompX (norms of vectors, up to this layer)",
 }
 """Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
 

@@ -24,12 +24,16 @@ def conclude(session: Session, progress: Progress) -> dict[str, Findings]:
     if not session.counts.used:
         raise no_usable_example(session.options, session.counts)
     missing_categories(session)
-    runner = InterventionRunner(
-        session.model, session.encoder, session.layers, session.options.device.batch_tokens, progress
-    )
+    runner = runner_of(session, progress)
     for analysis in session.analyses:
         analysis.intervene(runner)
     return {analysis.info.name: analysis.result() for analysis in session.analyses}
+
+
+def runner_of(session: Session, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
+    """What runs the model again for the analyses of a run."""
+    batch_tokens = session.options.device.batch_tokens
+    return InterventionRunner(session.model, session.encoder, session.layers, batch_tokens, progress)
 
 
 def missing_categories(session: Session) -> list[str]:

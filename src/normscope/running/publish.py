@@ -1,10 +1,13 @@
 """Findings to files, tracker, page and terminal."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from normscope.analyses.findings import Findings
 from normscope.config.schema import RunOptions, plain
+from normscope.data.batching import Batch
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
@@ -16,6 +19,7 @@ from normscope.running.conclusions import (
     curves_of,
     metrics_of,
     missing_categories,
+    runner_of,
     tables_of,
     tidy_curves,
     tidy_heatmaps,
@@ -135,6 +139,14 @@ def _compare(
     return comparison
 
 
+def _maps_of_analyses(session: Session) -> Callable[[Batch], dict[str, np.ndarray]]:
+    """Returns the token maps that the analyses have of a batch of one text."""
+    runner = runner_of(session)
+    return lambda batch: {
+        name: values for analysis in session.analyses for name, values in analysis.token_maps(runner, batch).items()
+    }
+
+
 def _write_page(
     session: Session,
     findings: Mapping[str, Findings],
@@ -143,7 +155,15 @@ def _write_page(
     tracker: Tracker,
 ) -> dict[str, object]:
     """Write the token maps and the report; returns the facts of the run."""
-    sentences, left_out = token_maps(session.model, session.encoder, session.texts, session.layers, session.bias_rule)
+    sentences, left_out = token_maps(
+        session.model,
+        session.encoder,
+        session.texts,
+        session.layers,
+        session.bias_rule,
+        added_maps=session.added_maps,
+        add=_maps_of_analyses(session),
+    )
     if left_out:
         say(f"token maps: {'; '.join(left_out)}")
     if sentences:

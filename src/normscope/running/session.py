@@ -72,6 +72,8 @@ class Session:
     """Where the token maps leave the biases of feed-forward networks; None if they end at the attention block."""
     pair_entries: int
     """Numbers that the analyses keep for each pair of tokens of a batch."""
+    added_maps: int
+    """Number of token maps per layer that the analyses add."""
     digests: Mapping[str, str]
     """Hashes of the analyses' resources, by name."""
     counts: CorpusCounts
@@ -154,6 +156,8 @@ def _prepared(
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
     if any(requirements.masked_language_head for requirements in needs.values()):
         _ = model.masked_language_head  # loaded now, since it may be damaged
+    if any(requirements.classifier for requirements in needs.values()):
+        _ = model.classifier  # likewise
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(
         model,
@@ -169,7 +173,8 @@ def _prepared(
     resources = _resources(options, model, encoder, needs.values(), inputs)
     analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
     rule = _bias_rule(needs.values())
-    texts = _texts(options, encoder, len(layers), maps_per_layer(model.layout, rule), inputs)
+    added = sum(requirements.token_maps for requirements in needs.values())
+    texts = _texts(options, encoder, len(layers), maps_per_layer(model.layout, rule) + added, inputs)
     counts = CorpusCounts()
     share = Share(options.shard, options.shards) if options.shard is not None else group.share
     stream = share.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
@@ -189,6 +194,7 @@ def _prepared(
         texts=texts,
         bias_rule=rule,
         pair_entries=info.hidden_size * sum(requirements.vectors_of_pairs for requirements in needs.values()),
+        added_maps=added,
         digests={name: resource.digest for name, resource in resources.items()},
         counts=counts,
         stream=stream,
@@ -262,6 +268,7 @@ def _context(
         parameters=observer.parameters,
         names=encoder.categories.names,
         special_tokens=encoder.categories.special,
+        mask_token=model.tokenizer.mask_token_id,
         token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -116,6 +116,9 @@ def token_maps(
     texts: Sequence[ExplorerText],
     layers: Sequence[int],
     rule: BiasRule | None = None,
+    *,
+    added_maps: int = 0,
+    add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
 ) -> tuple[list[TokenMaps], list[str]]:
     """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
 
@@ -125,13 +128,15 @@ def token_maps(
         texts: See `select_examples`.
         layers: Layers to show, counted from 1.
         rule: Where integrated gradients leave the biases of feed-forward networks; None for maps of attention blocks alone.
+        added_maps: Number of maps per layer that `add` returns, at most.
+        add: Returns more maps of a text, by measure: layer, query, key.
 
     Returns:
         The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
         exceeds it altogether is left out, and the model is not run on it.
     """
     observer = Observer(model.model, model.layout, layers, feed_forward=rule is not None)
-    maps = maps_per_layer(model.layout, rule)
+    maps = maps_per_layer(model.layout, rule) + added_maps
     heads = observer.parameters[layers[0]].output_weight.shape[0]
     sentences, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(texts, start=1):
@@ -141,7 +146,10 @@ def token_maps(
             continue
         single_heads = values * (heads + maps) <= remaining
         remaining -= values * (maps + single_heads * heads)
-        sentences.append(_sentence(model, encoder, text, observer, layers, single_heads, rule))
+        sentence = _sentence(model, encoder, text, observer, layers, single_heads, rule)
+        added = add(collate([text.sequence], encoder).to(model.device))
+        more = {name: values.astype(np.float32) for name, values in added.items()}
+        sentences.append(dataclasses.replace(sentence, maps={**sentence.maps, **more}))
     return sentences, _notes(texts, sentences, left_out)
 
 

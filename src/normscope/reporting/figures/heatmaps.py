@@ -35,7 +35,9 @@ def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         table = figure.table[figure.table[figure.panel] == panel]
         # One row per layer, the first at the bottom, as in the papers.
-        values = table.pivot(index=figure.row, columns=figure.column, values=figure.value).loc[rows, columns]
+        values = table.pivot(index=figure.row, columns=figure.column, values=figure.value).reindex(
+            rows, columns=columns
+        )
         image = _image(axes, values, COLOURS, figure.limits)
         _annotate(axes, values, figure.limits, min(_SMALL, 0.75 * 72 * cell))
         axes.set_title(titles[panel], fontsize=8)

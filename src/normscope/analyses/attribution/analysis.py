@@ -1,0 +1,127 @@
+"""Attribution through all layers, over a sample of sequences."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from normscope.analyses.attribution.figures import describe_figures
+from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
+from normscope.analyses.attribution.sample import SampleAttribution, between_tokens, methods_of
+from normscope.analyses.attribution.sentences import sentences_of
+from normscope.analyses.attribution.summary import curves_of, metrics_of, summarised
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.findings import Findings
+from normscope.analyses.finite import require_finite
+from normscope.attribution.choices import defined_methods
+from normscope.attribution.methods import MapStage
+from normscope.attribution.readouts import EmbeddingReadout
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.errors import InputError
+from normscope.models.interventions import InterventionRunner
+from normscope.models.model_info import ModelInfo
+from normscope.statistics.sequence_sample import SequenceSample
+
+
+class AttributionAnalysis(Analysis):
+    """Draws a sample while the corpus is read, and attributes it afterwards."""
+
+    info = ATTRIBUTION
+
+    def __init__(self, options: AttributionOptions, context: AnalysisContext) -> None:
+        super().__init__(options, context)
+        if options.erasure is Erasure.mask and context.mask_token is None:
+            raise InputError(
+                "analysis.attribution.erasure=mask: the tokenizer has no mask token; set analysis.attribution.erasure=remove"
+            )
+        self._sample = SequenceSample(options.sequences, options.seed)
+        self._attributed: SampleAttribution | None = None
+        self.accumulators = {"sample": self._sample}
+
+    @classmethod
+    def requirements(cls, options: AttributionOptions, model: ModelInfo) -> Requirements:
+        """The feed-forward networks, and the classifier if there is one.
+
+        Raises:
+            InputError: If a method is not defined for the model's family.
+        """
+        maps = 0
+        if model.layout is not None:
+            try:
+                maps = len(defined_methods(model.layout, methods_of(options)[0], MapStage(str(options.stage))))
+            except InputError as error:
+                raise InputError(f"analysis=attribution: {error}") from error
+        return Requirements(feed_forward=True, classifier=options.pooling is None, token_maps=maps)
+
+    def start_batch(self, batch: Batch) -> None:
+        """Offer the sequences of a batch to the sample."""
+        packed = batch.packed()
+        self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
+
+    def intervene(self, runner: InterventionRunner) -> None:
+        """Attribute the sample."""
+        self._attributed = SampleAttribution(runner, self.context, self.options)
+        self._attributed.run(self._sample.compute())
+
+    def token_maps(
+        self, _runner: InterventionRunner, batch: Batch
+    ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
+        """The maps from the input up to each layer, by every method that has maps; without the bias."""
+        assert self._attributed is not None
+        return {
+            str(method): np.stack([between_tokens(maps.cumulative[layer - 1]) for layer in self.context.layers])
+            for method, maps in self._attributed.maps(batch).items()
+            if maps.cumulative is not None
+        }
+
+    def result(self) -> Findings:
+        """Shares by layer and source, agreement between methods, and faithfulness."""
+        assert self._attributed is not None
+        attributed, categories = self._attributed, self.context.categories
+        parts, faithfulness = attributed.shares.by_category(), attributed.faithfulness.table()
+        require_finite(parts["share"].to_numpy(dtype=float), "the shares of a layer")
+        require_finite(faithfulness["mean"].to_numpy(dtype=float), "the answers of the model")
+        by_layer, agreement = attributed.shares.by_layer(), attributed.agreement.table()
+        ranking = attributed.faithfulness.ranking()
+        overall = parts[parts["category"] == ALL]
+        quantity = attributed.readout.quantity
+        metrics = metrics_of(overall, agreement, ranking, quantity)
+        summary = summarised(overall, ranking)
+        return Findings(
+            tables={
+                "by_layer": by_layer,
+                "by_category": parts[parts["category"].isin(categories)].reset_index(drop=True),
+                "agreement": agreement,
+                "faithfulness": faithfulness,
+                "ranking": ranking,
+            },
+            metrics=metrics,
+            curves=curves_of(overall),
+            figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
+            summary=summary,
+            summary_digits=3,
+            summary_caption=f"how far the {quantity} falls without the tokens of the highest scores, and with these alone",
+            sentences=sentences_of(metrics),
+            notes=self._notes(attributed),
+        )
+
+    def _notes(self, attributed: SampleAttribution) -> list[str]:
+        notes = []
+        readout = attributed.readout
+        if attributed.pooling_is_guessed and isinstance(readout, EmbeddingReadout):
+            notes.append(
+                "the model's files name no pooling that can be used: the embedding is "
+                f"{_GUESSED[str(readout.pooling)]} (analysis.attribution.pooling)"
+            )
+        if self.options.erasure is None and attributed.erasure is Erasure.remove:
+            notes.append("the tokenizer has no mask token: erased tokens are taken out (analysis.attribution.erasure)")
+        if attributed.untested:
+            notes.append(
+                f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary tokens: "
+                "they are not tested"
+            )
+        return notes
+
+
+_GUESSED = {"mean": "the mean of the last hidden vectors", "last": "the last token's hidden vector"}

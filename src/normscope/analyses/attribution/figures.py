@@ -1,0 +1,132 @@
+"""Figures of the attribution analysis."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, SUFFICIENCY
+from normscope.analyses.attribution.options import Erasure
+from normscope.analyses.attribution.sample import SequenceMaps
+from normscope.analyses.attribution.titles import METHODS, QUANTITIES
+from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
+from normscope.statistics.tidy import tidy
+
+_SCOPES = {"scores": "scores of tokens", "map": "rows of the map"}
+_SHARE = "share of the ordinary tokens (%)"
+
+
+def describe_figures(
+    overall: pd.DataFrame,
+    agreement: pd.DataFrame,
+    faithfulness: pd.DataFrame,
+    drawn: Sequence[SequenceMaps],
+    quantity: str,
+    erasure: Erasure,
+) -> dict[str, Figure]:
+    """All figures that have data.
+
+    Args:
+        overall: The rows of `by_category` over all tokens.
+        agreement: The table `agreement`.
+        faithfulness: The table `faithfulness`.
+        drawn: Maps of a few sequences.
+        quantity: What falls: `probability` or `cosine`.
+        erasure: How tokens are erased.
+    """
+    figures: dict[str, Figure] = {}
+    if len(overall):
+        figures["by_category"] = HeatmapPanels(
+            table=overall.assign(share=overall["share"] * 100),
+            panel="method",
+            row="layer",
+            column="source",
+            value="share",
+            panel_titles=_titles(overall),
+            value_label="share of the vector (%)",
+            limits=(0.0, 100.0),
+            caption=(
+                "Where the vectors of each layer come from, by method: the token itself, other tokens by category, and of the "
+                "rest its neighbours and others. Shares are from the input up to the layer; rows add up to 100%."
+            ),
+        )
+    if len(agreement):
+        figures["agreement"] = _agreement(agreement)
+    if len(faithfulness):
+        figures["faithfulness"] = _faithfulness(faithfulness, quantity, erasure)
+    return figures | {f"maps_{number}": _maps(sequence) for number, sequence in enumerate(drawn, start=1)}
+
+
+def _titles(table: pd.DataFrame) -> dict[str, str]:
+    present = set(table["method"])
+    return {method: title for method, title in METHODS.items() if method in present}
+
+
+def _agreement(agreement: pd.DataFrame) -> HeatmapPanels:
+    mirrored = agreement.rename(columns={"method": "other", "other": "method"})
+    both = pd.concat([agreement, mirrored], ignore_index=True)
+    order = {method: place for place, method in enumerate(METHODS)}
+    both = both.sort_values(["scope", "other"], key=lambda values: values.map(order).fillna(0), kind="stable")
+    named = both.assign(method=both["method"].map(METHODS), other=both["other"].map(METHODS))
+    return HeatmapPanels(
+        table=named.assign(spearman=named["spearman"] * 100),
+        panel="scope",
+        row="method",
+        column="other",
+        value="spearman",
+        panel_titles={scope: title for scope, title in _SCOPES.items() if (agreement["scope"] == scope).any()},
+        value_label="Spearman's ρ × 100",
+        limits=(0.0, 100.0),
+        caption=(
+            "Rank correlation between methods, averaged over sequences: of the scores of ordinary tokens (left), and of each "
+            "row of the maps through all layers (right). Negative correlations have the colour of zero."
+        ),
+    )
+
+
+def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Lines:
+    erased = "masked" if erasure is Erasure.mask else "taken out"
+    return Lines(
+        table=faithfulness.assign(**{_SHARE: faithfulness["share"]}),
+        x=_SHARE,
+        y="mean",
+        series="method",
+        series_titles=_titles(faithfulness),
+        panel="measure",
+        panel_titles={
+            COMPREHENSIVENESS: "without the highest scores (comprehensiveness)",
+            SUFFICIENCY: "with these alone (sufficiency)",
+        },
+        y_label=f"fall of the {quantity}",
+        sharey=True,
+        band=("low", "high"),
+        caption=(
+            f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (left: higher "
+            "is more faithful), and when all others are (right: lower is more faithful). Bands: 95% intervals over sequences."
+        ),
+    )
+
+
+def _maps(sequence: SequenceMaps) -> WordMaps:
+    # Methods differ in their units, so each map is shown as shares of its rows.
+    shares = [
+        values / np.maximum(values.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+        for values in sequence.maps.values()
+    ]
+    words = np.array(sequence.tokens, dtype=object)
+    numbers = range(len(words))
+    table = tidy(
+        {"query_token": words[None, :, None], "key_token": words[None, None], "value": np.stack(shares)},
+        method=list(sequence.maps),
+        query=numbers,
+        key=numbers,
+    )
+    return WordMaps(
+        table=table.assign(frame="none"),
+        panel="method",
+        panel_titles=_titles(table),
+        caption=(
+            "How much of each token's output vector (row) comes from each token (column) through all layers, as shares of the "
+            "row; darker is more."
+        ),
+    )

@@ -1,0 +1,135 @@
+"""Options of the attribution analysis."""
+
+import dataclasses
+import enum
+import importlib.util
+from typing import TYPE_CHECKING
+
+from omegaconf import II
+
+from normscope.analyses.attribution.outputs import OUTPUTS
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.papers import (
+    ABNAR_2020,
+    DEYOUNG_2020,
+    FERRANDO_2022,
+    KOBAYASHI_2021,
+    MODARRESSI_2022,
+    MODARRESSI_2023,
+    MOHEBBI_2023,
+)
+from normscope.config.rules import at_least
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from normscope.config.schema import RunOptions
+
+
+class AttributionMethod(enum.StrEnum):
+    """The methods: those that end in a map, and gradients."""
+
+    rollout = "rollout"
+    norm_rollout = "norm_rollout"
+    globenc = "globenc"
+    alti = "alti"
+    value_zeroing = "value_zeroing"
+    decompx = "decompx"
+    gradient_x_input = "gradient_x_input"
+    integrated_gradients = "integrated_gradients"
+
+
+class AttributionStage(enum.StrEnum):
+    """The stage of a layer whose norms `norm_rollout` multiplies."""
+
+    attnres_n = "attnres_n"
+    attnresln_n = "attnresln_n"
+    layer = "layer"
+
+
+class AttributionBias(enum.StrEnum):
+    """Where `decompx` puts the value biases of the first layer."""
+
+    token = "token"
+    decompx = "decompx"
+
+
+class EmbeddingPooling(enum.StrEnum):
+    """How an embedding is made of the last hidden vectors."""
+
+    mean = "mean"
+    cls = "cls"
+    last = "last"
+
+
+class Erasure(enum.StrEnum):
+    """How tokens are erased to test whether scores are faithful."""
+
+    mask = "mask"
+    remove = "remove"
+
+
+CAPTUM = (AttributionMethod.gradient_x_input, AttributionMethod.integrated_gradients)
+"""The methods that need Captum."""
+
+
+@dataclasses.dataclass
+class AttributionOptions(AnalysisConfig):
+    """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences."""
+
+    methods: list[AttributionMethod] | None = None
+    """Which methods, of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `gradient_x_input` and
+    `integrated_gradients`; the last two need Captum. By default, all others that are defined for the model's family."""
+    stage: AttributionStage = AttributionStage.layer
+    """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n` or the whole `layer`."""
+    bias: AttributionBias = AttributionBias.token
+    """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
+    values they belong to (`decompx`), as its official code does."""
+    sequences: int = 16
+    """Number of sequences, drawn by the seed. Maps take memory with the square of a sequence's length."""
+    pooling: EmbeddingPooling | None = None
+    """How an embedding is pooled (`mean`, `cls` or `last`); setting it tests the embedding even of a classifier. By default
+    what the model's files say; if they say nothing, the last token's vector of a causal model, the mean of others."""
+    shares: list[float] = dataclasses.field(default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0])
+    """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
+    erasure: Erasure | None = None
+    """Whether tokens are replaced by the mask token (`mask`) or taken out (`remove`); by default `mask` if there is one."""
+    orders: int = 5
+    """Number of random orders of each sequence's tokens to compare with."""
+    steps: int = 50
+    """Number of steps of `integrated_gradients`."""
+    seed: int = II("seed")
+    """Seed of the sampled sequences and the random orders."""
+
+    def validate(self, _run: "RunOptions") -> None:
+        """Check the sizes, the shares, and that Captum is installed if a method needs it.
+
+        Raises:
+            InputError: If one does not fit.
+        """
+        at_least(1, "analysis.attribution.sequences", self.sequences)
+        at_least(1, "analysis.attribution.orders", self.orders)
+        at_least(1, "analysis.attribution.steps", self.steps)
+        if not self.shares or not all(0 < share < 100 for share in self.shares):
+            raise InputError(
+                f"analysis.attribution.shares={self.shares}: expected percentages above 0 and below 100, at least one"
+            )
+        if self.methods is not None and not self.methods:
+            raise InputError(
+                f"analysis.attribution.methods=[]: expected at least one of {', '.join(AttributionMethod)}"
+            )
+        wanted = [method for method in self.methods or () if method in CAPTUM]
+        if self.enabled and wanted and importlib.util.find_spec("captum") is None:
+            raise InputError(
+                f"analysis.attribution.methods: {wanted[0]} needs Captum, which is not installed; run `pip install captum`, or "
+                "leave it out"
+            )
+
+
+ATTRIBUTION = AnalysisInfo(
+    name="attribution",
+    title="Attribution",
+    options=AttributionOptions,
+    implementation="normscope.analyses.attribution.analysis:AttributionAnalysis",
+    papers=(ABNAR_2020, KOBAYASHI_2021, MODARRESSI_2022, FERRANDO_2022, MOHEBBI_2023, MODARRESSI_2023, DEYOUNG_2020),
+    outputs=OUTPUTS,
+)

@@ -1,0 +1,183 @@
+"""Maps and scores of the sampled sequences, and what they show."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.analyses.attribution.agreement import Agreement
+from normscope.analyses.attribution.erasures import by_score, random_orders, without
+from normscope.analyses.attribution.faithfulness import Faithfulness
+from normscope.analyses.attribution.options import AttributionOptions, Erasure
+from normscope.analyses.attribution.shares import CUMULATIVE, LAYER, Shares
+from normscope.analyses.base import AnalysisContext
+from normscope.attribution.baselines import Baseline
+from normscope.attribution.choices import defined_methods
+from normscope.attribution.methods import BiasRule, MapMethod, MapStage
+from normscope.attribution.model_maps import ModelMaps, model_maps
+from normscope.attribution.readouts import Readout, readout_of
+from normscope.attribution.token_scores import token_scores
+from normscope.data.batching import Batch
+from normscope.models.interventions import InterventionRunner
+from normscope.models.pooling import Pooling
+
+_DRAWN, _DRAWN_TOKENS = 2, 40
+"""Number of sequences whose maps are drawn: the shortest that have at most so many tokens."""
+
+
+class SequenceMaps(NamedTuple):
+    """The maps of one sequence through all layers."""
+
+    tokens: list[str]
+    maps: dict[str, Float[np.ndarray, "query key"]]
+    """By method, without the bias."""
+
+
+def methods_of(options: AttributionOptions) -> tuple[list[MapMethod] | None, list[Baseline]]:
+    """The wanted methods with maps (None: all that are defined), and the baselines."""
+    if options.methods is None:
+        return None, []
+    names = list(dict.fromkeys(str(method) for method in options.methods))
+    maps, baselines = set(MapMethod), set(Baseline)
+    return [MapMethod(name) for name in names if name in maps], [Baseline(name) for name in names if name in baselines]
+
+
+class SampleAttribution:
+    """Attributes a sample, one sequence at a time: the maps of a sequence need memory with the square of its length.
+
+    Args:
+        runner: Runs the model.
+        context: The context of the run.
+        options: The options of the analysis.
+
+    Raises:
+        InputError: If a method is not defined for the model.
+    """
+
+    def __init__(self, runner: InterventionRunner, context: AnalysisContext, options: AttributionOptions) -> None:
+        self._runner, self._context, self._options = runner, context, options
+        self._stage, self._bias = MapStage(str(options.stage)), BiasRule(str(options.bias))
+        wanted, baselines = methods_of(options)
+        model = runner.model
+        self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
+        self._methods = [*self._map_methods, *baselines]
+        pooling = None if options.pooling is None else Pooling(str(options.pooling))
+        self.readout, self.pooling_is_guessed = readout_of(model, pooling)
+        self._mask_token = None if options.erasure is Erasure.remove else context.mask_token
+        names = [str(method) for method in self._methods]
+        self.shares = Shares(context.layers, context.names, context.categories)
+        self.agreement = Agreement(names)
+        self.faithfulness = Faithfulness(names, options.shares)
+        self.drawn: list[SequenceMaps] = []
+        self.sequences = self.untested = 0
+
+    @property
+    def erasure(self) -> Erasure:
+        """How tokens are erased."""
+        return Erasure.remove if self._mask_token is None else Erasure.mask
+
+    def run(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> None:
+        """Attribute the sequences of a `SequenceSample`."""
+        lengths = sorted(int((kinds[0] >= 0).sum()) for kinds in sequences)
+        longest_drawn = min(lengths[:_DRAWN][-1], _DRAWN_TOKENS)
+        for kinds in self._runner.progress(sequences, len(sequences), "attribution of a sample"):
+            (batch,) = self._runner.batches([kinds])
+            maps = self._add_maps(batch)
+            self._test(batch, maps)
+            if maps and batch.input_ids.shape[1] <= longest_drawn:
+                self._draw(batch, maps)
+        self.drawn = sorted(self.drawn, key=lambda drawn: len(drawn.tokens))[:_DRAWN]
+
+    def maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
+        """The maps of a batch, layer by layer and from the input up to each layer."""
+        model = self._runner.model
+        inputs = batch.model_inputs()
+        methods, stage, bias = self._map_methods, self._stage, self._bias
+        return model_maps(model.model, model.layout, inputs, methods, stage=stage, bias=bias, keep=True)
+
+    def _add_maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
+        """The maps of a batch of one sequence, which are added to the shares and the agreement."""
+        maps = self.maps(batch)
+        self.sequences += 1
+        categories = batch.categories[0].cpu().numpy()
+        for method, of_method in maps.items():
+            scopes = {LAYER: of_method.layers, CUMULATIVE: of_method.cumulative}
+            self.shares.add(
+                str(method),
+                {scope: [layer[0].cpu().numpy() for layer in layers] for scope, layers in scopes.items() if layers},
+                categories,
+            )
+        tokens = len(categories)
+        seen = np.ones((tokens, tokens), dtype=bool)
+        self.agreement.add_maps(
+            {str(method): between_tokens(of_method.total) for method, of_method in maps.items()},
+            np.tril(seen) if self._runner.model.causal else seen,
+        )
+        return maps
+
+    def _test(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
+        """Score the tokens of a batch of one sequence, and test the scores."""
+        ids = batch.input_ids[0].cpu().numpy()
+        ordinary = np.flatnonzero(~np.isin(ids, list(self._context.special_tokens)))
+        if len(ordinary) < 2:
+            self.untested += 1
+            return
+        model = self._runner.model
+        scored = token_scores(
+            model.model,
+            model.layout,
+            batch.model_inputs(),
+            self.readout,
+            self._methods,
+            maps,
+            bias=self._bias,
+            steps=self._options.steps,
+        )
+        scores = {str(method): values[0].cpu().numpy() for method, values in scored.items()}
+        self.agreement.add_scores({method: values[ordinary] for method, values in scores.items()})
+        packed = batch.packed()[:, 0].cpu()
+        untouched = answers(self.readout, batch)
+        self.faithfulness.add(
+            {method: by_score(values, ordinary) for method, values in scores.items()},
+            random_orders(ordinary, self._options.orders, self._options.seed, batch.fingerprints[0]),
+            lambda sets: self._falls(packed, sets, untouched),
+        )
+
+    def _falls(
+        self, kinds: Int[Tensor, "kind token"], sets: Sequence[frozenset[int]], untouched: Float[Tensor, "1 _"]
+    ) -> list[float]:
+        """How far the answer falls without each set of positions."""
+        sequences = [without(kinds, erased, self._mask_token) for erased in sets]
+        # Batches come with the longest sequences first; so do these, and no sequence changes its place.
+        order = sorted(range(len(sets)), key=lambda number: -sequences[number].shape[1])
+        whole = self.readout.values(untouched, untouched)
+        falls: list[float] = []
+        for batch in self._runner.batches([sequences[number] for number in order]):
+            single = [batch.part(row, row + 1) for row in range(batch.sequences)]
+            for part in [batch] if self.readout.takes_padding else single:
+                left = answers(self.readout, part)
+                falls += (whole - self.readout.values(left, untouched.expand_as(left))).tolist()
+        by_number = dict(zip(order, falls, strict=True))
+        return [by_number[number] for number in range(len(sets))]
+
+    def _draw(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
+        tokens = [self._context.token(token) for token in batch.input_ids[0].tolist()]
+        self.drawn.append(
+            SequenceMaps(tokens, {str(method): between_tokens(of_method.total) for method, of_method in maps.items()})
+        )
+
+
+def answers(readout: Readout, batch: Batch) -> Float[Tensor, "batch _"]:
+    """What the model answers for the texts of a batch."""
+    with torch.inference_mode():
+        return readout.answers(readout.model(**batch.model_inputs()), batch.token_mask)
+
+
+def between_tokens(maps: Float[Tensor, "1 query source"]) -> Float[np.ndarray, "query key"]:
+    """The map of a batch of one sequence, without the column of the bias."""
+    of_sequence = maps[0].cpu().numpy()
+    between: np.ndarray = of_sequence[:, : len(of_sequence)]
+    return between

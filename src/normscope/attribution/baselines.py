@@ -1,0 +1,77 @@
+"""Scores of tokens by gradients alone: gradient × input and integrated gradients, by Captum.
+
+Both attribute to the output of the model's token embedding. Position and segment embeddings are part of the function, and the
+baseline of integrated gradients is a text whose token embeddings are zero.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.attribution.readouts import Readout
+from normscope.models.layout import embeddings_of
+
+_ROWS_AT_ONCE = 16
+"""Interpolated texts in one pass of integrated gradients."""
+
+
+class Baseline(enum.StrEnum):
+    """A method that needs gradients only."""
+
+    GRADIENT_X_INPUT = "gradient_x_input"
+    """Gradient × input (Shrikumar et al. 2016)."""
+    INTEGRATED_GRADIENTS = "integrated_gradients"
+    """Gradients along the way from a zero embedding (Sundararajan et al. 2017)."""
+
+
+def baseline_scores(
+    method: Baseline, model: PreTrainedModel, inputs: Mapping[str, Tensor], readout: Readout, steps: int
+) -> Float[Tensor, "batch token"]:
+    """The score of each token for the readout of its text, in float64; 0 at padding.
+
+    Args:
+        method: Which baseline.
+        model: The base model, in evaluation mode.
+        inputs: Its keyword arguments.
+        readout: What is attributed.
+        steps: Number of steps of integrated gradients (Gauss–Legendre).
+
+    Raises:
+        ImportError: If Captum is not installed.
+    """
+    from captum.attr import InputXGradient, IntegratedGradients
+
+    module = embeddings_of(model)
+    names = list(inputs)
+    mask = inputs["attention_mask"].bool()
+    with torch.inference_mode(False), torch.enable_grad():
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        embeddings = module(given["input_ids"]).detach().requires_grad_()
+        with torch.no_grad():
+            untouched = readout.answers(readout.model(**given), given["attention_mask"].bool())
+
+        def scalars(vectors: Tensor, answers: Tensor, *tensors: Tensor) -> Tensor:
+            replaced = module.register_forward_hook(lambda _module, _args, _output: vectors)
+            try:
+                arguments = dict(zip(names, tensors, strict=True))
+                output = readout.model(**arguments)
+            finally:
+                replaced.remove()
+            return readout.scalars(readout.answers(output, arguments["attention_mask"].bool()), answers)
+
+        arguments: dict[str, Any] = {"additional_forward_args": (untouched, *given.values())}
+        if method is Baseline.GRADIENT_X_INPUT:
+            parts = InputXGradient(scalars).attribute(embeddings, **arguments)
+        else:
+            rows = 1 if not readout.takes_padding else max(_ROWS_AT_ONCE, len(embeddings))
+            parts = IntegratedGradients(scalars).attribute(
+                embeddings, n_steps=steps, internal_batch_size=rows, **arguments
+            )
+    scores = parts.detach().sum(dim=-1)
+    scores = (scores.cpu() if scores.device.type == "mps" else scores).double()
+    return scores * mask.to(scores)

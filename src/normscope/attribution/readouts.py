@@ -1,0 +1,156 @@
+"""What a model computes from a whole text: the probability of a class, or an embedding.
+
+A readout does two things for a text: it is the scalar that scores attribute to tokens, and it measures how far the model's
+answer moves when tokens are erased.
+"""
+
+import abc
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.models.block import full_precision
+from normscope.models.loaded import LoadedModel
+from normscope.models.pooling import Pooling, pooling_of
+
+
+class Readout(abc.ABC):
+    """One number per text.
+
+    Args:
+        model: The model to run: the base model, or the classifier around it.
+    """
+
+    quantity: str
+    """What `values` are: `probability` or `cosine`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @property
+    def head(self) -> PreTrainedModel | None:
+        """The model to run, if it is not the base model."""
+        return None
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether the model reads padded batches."""
+        return True
+
+    @abc.abstractmethod
+    def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+        """What the model answers for each text of a batch: logits, or embeddings. Autograd may record it.
+
+        Args:
+            output: What the model has returned.
+            token_mask: True at tokens.
+        """
+
+    @abc.abstractmethod
+    def scalars(
+        self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """The scalar of each text to attribute to its tokens.
+
+        Args:
+            answers: Recorded answers for the texts.
+            untouched: The same answers, detached.
+        """
+
+    @abc.abstractmethod
+    def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
+        """How much each answer still says what the untouched one said, in float64; at most 1.
+
+        Args:
+            answers: Answers for texts with tokens erased.
+            untouched: The answers for the whole texts.
+        """
+
+
+class ClassReadout(Readout):
+    """The class that a classifier gives the whole text: its logit, and its probability."""
+
+    quantity = "probability"
+
+    @property
+    def head(self) -> PreTrainedModel:
+        """The classifier."""
+        return self.model
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether the classifier can tell where a padded text ends; causal ones look for their padding token."""
+        return self.model.config.pad_token_id is not None
+
+    def answers(self, output: Any, _token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+        """The logits."""
+        return output.logits
+
+    def scalars(
+        self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """The logit of the most likely class; of a single logit, its size."""
+        if untouched.shape[1] == 1:
+            return answers[:, 0] * torch.where(untouched[:, 0] < 0, -1, 1)
+        return answers.gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+
+    def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
+        """The probability of the class that was most likely for the whole text."""
+        if untouched.shape[1] == 1 or self.model.config.problem_type == "multi_label_classification":
+            return torch.sigmoid(_wide(self.scalars(answers, untouched)))
+        return _wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+
+
+class EmbeddingReadout(Readout):
+    """The embedding of a text: its length along the untouched embedding, and its cosine with it."""
+
+    quantity = "cosine"
+
+    def __init__(self, model: PreTrainedModel, pooling: Pooling) -> None:
+        super().__init__(model)
+        self.pooling = pooling
+
+    def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+        """The embeddings."""
+        hidden = full_precision(output.last_hidden_state)
+        return torch.einsum("bt,btm->bm", self.pooling.weights(token_mask.to(hidden.dtype)), hidden)
+
+    def scalars(
+        self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """The product with the direction of the untouched embedding: linear, where the cosine would have a gradient of zero."""
+        return (answers * torch.nn.functional.normalize(untouched, dim=-1)).sum(dim=-1)
+
+    def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
+        """The cosine with the untouched embedding."""
+        return torch.nn.functional.cosine_similarity(_wide(answers), _wide(untouched), dim=-1)
+
+
+def readout_of(model: LoadedModel, pooling: Pooling | None) -> tuple[Readout, bool]:
+    """The classifier's class if the model has one, otherwise its embedding.
+
+    Args:
+        model: The model.
+        pooling: How an embedding is pooled; it is then read out even if the model has a classifier. None leaves it to the
+            model's sentence-transformers files, or to a guess: the last token's vector of a causal model, the mean of others.
+
+    Returns:
+        The readout, and whether the pooling is a guess.
+    """
+    if pooling is not None:
+        return EmbeddingReadout(model.model, pooling), False
+    if model.classifier is not None:
+        return ClassReadout(model.classifier), False
+    try:
+        return EmbeddingReadout(model.model, pooling_of(model.folder, model.name)), False
+    except InputError:
+        return EmbeddingReadout(model.model, Pooling.LAST if model.causal else Pooling.MEAN), True
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU if its device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

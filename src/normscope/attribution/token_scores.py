@@ -1,0 +1,79 @@
+"""Scores of a text's tokens for what the model reads out of the text, by any method.
+
+`decompx` and the baselines attribute the readout's scalar. Methods that end in a map (query, key) have no scalar: the score of
+a token is what the outputs take from it, weighted by the norm of the scalar's gradient at each output. For a classifier that
+reads [CLS] this is the row of [CLS]; for an embedding that is a mean, the mean of the rows.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.attribution.baselines import Baseline, baseline_scores
+from normscope.attribution.methods import BiasRule, MapMethod
+from normscope.attribution.model_maps import ModelMaps
+from normscope.attribution.readouts import Readout
+from normscope.attribution.scalars import attribute_scalars
+from normscope.models.frozen_pass import frozen_pass
+from normscope.models.layout import BlockLayout
+
+
+def token_scores(
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs: Mapping[str, Tensor],
+    readout: Readout,
+    methods: Collection[MapMethod | Baseline],
+    maps: Mapping[MapMethod, ModelMaps],
+    *,
+    bias: BiasRule = BiasRule.TOKEN,
+    steps: int = 50,
+) -> dict[MapMethod | Baseline, Float[Tensor, "batch token"]]:
+    """The score of each token by each method, in float64; 0 at padding.
+
+    Args:
+        model: A base model in evaluation mode.
+        layout: The layout of its family.
+        inputs: Its keyword arguments.
+        readout: What is attributed.
+        methods: Which methods.
+        maps: The maps of these inputs, by the methods that have maps.
+        bias: Where `decompx` puts the value biases of the first layer.
+        steps: Number of steps of integrated gradients.
+
+    Raises:
+        InputError: If attribution cannot follow the model.
+        ImportError: If a baseline is asked for and Captum is not installed.
+    """
+    with (
+        frozen_pass(model, layout, inputs, readout.head) as passed,
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        mask = passed.token_mask
+        answers = readout.answers(passed.output, mask)
+        scalars = readout.scalars(answers, answers.detach())
+        (gradient,) = torch.autograd.grad(scalars.sum(), passed.hidden, retain_graph=True)
+        sizes = torch.linalg.vector_norm(_wide(gradient), dim=-1) * _wide(mask)
+        parts = attribute_scalars(passed, scalars, bias) if MapMethod.DECOMPX in methods else None
+    weights = sizes / sizes.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
+    tokens = mask.shape[1]
+    scores: dict[MapMethod | Baseline, Tensor] = {}
+    for method in methods:
+        if isinstance(method, Baseline):
+            scores[method] = baseline_scores(method, model, inputs, readout, steps)
+        elif method is MapMethod.DECOMPX:
+            assert parts is not None
+            scores[method] = parts.scores
+        else:
+            total = maps[method].total[..., :tokens]
+            scores[method] = torch.einsum("bq,bqk->bk", weights.to(total.device), total) * _wide(mask)
+    return scores
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU if its device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
