@@ -55,7 +55,7 @@ RUN_TABLES = {
             "two are of all heads together only.",
             "atbffres_n": "‖FF + T‖: with the network's residual connection.",
             "atbffresln_n": "The same with its layer normalisation: the whole layer.",
-            "rollout": "Rollout of weights, if an analysis attributes. This and the next five are from the input up to the layer.",
+            "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input up to the layer.",
             "norm_rollout": "Rollout of norms.",
             "globenc": "GlobEnc.",
             "alti": "ALTI.",

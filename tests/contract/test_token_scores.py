@@ -1,0 +1,57 @@
+"""Scores of tokens by every method and for every family: a padded batch gives what each text gives alone."""
+
+import pytest
+import torch
+
+from normscope.attribution.baselines import Baseline
+from normscope.attribution.choices import defined_methods
+from normscope.attribution.methods import MapMethod, MapStage
+from normscope.attribution.model_maps import model_maps
+from normscope.attribution.readouts import EmbeddingReadout
+from normscope.attribution.token_scores import token_scores
+from normscope.models.families import layout_of
+from normscope.models.pooling import Pooling
+from tests.tiny import token_batch
+
+LENGTHS = (7, 4)
+
+
+def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
+    layout = layout_of(family)
+    readout = EmbeddingReadout(family_model, Pooling.MEAN)
+    inputs = token_batch(family_model, LENGTHS)
+
+    def scored(inputs):
+        maps = defined_methods(layout, None, MapStage.LAYER, family_model)
+        assert MapMethod.DECOMPX in maps
+        found = model_maps(family_model, layout, inputs, maps)
+        return token_scores(family_model, layout, inputs, readout, [*maps, *Baseline], found, steps=3)
+
+    together = scored(inputs)
+    for row, length in enumerate(LENGTHS):
+        alone = scored({name: tensor[row : row + 1, :length] for name, tensor in inputs.items()})
+        assert together.keys() == alone.keys()
+        for method, scores in together.items():
+            assert (scores[row, length:] == 0).all(), method
+            scale = alone[method].abs().max()
+            assert scale > 0, method
+            torch.testing.assert_close(
+                scores[row, :length] / scale, alone[method][0] / scale, rtol=1e-6, atol=1e-6, msg=str(method)
+            )
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_integrated_gradients_add_up_to_the_difference_from_zero_embeddings(family, family_model):
+    """With enough steps: no frozen model, no approximation but the integral's."""
+    readout = EmbeddingReadout(family_model, Pooling.MEAN)
+    inputs = token_batch(family_model, (5,))
+    layout, module = layout_of(family), family_model.get_input_embeddings()
+    scores = token_scores(family_model, layout, inputs, readout, [Baseline.INTEGRATED_GRADIENTS], {}, steps=300)
+    mask = inputs["attention_mask"].bool()
+    with torch.inference_mode():
+        whole = readout.answers(family_model(**inputs), mask)
+        zero = module.register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
+        none = readout.answers(family_model(**inputs), mask)
+        zero.remove()
+    difference = readout.scalars(whole, whole) - readout.scalars(none, whole)
+    torch.testing.assert_close(scores[Baseline.INTEGRATED_GRADIENTS].sum(dim=1), difference, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,164 @@
+"""What is erased to test scores, what the model's answer is worth without it, and what the analysis refuses."""
+
+import importlib.util
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from normscope.analyses.attribution.analysis import AttributionAnalysis
+from normscope.analyses.attribution.erasures import by_score, random_orders, tests, without
+from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.attribution.readouts import ClassReadout, EmbeddingReadout
+from normscope.config.schema import RunOptions
+from normscope.errors import InputError
+from normscope.models.families import layout_of
+from normscope.models.model_info import ModelInfo
+from normscope.models.pooling import Pooling
+from normscope.statistics.intervals import mean_interval
+
+
+def test_the_highest_scores_are_erased_or_all_others():
+    order = np.array([7, 2, 5, 3])
+    erased = [test[1:] for test in tests([("alti", order)], [10.0, 50.0, 99.0])]
+    assert erased == [
+        ("comprehensiveness", 10.0, {7}),  # at least one
+        ("sufficiency", 10.0, {2, 5, 3}),
+        ("comprehensiveness", 50.0, {7, 2}),
+        ("sufficiency", 50.0, {5, 3}),
+        ("comprehensiveness", 99.0, {7, 2, 5}),  # never all
+        ("sufficiency", 99.0, {3}),
+    ]
+
+
+def test_shares_are_rounded_up_but_not_because_of_floating_point():
+    order = np.arange(100)
+    sizes = [len(test.erased) for test in tests([("alti", order)], [7.0, 7.5]) if test.measure == "comprehensiveness"]
+    assert 0.07 * 100 > 7
+    assert sizes == [7, 8]
+
+
+def test_of_equal_scores_the_first_is_ranked_higher():
+    scores = np.array([9.0, 1.0, -2.0, 1.0, 3.0])
+    assert by_score(scores, np.array([1, 2, 3, 4])).tolist() == [4, 1, 3, 2]
+
+
+def test_random_orders_depend_on_the_seed_and_the_sequence():
+    ordinary = np.arange(1, 30)
+    orders = random_orders(ordinary, 2, 5, 1234)
+    assert [sorted(order) for order in orders] == [ordinary.tolist()] * 2
+    assert orders[0].tolist() != orders[1].tolist()
+    for more in (random_orders(ordinary, 1, 6, 1234), random_orders(ordinary, 1, 5, 1235)):
+        assert more[0].tolist() != orders[0].tolist()
+    assert random_orders(ordinary, 3, 5, 1234)[1].tolist() == orders[1].tolist()
+
+
+def test_tokens_are_masked_or_taken_out_with_their_segments():
+    kinds = torch.tensor([[3, 8, 9, 2], [0, 0, 1, 1], [-1, -1, -1, -1]])
+    assert without(kinds, frozenset({1}), 4).tolist() == [[3, 4, 9, 2], [0, 0, 1, 1], [-1] * 4]
+    assert without(kinds, frozenset({1, 3}), None).tolist() == [[3, 9], [0, 1], [-1, -1]]
+    assert kinds[0].tolist() == [3, 8, 9, 2]
+
+
+def test_intervals_are_those_of_scipy():
+    values = np.random.default_rng(1).normal(size=7)
+    expected = scipy.stats.t.interval(0.95, 6, loc=values.mean(), scale=scipy.stats.sem(values))
+    assert mean_interval(values) == pytest.approx((values.mean(), *expected))
+    assert mean_interval([2.5]) == pytest.approx((2.5, np.nan, np.nan), nan_ok=True)
+    with pytest.raises(ValueError, match="no value"):
+        mean_interval([])
+
+
+def classifier(**config) -> ClassReadout:
+    return ClassReadout(SimpleNamespace(config=SimpleNamespace(**({"problem_type": None, "pad_token_id": 0} | config))))
+
+
+def test_a_classifier_is_tested_by_the_class_of_the_whole_text():
+    readout = classifier()
+    untouched, left = torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([[5.0, 3.0, 0.0]])
+    assert readout.scalars(left, untouched).tolist() == [3.0]
+    expected = np.exp(3) / (np.exp(5) + np.exp(3) + 1)
+    assert readout.values(left, untouched).tolist() == pytest.approx([expected])
+    several = classifier(problem_type="multi_label_classification")
+    assert several.values(left, untouched).tolist() == pytest.approx([1 / (1 + np.exp(-3))])
+    assert readout.takes_padding
+    assert not classifier(pad_token_id=None).takes_padding
+
+
+@pytest.mark.parametrize(("untouched", "sign"), [(2.0, 1), (-2.0, -1)])
+def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
+    readout, left = classifier(), torch.tensor([[0.5]])
+    assert readout.scalars(left, torch.tensor([[untouched]])).tolist() == [sign * 0.5]
+    expected = 1 / (1 + np.exp(-sign * 0.5))
+    assert readout.values(left, torch.tensor([[untouched]])).tolist() == pytest.approx([expected])
+
+
+def test_an_embedding_is_tested_by_its_cosine():
+    readout = EmbeddingReadout(None, Pooling.MEAN)
+    hidden = torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])
+    answers = readout.answers(SimpleNamespace(last_hidden_state=hidden), torch.tensor([[True, True, False]]))
+    assert answers.tolist() == [[2.0, 2.0]]
+    untouched = torch.tensor([[0.0, 5.0]])
+    assert readout.scalars(answers, untouched).tolist() == [2.0]
+    assert readout.values(answers, untouched).tolist() == pytest.approx([np.sqrt(0.5)])
+
+
+@pytest.mark.parametrize(
+    ("family", "stack", "options", "message"),
+    [
+        (
+            "gpt2",
+            None,
+            {"methods": [AttributionMethod.globenc]},
+            "globenc is defined where both layer normalisations follow",
+        ),
+        ("gpt2", None, {"stage": AttributionStage.attnresln_n}, "stage=attnresln_n is not defined for gpt2"),
+        (
+            "marian",
+            "decoder",
+            {},
+            "stack=decoder of marian alternates self-attention and cross-attention; set stack=encoder",
+        ),
+        (
+            "marian",
+            "cross",
+            {},
+            "stack=cross of marian alternates self-attention and cross-attention; set stack=encoder",
+        ),
+    ],
+)
+def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, options, message):
+    info = ModelInfo("tiny", 3, 4, 12, layout=layout_of(family, stack))
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
+    assert str(error.value).startswith("analysis=attribution: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("family", "maps"), [("bert", 6), ("gpt2", 5), ("deberta-v2", 6), ("marian", 6)])
+def test_by_default_all_maps_that_a_family_defines(family, maps):
+    info = ModelInfo("tiny", 3, 4, 12, layout=layout_of(family, "encoder" if family == "marian" else None))
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), info).token_maps == maps
+
+
+def test_gradients_need_captum(monkeypatch):
+    wanted = AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.gradient_x_input])
+    wanted.validate(RunOptions())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"gradient_x_input needs Captum, which is not installed; run `pip install captum`"
+    ):
+        wanted.validate(RunOptions())
+    AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.rollout]).validate(RunOptions())
+    AttributionOptions(enabled=False, seed=0, methods=wanted.methods).validate(RunOptions())
+
+
+def test_masking_needs_a_mask_token():
+    context = SimpleNamespace(mask_token=None)
+    with pytest.raises(InputError, match=r"analysis.attribution.erasure=mask: the tokenizer has no mask token"):
+        AttributionAnalysis(AttributionOptions(seed=0, erasure=Erasure.mask), context)
+    for erasure in (None, Erasure.remove):
+        AttributionAnalysis(AttributionOptions(seed=0, erasure=erasure), context)
