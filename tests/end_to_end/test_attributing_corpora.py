@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import normscope
 from tests.end_to_end.shell import run_here
@@ -11,6 +12,7 @@ from tests.end_to_end.shell import run_here
 TEXTS = ["the old bridge is closed.", "a cat sees the river, and it walks", "we run"]
 
 
+@pytest.mark.reports
 def test_a_run_attributes_its_sample_and_the_texts_of_the_explorer(capsys, monkeypatch, tmp_path, saved_model):
     corpus, folder = tmp_path / "corpus.txt", tmp_path / "run"
     corpus.write_text("\n".join(TEXTS))

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from normscope.analyses.attribution.analysis import AttributionAnalysis
-from normscope.analyses.attribution.erasures import by_score, random_orders, tests, without
+from normscope.analyses.attribution.erasures import by_score, random_orders, trials, without
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.analyses.base import AnalysisContext
 from normscope.attribution.readouts import ClassReadout, EmbeddingReadout
 from normscope.config.schema import RunOptions
 from normscope.errors import InputError
@@ -23,7 +25,7 @@ from normscope.statistics.intervals import mean_interval
 
 def test_the_highest_scores_are_erased_or_all_others():
     order = np.array([7, 2, 5, 3])
-    erased = [test[1:] for test in tests([("alti", order)], [10.0, 50.0, 99.0])]
+    erased = [trial[1:] for trial in trials([("alti", order)], [10.0, 50.0, 99.0])]
     assert erased == [
         ("comprehensiveness", 10.0, {7}),  # at least one
         ("sufficiency", 10.0, {2, 5, 3}),
@@ -36,7 +38,7 @@ def test_the_highest_scores_are_erased_or_all_others():
 
 def test_shares_are_rounded_up_but_not_because_of_floating_point():
     order = np.arange(100)
-    sizes = [len(test.erased) for test in tests([("alti", order)], [7.0, 7.5]) if test.measure == "comprehensiveness"]
+    sizes = [len(each.erased) for each in trials([("alti", order)], [7.0, 7.5]) if each.measure == "comprehensiveness"]
     assert 0.07 * 100 > 7
     assert sizes == [7, 8]
 
@@ -73,7 +75,8 @@ def test_intervals_are_those_of_scipy():
 
 
 def classifier(**config) -> ClassReadout:
-    return ClassReadout(SimpleNamespace(config=SimpleNamespace(**({"problem_type": None, "pad_token_id": 0} | config))))
+    tiny = {"vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    return ClassReadout(BertForSequenceClassification(BertConfig(**tiny, **config)))
 
 
 def test_a_classifier_is_tested_by_the_class_of_the_whole_text():
@@ -97,7 +100,7 @@ def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
 
 
 def test_an_embedding_is_tested_by_its_cosine():
-    readout = EmbeddingReadout(None, Pooling.MEAN)
+    readout = EmbeddingReadout(classifier().model, Pooling.MEAN)
     hidden = torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])
     answers = readout.answers(SimpleNamespace(last_hidden_state=hidden), torch.tensor([[True, True, False]]))
     assert answers.tolist() == [[2.0, 2.0]]
@@ -147,7 +150,7 @@ def test_by_default_all_maps_that_a_family_defines(family, maps):
 def test_gradients_need_captum(monkeypatch):
     wanted = AttributionOptions(enabled=True, seed=0, methods=[AttributionMethod.gradient_x_input])
     wanted.validate(RunOptions())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
         InputError, match=r"gradient_x_input needs Captum, which is not installed; run `pip install captum`"
     ):
@@ -157,7 +160,7 @@ def test_gradients_need_captum(monkeypatch):
 
 
 def test_masking_needs_a_mask_token():
-    context = SimpleNamespace(mask_token=None)
+    context = AnalysisContext(layers=[1], categories=[], parameters={}, mask_token=None)
     with pytest.raises(InputError, match=r"analysis.attribution.erasure=mask: the tokenizer has no mask token"):
         AttributionAnalysis(AttributionOptions(seed=0, erasure=Erasure.mask), context)
     for erasure in (None, Erasure.remove):

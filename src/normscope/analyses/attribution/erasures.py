@@ -13,7 +13,7 @@ COMPREHENSIVENESS, SUFFICIENCY = "comprehensiveness", "sufficiency"
 MEASURES = (COMPREHENSIVENESS, SUFFICIENCY)
 
 
-class Test(NamedTuple):
+class Trial(NamedTuple):
     """One measure of one order at one share, and the positions that are erased for it."""
 
     order: str
@@ -22,7 +22,7 @@ class Test(NamedTuple):
     erased: frozenset[int]
 
 
-def tests(orders: Sequence[tuple[str, Int[np.ndarray, " ordinary"]]], shares: Sequence[float]) -> Iterator[Test]:
+def trials(orders: Sequence[tuple[str, Int[np.ndarray, " ordinary"]]], shares: Sequence[float]) -> Iterator[Trial]:
     """Every measure of every order at every share.
 
     Args:
@@ -33,8 +33,8 @@ def tests(orders: Sequence[tuple[str, Int[np.ndarray, " ordinary"]]], shares: Se
         for share in shares:
             # A share such as 0.07 × 100 may be a rounding error above a whole number.
             count = min(max(1, math.ceil(len(order) * share / 100 - 1e-9)), len(order) - 1)
-            yield Test(name, COMPREHENSIVENESS, share, frozenset(order[:count].tolist()))
-            yield Test(name, SUFFICIENCY, share, frozenset(order[count:].tolist()))
+            yield Trial(name, COMPREHENSIVENESS, share, frozenset(order[:count].tolist()))
+            yield Trial(name, SUFFICIENCY, share, frozenset(order[count:].tolist()))
 
 
 def by_score(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, MEASURES, SUFFICIENCY, tests
+from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, MEASURES, SUFFICIENCY, trials
 from normscope.statistics.intervals import Interval, mean_interval
 
 RANDOM = "random"
@@ -40,12 +40,12 @@ class Faithfulness:
             random: Random orders of them, whose mean is one observation.
             falls: How far the answer falls without each of some sets of positions.
         """
-        every = list(tests([*orders.items(), *((RANDOM, order) for order in random)], self._shares))
-        sets = list(dict.fromkeys(test.erased for test in every))  # short sequences have few different ones
+        every = list(trials([*orders.items(), *((RANDOM, order) for order in random)], self._shares))
+        sets = list(dict.fromkeys(trial.erased for trial in every))  # short sequences have few different ones
         fall = dict(zip(sets, falls(sets), strict=True))
         observed: dict[tuple[str, str, float], list[float]] = {}
-        for test in every:
-            observed.setdefault((test.order, test.measure, test.share), []).append(fall[test.erased])
+        for trial in every:
+            observed.setdefault((trial.order, trial.measure, trial.share), []).append(fall[trial.erased])
         for key, values in observed.items():
             self._falls.setdefault(key, []).append(float(np.mean(values)))
 

@@ -63,7 +63,7 @@ class SampleAttribution:
         wanted, baselines = methods_of(options)
         model = runner.model
         self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
-        self._methods = [*self._map_methods, *baselines]
+        self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
         pooling = None if options.pooling is None else Pooling(str(options.pooling))
         self.readout, self.pooling_is_guessed = readout_of(model, pooling)
         self._mask_token = None if options.erasure is Erasure.remove else context.mask_token
