@@ -8,7 +8,7 @@ class Paper:
     """A publication that users should cite when they report a measure."""
 
     key: str
-    """Name of the paper's folder in `experiments/`."""
+    """First author and year; a paper of results that can be repeated has a folder in `experiments/`."""
     bibtex: str
 
 

@@ -84,7 +84,7 @@ class AttributionOptions(AnalysisConfig):
     bias: AttributionBias = AttributionBias.token
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
-    sequences: int = 16
+    sequences: int = 8
     """Number of sequences, drawn by the seed. Maps take memory with the square of a sequence's length."""
     pooling: EmbeddingPooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); setting it tests the embedding even of a classifier. By default
@@ -93,7 +93,7 @@ class AttributionOptions(AnalysisConfig):
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
     """Whether tokens are replaced by the mask token (`mask`) or taken out (`remove`); by default `mask` if there is one."""
-    orders: int = 5
+    orders: int = 3
     """Number of random orders of each sequence's tokens to compare with."""
     steps: int = 50
     """Number of steps of `integrated_gradients`."""
