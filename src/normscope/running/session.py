@@ -154,10 +154,7 @@ def _prepared(
     model = inputs.load()
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
-    if any(requirements.masked_language_head for requirements in needs.values()):
-        _ = model.masked_language_head  # loaded now, since it may be damaged
-    if any(requirements.classifier for requirements in needs.values()):
-        _ = model.classifier  # likewise
+    _load_heads(model, needs.values())
     layers = chosen_layers(options.layers, model.layers)
     encoder = Encoder(
         model,
@@ -231,6 +228,15 @@ def _refuse_missing_feed_forward(
                 f"model.stack={options.stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
                 "self-attention is followed by cross-attention; set model.stack=encoder or cross"
             )
+
+
+def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
+    """Load the heads that analyses use, now, since they may be damaged."""
+    for requirements in needs:
+        if requirements.masked_language_head:
+            _ = model.masked_language_head
+        if requirements.classifier:
+            _ = model.classifier
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:

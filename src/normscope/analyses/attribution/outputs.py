@@ -8,6 +8,25 @@ _INTERVAL = "{} end of the 95 % interval over sequences (Student's t); missing f
 _LOW, _HIGH = _INTERVAL.format("Lower"), _INTERVAL.format("Upper")
 _SEQUENCES = "Number of sequences."
 
+METHODS = {
+    "rollout": "rollout of weights",
+    "norm_rollout": "rollout of norms",
+    "globenc": "GlobEnc",
+    "alti": "ALTI",
+    "value_zeroing": "value zeroing",
+    "decompx": "DecompX",
+    "gradient_x_input": "gradient × input",
+    "integrated_gradients": "integrated gradients",
+    "random": "random order",
+}
+"""Titles of the methods."""
+
+QUANTITIES = {
+    "probability": "the probability of the predicted class",
+    "cosine": "the cosine with the untouched embedding",
+}
+"""What `<quantity>` stands for, in sentences."""
+
 OUTPUTS = Outputs(
     tables={
         "by_layer": TableInfo(
@@ -90,4 +109,6 @@ OUTPUTS = Outputs(
     curves={
         "<method>/itself": "Mean share of a token's vector that comes from the token itself, from the input up to the layer.",
     },
+    labels={"<method>/itself": "share from the token itself"},
+    names=METHODS,
 )

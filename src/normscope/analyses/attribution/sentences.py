@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from normscope.analyses.attribution.titles import METHODS, QUANTITIES
+from normscope.analyses.attribution.outputs import METHODS, QUANTITIES
 from normscope.analyses.findings import Sentence
 from normscope.rounding import number, percentage
 
