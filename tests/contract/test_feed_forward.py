@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError
+from normscope.maths.normalisation import Normalisation
 from normscope.models import observer, untouched, verification
 from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.feed_forward import FeedForwardBlock
@@ -336,6 +337,42 @@ def test_a_wrong_norm_before_attention_is_noticed(model_type, wrong):
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     with pytest.raises(InputError, match=r"the attention input of layer 1 differs by \d"):
         verify(model, layout, model_type, feed_forward=True)
+
+
+class Shifted(nn.Module):
+    """A norm whose γ is one more than its weight, and whose ε is not the one that it stores."""
+
+    def __init__(self, norm: nn.Module, *, offset: float = 0.0, factor: float = 1.0) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, getattr(norm, "bias", None)
+        self.eps = getattr(norm, "eps", None) or norm.variance_epsilon
+        self.offset, self.factor, self.centred = offset, factor, isinstance(norm, nn.LayerNorm)
+
+    def forward(self, vectors):
+        norm = Normalisation(self.weight + self.offset, self.bias, self.eps * self.factor, self.centred)
+        return norm.normalised(vectors)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "path", "part"),
+    [
+        ("bert", "encoder.layer.1.attention.output.LayerNorm", "norm of the block of layer 2"),
+        ("bert", "embeddings.LayerNorm", "norm of the hidden vectors of layer 0"),
+        ("llama", "layers.1.input_layernorm", "norm before attention of layer 2"),
+        ("llama", "norm", "final norm of layer 3"),
+        ("olmo2", "layers.0.post_attention_layernorm", "norm of the block of layer 1"),
+        ("qwen3", "layers.2.self_attn.k_norm", "norm of the keys of layer 3"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [{"offset": 1.0}, {"factor": 1.01}])
+def test_every_norm_is_proved_by_what_it_does(model_type, path, part, wrong):
+    """Even if no analysis reads the networks: γ that is not the weight, and ε that is wrong by 1 %."""
+    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    model.set_submodule(path, Shifted(model.get_submodule(path)))
+    verify(model, layout, model_type)
+    model.set_submodule(path, Shifted(model.get_submodule(path), **wrong))
+    with pytest.raises(InputError, match=rf"the {part} differs by \d"):
+        verify(model, layout, model_type)
 
 
 def test_epsilon_is_proved_by_what_the_norm_does():

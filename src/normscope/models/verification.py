@@ -7,7 +7,10 @@ use. (Adding up parts of which one was defined as the remainder would prove noth
 observed, they are rebuilt from query, key, scale and the family's other terms.
 
 If an analysis needs the feed-forward networks, they are compared as well: each is rebuilt from its parameters and its
-activation, the attention block's output and the network's must make the layer's, and the norms are run on probe vectors.
+activation, and the attention block's output and the network's must make the layer's.
+
+Every norm is run on probe vectors as well. Its weights alone do not say what it does: Gemma's stores γ − 1, others have no
+weight, and the activations of a model are too large to show ε.
 """
 
 import contextlib
@@ -15,6 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,7 +31,7 @@ from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, embeddings_of, stacked_heads
+from normscope.models.layout import BlockLayout, embeddings_of, normalisation, stacked_heads
 from normscope.models.observer import Observer, Replacement
 from normscope.models.score_terms import ScoreTerms
 from normscope.models.untouched import Reference, UntouchedPass, untouched_pass
@@ -74,7 +78,8 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forwa
     """
     comparison = _Comparison(model.dtype, layout, name)
     if feed_forward:
-        comparison.compare_norms(model, layout)
+        comparison.compare_feed_forward_norms(model, layout)
+    comparison.compare_norms(model, layout)
     for lengths in _PROBE_LENGTHS:
         inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
         if layout.reads_target:
@@ -176,16 +181,36 @@ class _Comparison:
             self._note(block.layer, part, error, self._feed_forward_bound)
 
     def compare_norms(self, model: PreTrainedModel, layout: BlockLayout) -> None:
-        """Compare γ, β and ε of the feed-forward networks' norms with what the norms do."""
+        """Compare γ, β, ε and centring of the norms in and between blocks with what the norms do."""
+        observer = Observer(model, layout)
+        for modules in layout.bind(model):
+            parameters = observer.parameters[modules.layer]
+            self._compare_norm("norm of the block", modules.layer, modules.norm, parameters.normalisation)
+            read = modules.attention_norm, parameters.input_normalisation
+            self._compare_norm("norm before attention", modules.layer, *read)
+            self._compare_norm("norm of the keys", modules.layer, modules.key_norm, parameters.key_normalisation)
+        for layer, module in layout.hidden_norms(model).items():
+            self._compare_norm("norm of the hidden vectors", layer, module, observer.hidden_norms[layer])
+        if layout.final_norm is not None:
+            final = attrgetter(layout.final_norm)(model)
+            weights = normalisation(final, unit_offset=layout.unit_offset)
+            self._compare_norm("final norm", len(observer.parameters), final, weights)
+
+    def compare_feed_forward_norms(self, model: PreTrainedModel, layout: BlockLayout) -> None:
+        """Compare γ, β, ε and centring of the feed-forward networks' norms with what the norms do."""
         for modules in bind_feed_forward(model, layout, self._name):
             parameters = modules.parameters()
             for module, norm in (
                 (modules.norm, parameters.normalisation),
                 (modules.output_norm, parameters.output_normalisation),
             ):
-                if module is not None and norm is not None:
-                    error = _norm_error(module, norm, model.dtype)
-                    self._note(modules.layer, "feed-forward norm", error, self._feed_forward_bound)
+                self._compare_norm("feed-forward norm", modules.layer, module, norm)
+
+    def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
+        # A norm of the keys with weights for every head is proved by the keys alone.
+        if module is not None and norm is not None and norm.weight.ndim == 1:
+            # Many families' norms compute in float32 whatever their type.
+            self._note(layer, part, _norm_error(module, norm, self._dtype), _bound(self._dtype, float32_inside=True))
 
     def _note(self, layer: int, part: str, error: float, bound: float | None = None) -> None:
         bound = self._bound if bound is None else bound
