@@ -210,10 +210,14 @@ class _Comparison:
         # A norm of the keys with weights for every head is proved by the keys alone.
         if module is not None and norm is not None and norm.weight.ndim == 1:
             # Many families' norms compute in float32 whatever their type.
-            self._note(layer, part, _norm_error(module, norm, self._dtype), _bound(self._dtype, float32_inside=True))
+            self._check(layer, part, _norm_error(module, norm, self._dtype), _bound(self._dtype, float32_inside=True))
 
     def _note(self, layer: int, part: str, error: float, bound: float | None = None) -> None:
-        bound = self._bound if bound is None else bound
+        self._check(layer, part, error, self._bound if bound is None else bound)
+        if error > self.worst.error:
+            self.worst = Verification(error, layer, part)
+
+    def _check(self, layer: int, part: str, error: float, bound: float) -> None:
         if math.isnan(error):
             raise InputError(
                 f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are of no "
@@ -226,8 +230,6 @@ class _Comparison:
                 "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
                 f"{self._layout.source}"
             )
-        if error > self.worst.error:
-            self.worst = Verification(error, layer, part)
 
 
 def _bound(dtype: torch.dtype, float32_inside: bool) -> float:
