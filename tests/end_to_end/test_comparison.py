@@ -323,7 +323,7 @@ def test_curves_have_titles_and_axes_in_words():
     }
     assert found == {
         "mixing_method_mean": (
-            "Mixing ratios: mixing ratio",
+            "Mixing ratios",
             {
                 "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio"),
                 "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio"),
@@ -438,7 +438,7 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     found = heatmap_data(cells, "a")
     assert list(found) == ["mixing/heatmap"], "a figure that the baseline does not have is left out"
     figure = found["mixing/heatmap"]
-    assert figure["title"] == "Mixing ratios: mixing ratio (%)"
+    assert figure["title"] == "Mixing ratios"
     assert (figure["rows"], figure["columns"]) == (["1", "2", "10"], ["cls", "all"])
     assert figure["panels"]["Attn-N: vectors"]["b"] == {
         "row": ["1", "1", "2", "2"],

@@ -43,13 +43,16 @@ OUTPUTS = Outputs(
         "spearman/<measure>/<specials>_specials": "Spearman's ρ between the frequency rank and a measure averaged over layers, "
         "`with` or `without` special tokens.",
     },
-    curves={"spearman/<measure>/<specials>_specials": "The same within a layer."},
-    labels={"spearman/<measure>/<specials>_specials": "Spearman’s ρ with the frequency rank"},
+    curves={
+        "spearman/<measure>/<specials>_specials": "Spearman's ρ between the frequency rank and a measure within a layer, "
+        "`with` or `without` special tokens.",
+    },
+    labels={"spearman/<measure>/<specials>_specials": "Spearman’s ρ"},
     names={
         "alpha": "α received",
         "f": "‖f(x)‖",
         **METHODS,
-        "with": "with special tokens",
-        "without": "without special tokens",
+        "with": "with specials",
+        "without": "without specials",
     },
 )

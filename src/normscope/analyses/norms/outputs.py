@@ -128,7 +128,7 @@ OUTPUTS = Outputs(
         "expansion_with_output_bias/layer_<layer>": "Expansion rate of one layer, with b_O in the map.",
     },
     curves={
-        "alpha/<category>": "α summed over the category's keys, as in `norms_by_layer`.",
+        "alpha/<category>": "α summed over the category's keys, as in `norms_by_layer`: the mean over heads.",
         "alpha_f/<category>": "‖αf(x)‖ summed over the category's keys.",
         "f/<category>": "‖f(x)‖ of the category's keys.",
         "expansion": "Expansion rate.",

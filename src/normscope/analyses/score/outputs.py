@@ -110,9 +110,9 @@ OUTPUTS = Outputs(
         "share_of_key_bias": "Mean share of b_K in the variance.",
     },
     labels={
-        "dimensions_for_half": "dimensions for half of the variance",
-        "dimensions_for_90_percent": "dimensions for 90% of the variance",
-        "share_of_outliers": "share of the outlier dimensions",
+        "dimensions_for_half": "dimensions for half",
+        "dimensions_for_90_percent": "dimensions for 90%",
+        "share_of_outliers": "share of outliers",
         "share_of_key_bias": "share of b_K",
     },
 )

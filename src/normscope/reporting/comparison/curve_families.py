@@ -51,8 +51,9 @@ def families(names: Iterable[str]) -> dict[str, Family]:
         if not match.groupdict():
             result.setdefault(owner, Family(title)).panels[full] = Panel("", label)
             continue
-        meaning = info.outputs.curves[pattern]
-        family = result.setdefault(_file_name(owner, pattern), Family(f"{title}: {label}", meaning))
+        heading = title if label in title.lower() else f"{title}: {label}"
+        meaning = info.outputs.curves[pattern].replace("`", "")
+        family = result.setdefault(_file_name(owner, pattern), Family(heading, meaning))
         family.panels[full] = Panel(", ".join(_titled(info, *item) for item in match.groupdict().items()), label)
     return result
 

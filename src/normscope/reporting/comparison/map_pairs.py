@@ -25,7 +25,7 @@ def heatmap_data(cells: pd.DataFrame, baseline: str) -> dict[str, Any]:
         owner = str(name).partition("/")[0]
         title = analyses()[owner].title if owner in analyses() else owner
         figures[str(name)] = {
-            "title": f"{title}: {labels[0]}" if len(labels) == 1 else title,
+            "title": title if len(labels) > 1 or _unitless(labels[0]) in title.lower() else f"{title}: {labels[0]}",
             "row": first["row_title"],
             "column": first["column_title"],
             "rows": _ordered(of_figure["row"]),
@@ -36,6 +36,10 @@ def heatmap_data(cells: pd.DataFrame, baseline: str) -> dict[str, Any]:
             },
         }
     return figures
+
+
+def _unitless(label: str) -> str:
+    return label.partition(" (")[0]
 
 
 def _ordered(values: "pd.Series[str]") -> list[str]:

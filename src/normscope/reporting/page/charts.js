@@ -32,7 +32,7 @@ function panelsIn(width, { across, narrow = 1 }) {
 // Small heat maps share their rows' axis, so that more of them fit.
 function heatmapsIn(width, { across, narrow }) {
   const columns = width < 640 ? Math.min(across, narrow) : across;
-  return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis) / columns - ROOM.gap)) };
+  return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis - ROOM.gap) / columns - ROOM.gap)) };
 }
 
 function sized(spec, width) {
@@ -45,6 +45,9 @@ function sized(spec, width) {
   return { ...spec, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
 }
 
+// The title of a chart, in a line for each of its parts, cut where the next chart begins.
+const titled = ({ title }, limit) => (title ? { title: { text: title.split(", "), limit } } : {});
+
 // Charts side by side with axes of their own, in rows of equal length as far as possible.
 function sizedPanels(spec, width) {
   const count = spec.concat.length;
@@ -52,7 +55,7 @@ function sizedPanels(spec, width) {
   const columns = Math.ceil(count / Math.ceil(count / fitting));
   const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
   const height = Math.round(Math.min(200, Math.max(130, panel * 0.72)));
-  return { ...spec, columns, concat: spec.concat.map((chart) => ({ ...chart, width: panel, height })) };
+  return { ...spec, columns, concat: spec.concat.map((chart) => ({ ...chart, ...titled(chart, panel + ROOM.axis), width: panel, height })) };
 }
 
 // Three heat maps in a row, or below each other where the window is narrow.
@@ -60,7 +63,7 @@ function sizedMaps(spec, width) {
   const columns = width < 640 ? 1 : spec.concat.length;
   const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
   const height = Math.min(320, Math.max(90, spec.usermeta.rows * 16));
-  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, title: { text: map.title, limit: panel }, width: panel, height })) };
+  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, ...titled(map, panel), width: panel, height })) };
 }
 
 function sizedHeatmaps(spec, width) {

@@ -106,6 +106,7 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
         "usermeta": {"across": len(shown), "narrow": 2, "cell": 24, "rows": int(rows["row"].nunique())},
         "data": _columns(rows),
         "facet": {"field": "panel", "type": "nominal", "sort": shown, "title": None},
+        "resolve": {"axis": {"x": "independent"}},  # no axis below an empty place of the last row
         "spec": {
             "encoding": {
                 "x": _field("column", "", "nominal", sort=None, axis={"title": None, "labelAngle": -40}),

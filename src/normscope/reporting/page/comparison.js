@@ -37,7 +37,7 @@ function panelSpec({ title, label, lines, domain, along, first, range }) {
   const interval = lines.some(({ low }) => low);
   const number = { type: "quantitative", format: ",.3r" };
   const bounds = interval ? [{ field: "low", title: "95% from", ...number }, { field: "high", title: "to", ...number }] : [];
-  const y = { type: "quantitative", title: label || title, scale: range ? { domain: range, nice: true } : { zero: fromZero(lines) } };
+  const y = { type: "quantitative", title: label || title, axis: { titleLimit: 130 }, scale: range ? { domain: range, nice: true } : { zero: fromZero(lines) } };
   return {
     ...(label && title ? { title } : {}),
     data: { values },
