@@ -310,7 +310,7 @@ def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Pic
     figures = {
         "by_layer": Picture(
             {
-                (SETTINGS[setting], layer, method): value
+                (SETTINGS[setting], layer, METHODS[method]): value
                 for (layer, head, method, setting), value in percent.items()
                 if head == 0
             },
@@ -334,7 +334,7 @@ def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Pic
             chosen = maps.loc[(number, layer, method, setting, 0)]
             for (target, source), cell in chosen.iterrows():
                 place = target, cell["target_word"], source, cell["source_word"], cell["gold"]
-                drawn[(f"{title}, layer {layer}, {setting}", *place)] = cell["value"]
+                drawn[(f"{title}, layer {layer}, {SETTINGS[setting]}", *place)] = cell["value"]
         figures[f"map_{number}"] = Picture(drawn)
     return figures
 

@@ -18,7 +18,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
     by_head = pd.concat([by_head[by_head["setting"] == setting] for setting in SETTINGS]).replace({"setting": SETTINGS})
     figures: dict[str, Figure] = {
         "by_layer": HeatmapPanels(
-            table=layers,
+            table=layers.replace({"method": METHODS}),
             panel="setting",
             row="layer",
             column="method",
@@ -27,8 +27,8 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             value_label="alignment error rate (%)",
             limits=(0.0, 100.0),
             caption=(
-                "Alignment error rate of each layer by weights (attn_w) and by vector norms (attn_n); lower is "
-                "better. With output: the row in which a word is predicted; with input: the row in which it is read."
+                "Alignment error rate of each layer by weights and by vector norms; lower is better. "
+                "With output: the row in which a word is predicted; with input: the row in which it is read."
             ),
         ),
         "by_head": HeatmapGrid(
@@ -75,7 +75,7 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
             & (maps["head"] == 0)
         )
         panels.append(maps[in_best])
-        titles[method] = f"{title}, layer {best['layer']}, {best['setting']}"
+        titles[method] = f"{title}, layer {best['layer']}, {SETTINGS[str(best['setting'])]}"
     return WordMaps(
         table=pd.concat(panels),
         panel="method",

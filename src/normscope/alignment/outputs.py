@@ -87,7 +87,7 @@ OUTPUTS = Outputs(
     names={
         "attn_w": "weights",
         "attn_n": "vectors",
-        "alignment-with-output": "with output",
-        "alignment-with-input": "with input",
+        "awo": "with output",
+        "awi": "with input",
     },
 )

@@ -20,7 +20,7 @@ function named(spec, node) {
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
 
-const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, map: 330, narrowest: 150, widest: 420 };
+const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420 };
 
 // Panels across, and the width of each, in the room that there is.
 function panelsIn(width, { across, narrow = 1 }) {
@@ -67,15 +67,16 @@ function sizedMaps(spec, width) {
 }
 
 function sizedHeatmaps(spec, width) {
-  const { cell, rows } = spec.usermeta;
-  const height = cell * rows;
+  const { cell, rows, letters } = spec.usermeta;
+  const height = Math.max(cell * rows, 40);
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
     const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.gap, labelFontSize: 11 } };
     return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
   }
   const columns = Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map)));
-  const panel = Math.max(70, Math.floor(width / columns - ROOM.axis - ROOM.label - 20));
+  const label = Math.max(ROOM.label, Math.min(letters * ROOM.letter, width / 3));
+  const panel = Math.max(70, Math.floor(width / columns - ROOM.axis - label - 20));
   return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...map.spec, width: panel, height } })) };
 }
 

@@ -179,7 +179,13 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
             }
         )
     return {
-        "usermeta": {"across": len(maps), "narrow": 1, "cell": 9, "rows": int(table[figure.row].nunique())},
+        "usermeta": {
+            "across": len(maps),
+            "narrow": 1,
+            "cell": 9,
+            "rows": int(table[figure.row].nunique()),
+            "letters": int(table[figure.grid_row].astype(str).str.len().max()),
+        },
         "concat": maps,
         "resolve": {"scale": {"color": "shared" if figure.diverging or figure.limits else "independent"}},
     }
