@@ -26,7 +26,7 @@ const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, letter: 6.5, map: 33
 function panelsIn(width, { across, narrow = 1 }) {
   const fitting = Math.max(1, Math.floor(width / (ROOM.smallest + ROOM.axis)));
   const columns = Math.min(across, fitting > 1 || across === 1 ? fitting : narrow);
-  return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis)) };
+  return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis - 6)) };
 }
 
 // Small heat maps share their rows' axis, so that more of them fit.

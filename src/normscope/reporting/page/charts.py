@@ -373,7 +373,7 @@ def _scatter(figure: Scatter) -> Spec:
     scales = _scatter_scales(figure, table)
     unit: Spec = {
         "encoding": {
-            "x": _field(figure.x, figure.x_label, scale=scales["x"] | {"nice": False, "zero": False}),
+            "x": _field(figure.x, figure.x_label, scale=scales["x"] | {"nice": False}),
             "y": _field(figure.y, figure.y_label, scale=scales["y"]),
             "tooltip": _tooltip((figure.x, figure.x_label, "Q"), (figure.y, figure.y_label, "Q")),
         },
@@ -404,7 +404,7 @@ def _scatter(figure: Scatter) -> Spec:
 def _scatter_scales(figure: Scatter, table: pd.DataFrame) -> dict[str, Spec]:
     """The scales of a scatter plot; those of trimmed axes leave out the furthest points."""
     scales: dict[str, Spec] = {
-        "x": {"type": "log"} if figure.log_x else {},
+        "x": {"type": "log"} if figure.log_x else {"zero": False},
         "y": {"type": "log"} if figure.log_y else {},
     }
     if figure.trim and len(table):
