@@ -81,9 +81,19 @@ def test_analyses_are_chosen_as_a_list_or_alone():
         "report.examples=101",
         "report.tokens=7",
         "report.tokens=513",
+        "figures.format=[]",
+        "figures.format=[png,png]",
+        "figures.width=colum",
+        "figures.width='3'",
+        "figures.width=2.9",
+        "figures.width=41",
+        "figures.width=nan",
+        "figures.dpi=49",
+        "figures.dpi=1201",
+        "figures.style=''",
     ],
 )
-def test_bad_values_of_tracking_and_report_name_their_key(override):
+def test_bad_values_of_tracking_report_and_figures_name_their_key(override):
     with pytest.raises(InputError) as error:
         check(composed(override))
     assert str(error.value).startswith(override.partition("=")[0])
@@ -97,13 +107,31 @@ def test_the_longest_values_of_tracking_and_report_are_taken():
     check(composed("report.examples=0", "report.tokens=8"))
 
 
+@pytest.mark.parametrize("width", ["column", "page", "3", "3.35", "40"])
+def test_figures_take_names_and_numbers_of_inches(width):
+    options = composed(f"figures.width={width}", "figures.format=[pdf,svg]", "figures.dpi=600")
+    check(options)
+    assert str(options.figures.width) == width
+    assert options.figures.format == ["pdf", "svg"]
+
+
 def test_the_seed_is_inherited_until_it_is_set():
     options = composed("seed=7", "dataset.seed=8")
     assert (options.model.seed, options.dataset.seed) == (7, 8)
     assert composed("model=multiberts", "model.seed=3").model.name.endswith("seed_3")
 
 
-@pytest.mark.parametrize("override", ["dataset.max_lenght=3", "modle=bert", "model=brt", "device.batch_tokens=many"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "dataset.max_lenght=3",
+        "modle=bert",
+        "model=brt",
+        "device.batch_tokens=many",
+        "figures.format=[gif]",
+        "figures.dpi=many",
+    ],
+)
 def test_a_typo_is_an_error_when_the_config_is_composed(override):
     with pytest.raises(ConfigCompositionException):
         composed(override)

@@ -50,6 +50,7 @@ ALLOWED = {
         "analyses.base",
         "analyses.findings",
         "analyses.finite",
+        "analyses.paper_tables",
         "config.arguments",
         "data",
         "declarations",
@@ -58,7 +59,14 @@ ALLOWED = {
         "models.model_info",
         "statistics",
     },
-    "reporting": {"analyses.findings", "config", "declarations", "distribution", "statistics.tidy"},
+    "reporting": {
+        "analyses.findings",
+        "analyses.paper_tables",
+        "config",
+        "declarations",
+        "distribution",
+        "statistics.tidy",
+    },
     "translation": {"data"},
     "running": {
         "analyses.base",
@@ -81,6 +89,7 @@ ALLOWED = {
         "maths",
         "models",
         "reporting.drawing",
+        "reporting.latex",
         "reporting.explorer",
         "reporting.page.explorer_page",
         "reporting.terminal",
@@ -108,7 +117,7 @@ OWNERS = {
         "reporting/palette.py",
         *(
             f"reporting/figures/{kind}.py"
-            for kind in ("heatmaps", "layout", "lines", "profiles", "scatter", "word_maps")
+            for kind in ("heatmaps", "layout", "lines", "profiles", "scatter", "style", "word_maps")
         ),
     },
 }

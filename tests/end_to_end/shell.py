@@ -37,7 +37,9 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures: drawing takes longer than all the rest of a small run."""
-    monkeypatch.setattr(run_folder, "draw", lambda _figure, paths: [Figure((1, 1)).savefig(path) for path in paths])
+    monkeypatch.setattr(
+        run_folder, "draw", lambda _figure, paths, _look: [Figure((1, 1)).savefig(path) for path in paths]
+    )
 
 
 def run_once(*arguments: str) -> Outcome:

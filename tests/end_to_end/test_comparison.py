@@ -87,10 +87,29 @@ def test_exports_hold_the_tables_numbers(sweep):
     body = latex[latex.index(r"\midrule") : latex.index(r"\bottomrule")].splitlines()[1:]
     assert len(body) == len(rows)
     for line, row in zip(body, rows, strict=True):
-        cells = [cell.strip() for cell in line.removesuffix(r" \\").split(" & ")]
+        cells = [cell.strip().replace("$-$", "-") for cell in line.removesuffix(r" \\").split(" & ")]
         assert cells[0].replace(r"\_", "_") == row["metric"]
         for shown, exact in zip(cells[1:], list(row.values())[1:], strict=True):
             assert shown == "--" if not exact else float(shown) == pytest.approx(float(exact), abs=5.1e-5)
+
+
+def test_a_papers_table_has_a_row_for_each_run(sweep):
+    """Means over seeds, with their deviations, where runs differ only in their seeds."""
+    _, folder = sweep
+    values = pd.read_parquet(folder / "comparison.parquet")
+    means = values[(values["layer"] == 0) & (values["metric"] == "mixing/attn_n/mean")].groupby("group", sort=False)[
+        "value"
+    ]
+    table = (folder / "tables/mixing_ratios.tex").read_text()
+    header, *rows = [line.strip().removesuffix(r" \\").split(" & ") for line in table.splitlines() if " & " in line]
+    assert len(rows) == means.ngroups
+    for row, (_, shares) in zip(rows, means, strict=True):
+        shown = row[header.index("Attn-N")]
+        if len(shares) == 1:
+            assert shown == f"{100 * shares.iloc[0]:.1f}"
+        else:
+            assert row[header.index("Seeds")] == str(len(shares))
+            assert shown == rf"{100 * shares.mean():.1f}$\pm${100 * shares.std():.1f}"
 
 
 @needs_browser

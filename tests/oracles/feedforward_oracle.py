@@ -23,6 +23,13 @@ TITLES = {
     "atbffres_n": "AtbFfRes: + residual",
     "atbffresln_n": "AtbFfResLn: + norm",
 }
+STEP_TITLES = {
+    "ff": "FF: the network",
+    "res": "RES: its residual connection",
+    "ln": "LN: its normalisation",
+    "ff+res": "FF and RES",
+    "ff+res+ln": "FF, RES and LN",
+}
 STEPS = {
     "ff": ("atb_n", "atbff_n"),
     "res": ("atbff_n", "atbffres_n"),
@@ -253,7 +260,7 @@ def _figures(specimen, layers, categories, pairs, methods, ratios, change, flatt
         ),
         "change": Picture(
             {
-                (None, step, layer): (row["mean"], row["mean"] - row["std"], row["mean"] + row["std"])
+                (None, STEP_TITLES[step], layer): (row["mean"], row["mean"] - row["std"], row["mean"] + row["std"])
                 for (layer, step, scope), row in change.iterrows()
                 if scope == "flattened"
             }

@@ -261,7 +261,7 @@ def _figures(by_layer, by_head, per_key, pairs, values, rates) -> dict[str, Pict
     shown = set(by_head.index.get_level_values("category"))
     parts = shown - {"all"} or shown
     points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
-    maps = {"rate": "without b_O", "rate_with_output_bias": "with b_O, as published"}
+    maps = {"rate": "without output bias", "rate_with_output_bias": "with output bias, as published"}
     grid = {"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"}
     return {
         "by_layer": Picture(

@@ -341,7 +341,7 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
     figures["concentration"] = Picture(
         {
             (None, title, layer): value
-            for title, column in (("half of the spread", "half"), ("90 %", "ninety"))
+            for title, column in (("half of the spread", "half"), ("90% of it", "ninety"))
             for layer, value in by_layer[column].dropna().items()
         }
     )
@@ -349,7 +349,7 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
         together = _together(tables["intervention"])
         figures["intervention"] = Picture(
             _compared(
-                together, {"before": together["before"], "after": together["after"]}, "without random dimensions (95 %)"
+                together, {"before": together["before"], "after": together["after"]}, "without random dimensions (95%)"
             )
         )
     if len(tables.get("ablation", ())):
@@ -357,7 +357,7 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
         first = first.xs(first.index.get_level_values("from_layer").min(), level="from_layer")
         zero, mean = (first.xs(value, level="value") for value in ("zero", "mean"))
         lines = {"before": zero["before"], "zero": zero["after"], "mean": mean["after"]}
-        figures["ablation"] = Picture(_compared(zero, lines, "random dimensions set to zero (95 %)"))
+        figures["ablation"] = Picture(_compared(zero, lines, "random dimensions set to zero (95%)"))
     return figures
 
 

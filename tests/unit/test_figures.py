@@ -1,12 +1,20 @@
-"""Figures whose words, names and captions are any text."""
+"""Figures whose words, names and captions are any text, and the files, sizes and styles that users choose."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib as mpl
 import pandas as pd
 import pytest
+from PIL import Image
 
-from normscope.analyses.findings import Scatter, WordMaps
-from normscope.reporting.drawing import draw
+from normscope.analyses.findings import Lines, Scatter, WordMaps
+from normscope.api.picture import Picture
+from normscope.config.schema import FigureFormat, FigureOptions
+from normscope.errors import InputError
+from normscope.reporting import drawing
+from normscope.reporting.drawing import Appearance, appearance, draw, laid_out
+from normscope.reporting.figures.style import read_style, styled
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -64,3 +72,123 @@ def test_powers_of_ten_are_written_without_mathematics(tmp_path):
     svg = (tmp_path / "scatter.svg").read_text()
     assert "mathdefault" not in svg
     assert "10⁻²" in svg
+
+
+CURVES = Lines(
+    table=pd.DataFrame({"layer": [1, 2, 3] * 2, "value": [1.0, 2.0, 3.0, 3.0, 2.0, 1.0], "kind": list("aaabbb")}),
+    x="layer",
+    y="value",
+    series="kind",
+    series_titles={"a": "‖αf(x)‖", "b": "second"},
+    y_label="mean ratio",
+    caption="What the lines show.",
+)
+
+
+@pytest.mark.draws
+def test_files_have_the_chosen_width_and_resolution_and_no_date(tmp_path):
+    paths = [tmp_path / f"curves.{extension}" for extension in ("png", "svg", "pdf")]
+    look = appearance(FigureOptions(width="column", caption=False, dpi=300, format=list(FigureFormat)))
+    draw(CURVES, paths, look)
+    first = [path.read_bytes() for path in paths]
+    draw(CURVES, paths, look)
+    assert [path.read_bytes() for path in paths] == first
+    with Image.open(paths[0]) as image:
+        assert image.width == pytest.approx(3.35 * 300, abs=1)
+        assert image.info["Description"] == CURVES.caption
+    svg, pdf = paths[1].read_text(), paths[2].read_bytes()
+    assert float(re.search(r'<svg[^>]* width="([\d.]+)pt"', svg)[1]) == pytest.approx(3.35 * 72)
+    assert CURVES.caption not in svg
+    assert float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", pdf)[1]) == pytest.approx(3.35 * 72, abs=0.01)
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+    assert CURVES.caption.encode() in pdf
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize(("limit", "largest"), [("_LONGEST_SIDE", 500), ("_MOST_PIXELS", 100_000)])
+def test_a_canvas_too_large_for_the_resolution_gets_fewer_pixels(tmp_path, monkeypatch, limit, largest):
+    monkeypatch.setattr(drawing, limit, largest)
+    draw(CURVES, [tmp_path / "curves.png"], Appearance(caption=False))
+    with Image.open(tmp_path / "curves.png") as image:
+        size = max(image.size) if limit == "_LONGEST_SIDE" else image.width * image.height
+    assert size == pytest.approx(largest, rel=0.01)
+
+
+SHEET = """
+font.family: serif  # Times, or what stands in for it
+font.size: 9
+axes.titlesize: large
+axes.prop_cycle: cycler(color=["#112233", "#445566"])
+image.cmap: Greens
+lines.linewidth: 2
+text.usetex: True
+savefig.bbox: tight
+backend: Agg
+"""
+
+
+def test_a_style_sheet_changes_fonts_colours_and_lines_and_nothing_else(tmp_path):
+    sheet = tmp_path / "paper.mplstyle"
+    sheet.write_text(SHEET)
+    before = dict(mpl.rcParams)
+    with styled(read_style(str(sheet))):
+        canvas = laid_out(CURVES, 3.35, caption=False)
+        assert mpl.rcParams["text.usetex"] is False
+        assert mpl.rcParams["savefig.bbox"] is None
+        assert mpl.rcParams["font.family"] == ["serif", "DejaVu Sans"]
+    first, second = canvas.axes[0].get_lines()
+    assert (first.get_color(), second.get_color()) == ("#112233", "#445566")
+    assert first.get_linewidth() == 2
+    assert canvas.legends[0].get_texts()[0].get_fontfamily()[0] == "serif"
+    assert canvas.axes[0].xaxis.label.get_fontsize() == 8, "our size, since the sheet does not set axes.labelsize"
+    assert dict(mpl.rcParams) == before
+
+
+def test_installed_styles_are_known_by_name():
+    assert read_style("ggplot")["axes.facecolor"] == "#E5E5E5"
+
+
+def test_settings_of_matplotlib_do_not_change_our_figures():
+    with mpl.rc_context({"axes.grid": True, "font.size": 30, "savefig.bbox": "tight"}), styled({}):
+        assert mpl.rcParams["axes.grid"] is False
+        assert mpl.rcParams["savefig.bbox"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"lines.widht: 3", "Bad key lines.widht"),
+        (b"font.size: huge", "Could not convert 'huge' to float"),
+        (b"font.size 3", "Missing colon"),
+        (b"font.family: No Such Font", "no font of the family 'No Such Font'"),
+        (b"\xff\xfe\x00junk", "cannot be read"),
+    ],
+)
+def test_a_style_sheet_that_cannot_be_read_is_refused_in_one_line(tmp_path, content, reason):
+    sheet = tmp_path / "bad.mplstyle"
+    sheet.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        read_style(str(sheet))
+    assert str(error.value).startswith(f"figures.style={sheet}: ")
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("style", ["no-such-style", "nowhere.mplstyle", "os.path", "no.such.package", ".", "a/b"])
+def test_a_style_that_does_not_exist_is_refused(style):
+    with pytest.raises(InputError, match="neither a file nor a style"):
+        read_style(style)
+
+
+def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
+    Picture(CURVES).save(tmp_path / "curves.png", width="column", caption=False, dpi=100)
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.width == 335
+    for wrong, message in (
+        ({"width": "wide"}, "^width=wide: expected column, page or"),
+        ({"dpi": 5}, "^dpi=5: expected"),
+        ({"style": "none.mplstyle"}, "^style=none.mplstyle: expected"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Picture(CURVES).save(tmp_path / "curves.png", **wrong)

@@ -1,6 +1,8 @@
 """Figures at the sizes of papers: no text overlaps another or leaves the canvas, and lines that coincide stay visible."""
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,8 +16,9 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.config.validation import NARROWEST_FIGURE
 from normscope.reporting.drawing import COLUMN, PAGE, laid_out
-from normscope.reporting.palette import STYLE
+from normscope.reporting.figures.style import styled
 
 CATEGORIES = ["cls", "sep", "punctuation", "mask", "other"]
 LONG = [
@@ -106,6 +109,10 @@ FIGURES: dict[str, Figure] = {
     "profiles with many neighbours": profile(40, 4096),
     "scatter": cloud(log_y=True, trim=0.005),
     "scatter with axes of its own": cloud(log_x=True, sharey=False, medians=True),
+    "one map more than fits in a row": HeatmapPanels(
+        product(method=list("012"), layer=range(1, 7), category=CATEGORIES),
+        "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
+    ),
     "word maps": words(12),
     "large word maps": words(40),
 }  # fmt: skip
@@ -152,9 +159,9 @@ def rectangle(box: Bbox) -> Outline:
     return Outline(inner.corners()[[0, 1, 3, 2, 0]], closed=True)
 
 
-def check(figure: Figure, width: float, *, caption: bool = False) -> Canvas:
+def check(figure: Figure, width: float, *, caption: bool = False, style: Mapping[str, Any] = {}) -> Canvas:
     """Draw a figure and check its text."""
-    with mpl.rc_context(STYLE):
+    with styled(style):
         canvas = laid_out(figure, width, caption=caption)
         written = texts(canvas)
     edges = canvas.bbox
@@ -170,6 +177,25 @@ def check(figure: Figure, width: float, *, caption: bool = False) -> Canvas:
 def test_no_text_overlaps_or_leaves_the_canvas(name, width):
     canvas = check(FIGURES[name], width)
     assert canvas.get_figwidth() == pytest.approx(width) or name == "large word maps"
+    assert canvas.get_figheight() <= 11.7, "no higher than a sheet of paper"
+
+
+LARGE_SERIF = {"font.family": ["serif"], "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10} | dict.fromkeys(
+    ["xtick.labelsize", "ytick.labelsize", "legend.fontsize"], 9
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("width", [NARROWEST_FIGURE, COLUMN, 5.0, PAGE, 12.0])
+def test_no_text_overlaps_at_any_width(name, width):
+    check(FIGURES[name], width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_overlaps_in_a_style_with_larger_letters(name):
+    check(FIGURES[name], PAGE, style=LARGE_SERIF)
 
 
 def test_a_caption_below_the_panels_has_room():
@@ -193,7 +219,7 @@ def test_the_first_of_two_lines_that_coincide_shows_on_both_sides_of_the_other()
     table = product(layer=range(1, 7), map=["a", "b"]).assign(
         value=lambda rows: rows["layer"] + (rows["map"] == "a") * 1e-3
     )
-    with mpl.rc_context(STYLE):
+    with styled({}):
         canvas = laid_out(Lines(table, "layer", "value", "map", "", "rate", {"a": "first", "b": "second"}))
     wide, narrow = canvas.axes[0].get_lines()[:2]
     assert wide.get_linewidth() >= 2 * narrow.get_linewidth()
@@ -203,7 +229,7 @@ def test_panels_that_share_an_axis_show_all_their_lines():
     table = product(layer=range(1, 7), category=["cls", "other"], map=["a"])
     table = table.assign(value=lambda rows: 0.1 + 0.8 * (rows["category"] == "cls"))
     titles = {"cls": "cls", "other": "other"}
-    with mpl.rc_context(STYLE):
+    with styled({}):
         canvas = laid_out(Lines(table, "layer", "value", "map", "", "α", {"a": "a"}, "category", titles, sharey=True))
     for axes in canvas.axes:
         low, high = axes.get_ylim()
@@ -212,7 +238,7 @@ def test_panels_that_share_an_axis_show_all_their_lines():
 
 
 def test_a_logarithmic_axis_has_powers_or_numbers_but_not_both():
-    with mpl.rc_context(STYLE):
+    with styled({}):
         canvas = laid_out(FIGURES["lines without titles"])
         narrow = laid_out(
             Scatter(

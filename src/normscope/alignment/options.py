@@ -94,5 +94,6 @@ ALIGNMENT = AnalysisInfo(
     path_keys=("gold.path", "reverse"),
     supports_cross_attention=True,
     requires_cross_attention=True,
+    paper_tables="normscope.alignment.paper_tables:paper_tables",
     outputs=OUTPUTS,
 )

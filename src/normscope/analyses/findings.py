@@ -46,6 +46,8 @@ class HeatmapGrid:
     """Whether values are positive and negative. All panels then share one scale, centred at zero."""
     limits: tuple[float, float] | None = None
     """Range of the colour scale of all panels, if it should match another figure's."""
+    value_label: str = ""
+    """What the colours of a shared scale mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Lines:
     """Where a logarithmic y axis begins, if the smallest values would squeeze the others."""
     band: tuple[str, str] | None = None
     """Columns with the lower and upper edge of a band around each line; NaN where there is no band."""
+    x_label: str = ""
+    """By default the name of `x`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,6 +75,8 @@ class AnalysisInfo:
     """Whether it can analyse only cross-attention. The run then uses `model.stack=cross`."""
     path_keys: tuple[str, ...] = ()
     """Options that are paths, relative to `analysis.<name>`, so that they are checked like all paths."""
+    paper_tables: str = ""
+    """Path of a function from its results to the papers' tables, `package.module:function`; see `analyses/paper_tables.py`."""
     outputs: Outputs = dataclasses.field(default_factory=Outputs, hash=False)
     """What it publishes. Names have no prefix; the analysis's name is added when they are published."""
 

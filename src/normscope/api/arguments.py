@@ -5,10 +5,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from normscope.config.schema import DatasetOptions, DeviceOptions, ModelOptions
+from normscope.config.schema import DatasetOptions, DeviceOptions, FigureOptions, ModelOptions
 from normscope.errors import InputError
 
-_GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions}
+_GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions, "figures": FigureOptions}
 _KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field in dataclasses.fields(options)}
 
 # Keys whose argument has another name in every Python function.

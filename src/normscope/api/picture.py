@@ -6,8 +6,11 @@ import html
 from pathlib import Path
 
 from normscope.analyses.findings import Figure
+from normscope.api.arguments import in_terms_of_arguments
+from normscope.config.schema import FigureOptions
+from normscope.config.validation import check_figures
 from normscope.errors import InputError, one_line
-from normscope.reporting.drawing import draw, png
+from normscope.reporting.drawing import appearance, draw, png
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -16,14 +19,33 @@ class Picture:
 
     description: Figure
 
-    def save(self, path: str | Path) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        width: str | float = "page",
+        caption: bool = True,
+        dpi: int = 200,
+        style: str | Path | None = None,
+    ) -> None:
         """Save the figure to a file, in the format of its extension.
 
+        Args:
+            path: The file: .png, .svg, .pdf, or another format of matplotlib's.
+            width: `page` (6.9 inches), `column` (3.35 inches), or a number of inches.
+            caption: Whether to write the caption below the panels.
+            dpi: Pixels per inch.
+            style: A matplotlib style sheet, or the name of an installed style, on top of ours.
+
         Raises:
-            InputError: If the file cannot be written or its extension is unknown.
+            InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.
         """
+        options = FigureOptions(width=width, caption=caption, dpi=dpi, style=None if style is None else str(style))
+        with in_terms_of_arguments({}):
+            check_figures(options)
+            look = appearance(options)
         try:
-            draw(self.description, [Path(path)])
+            draw(self.description, [Path(path)], look)
         except (ValueError, OSError) as error:
             raise InputError(f"{path}: {one_line(error)}") from error
 

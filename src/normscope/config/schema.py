@@ -12,7 +12,7 @@ from omegaconf import II, MISSING
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses, plug_ins
 
-INCIDENTAL = ("resume", "reproduce", "merge", "output_dir", "tracking", "report", "checkpoint", "recipe")
+INCIDENTAL = ("resume", "reproduce", "merge", "output_dir", "tracking", "report", "figures", "checkpoint", "recipe")
 """Keys that no number depends on: where results go, how they are shown, and what they are compared with. They alone may change
 when a run is resumed or reproduced, and they do not distinguish runs."""
 
@@ -266,6 +266,30 @@ class ReportOptions:
     """A text to use instead; `text ||| second text` is a pair."""
 
 
+class FigureFormat(enum.StrEnum):
+    """File format of a figure."""
+
+    png = "png"
+    svg = "svg"
+    pdf = "pdf"
+
+
+@dataclass
+class FigureOptions:
+    """The figures of a run, ready for a paper."""
+
+    format: list[FigureFormat] = field(default_factory=lambda: [FigureFormat.png, FigureFormat.svg])
+    """File formats: some of `png`, `svg` and `pdf`, as in `[pdf,png]`."""
+    width: str | int | float = "page"
+    """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), or a number of inches."""
+    caption: bool = True
+    """Whether to write the caption below the panels; otherwise a text file beside each figure holds it."""
+    dpi: int = 200
+    """Pixels per inch of .png, and of point clouds in the other formats."""
+    style: str | None = None
+    """Style on top of ours: a matplotlib style sheet (.mplstyle), or the name of an installed style."""
+
+
 @dataclass
 class RecipeOptions:
     """The preset of a paper's result, if `experiment` selects one."""
@@ -316,6 +340,7 @@ class RunOptions:
     """Folders of the runs of all shards; `normscope merge` sets it."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
+    figures: FigureOptions = field(default_factory=FigureOptions)
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
 
 

@@ -13,6 +13,7 @@ from normscope.config.schema import (
     TAG_LENGTH,
     DatasetKind,
     DatasetOptions,
+    FigureOptions,
     ReportOptions,
     RunOptions,
     Segmentation,
@@ -30,10 +31,15 @@ from normscope.errors import InputError
 MOST_EXAMPLES = 100
 FEWEST_TOKENS, MOST_TOKENS = 8, 512
 
+# Inches: below the first, labels would not fit; the second is a poster's.
+NARROWEST_FIGURE, WIDEST_FIGURE = 3, 40
+LOWEST_DPI, HIGHEST_DPI = 50, 1200
+
 # Mappings that users fill in: a transformers config, lists of tokens.
 _OWN = ("model.architecture.", "dataset.categories.")
 _PATHS = {
     *("model.name", "model.tokenizer", "dataset.path", "dataset.pair_path", "output_dir", "resume", "reproduce"),
+    "figures.style",
     *(f"analysis.{info.name}.{key}" for info in analyses().values() for key in info.path_keys),
 }
 # White space is a valid value of these.
@@ -113,6 +119,7 @@ def check(options: RunOptions) -> None:
     for analysis in all_options(options.analysis):
         analysis.validate(options)
     _check_report(options.report)
+    check_figures(options.figures)
     check_tracking(options.tracking)
     if not options.checkpoint.every_seconds >= 0:
         raise InputError(f"checkpoint.every_seconds={options.checkpoint.every_seconds}: expected seconds, 0 or more")
@@ -241,6 +248,26 @@ def _check_report(options: ReportOptions) -> None:
         raise InputError(
             f"report.tokens={options.tokens}: expected {FEWEST_TOKENS} to {MOST_TOKENS} tokens of a text in the explorer"
         )
+
+
+def check_figures(options: FigureOptions) -> None:
+    """Check how figures should be drawn, except for the style.
+
+    Raises:
+        InputError: Naming the key, what was expected and what came.
+    """
+    if not options.format:
+        raise InputError("figures.format=[]: expected some of png, svg and pdf, for example [pdf,png]")
+    if len(set(options.format)) < len(options.format):
+        raise InputError(f"figures.format=[{','.join(options.format)}]: expected each format once")
+    width = options.width
+    named = isinstance(width, str) and width in ("column", "page")
+    if not named and (isinstance(width, str | bool) or not NARROWEST_FIGURE <= width <= WIDEST_FIGURE):
+        raise InputError(
+            f"figures.width={width}: expected column, page or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches"
+        )
+    if not LOWEST_DPI <= options.dpi <= HIGHEST_DPI:
+        raise InputError(f"figures.dpi={options.dpi}: expected {LOWEST_DPI} to {HIGHEST_DPI:,} pixels per inch")
 
 
 def check_tracking(options: TrackingOptions) -> None:

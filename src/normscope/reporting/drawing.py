@@ -1,46 +1,104 @@
 """Draws figures from their descriptions, with matplotlib."""
 
+import dataclasses
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.config.schema import FigureOptions
+from normscope.reporting.figure_text import with_token_names
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import medians as medians
 from normscope.reporting.figures.scatter import scatter
+from normscope.reporting.figures.style import points, read_style, styled
 from normscope.reporting.figures.word_maps import word_maps
-from normscope.reporting.palette import STYLE
 
 PAGE = 6.9
 """Inches: the width of a figure across both columns of a paper."""
 COLUMN = 3.35
 """Inches: the width of a figure in one column of a paper."""
 
-_CAPTION_SIZE = 8
+_LONGEST_SIDE = 65_000
+"""Pixels: matplotlib refuses sides of 65,536."""
+_MOST_PIXELS = 150_000_000
+"""0.6 GB while the file is written."""
 
 
-def draw(figure: Figure, paths: Sequence[Path]) -> None:
+@dataclasses.dataclass(frozen=True)
+class Appearance:
+    """How figures are drawn."""
+
+    width: float = PAGE
+    """Inches."""
+    caption: bool = True
+    """Whether the caption is written below the panels."""
+    dpi: int = 200
+    """Pixels per inch of PNG files, and of clouds of points in other files."""
+    formats: Sequence[str] = ("png", "svg")
+    """Extensions of the files of a run."""
+    style: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """matplotlib's parameters, on top of our style."""
+
+
+def appearance(options: FigureOptions) -> Appearance:
+    """How the config says to draw figures.
+
+    Raises:
+        InputError: If the style cannot be read.
+    """
+    named = {"page": PAGE, "column": COLUMN}
+    return Appearance(
+        width=named[options.width] if isinstance(options.width, str) else float(options.width),
+        caption=options.caption,
+        dpi=options.dpi,
+        formats=[str(name) for name in options.format],
+        style={} if options.style is None else read_style(options.style),
+    )
+
+
+DEFAULT = Appearance()
+NOTEBOOK = Appearance(dpi=130)
+
+
+def draw(figure: Figure, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
     """Draw a figure into files, each in the format of its suffix."""
-    with mpl.rc_context(STYLE):
-        canvas = laid_out(figure)
+    with styled(look.style):
+        canvas = laid_out(figure, look.width, caption=look.caption)
         for path in paths:
-            metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Description": figure.caption}
-            canvas.savefig(path, dpi=200, facecolor="white", metadata=metadata)
+            canvas.savefig(path, dpi=_resolution(canvas, look.dpi), metadata=_metadata(path, figure))
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, look: Appearance = NOTEBOOK) -> bytes:
     """A figure as the bytes of a PNG."""
-    with mpl.rc_context(STYLE):
+    with styled(look.style):
         stream = io.BytesIO()
-        laid_out(figure).savefig(stream, format="png", dpi=130, facecolor="white")
+        canvas = laid_out(figure, look.width, caption=look.caption)
+        canvas.savefig(stream, format="png", dpi=_resolution(canvas, look.dpi))
     return stream.getvalue()
+
+
+def _resolution(canvas: Canvas, dpi: int) -> float:
+    """Pixels per inch, fewer for a canvas so large that matplotlib or the memory would not do."""
+    width, height = canvas.get_size_inches()
+    return float(min(dpi, _LONGEST_SIDE / max(width, height), (_MOST_PIXELS / (width * height)) ** 0.5))
+
+
+def _metadata(path: Path, figure: Figure) -> dict[str, Any]:
+    """The caption, in formats that hold one; no date, so that the same figure has the same bytes."""
+    match path.suffix.lower():
+        case ".svg":
+            return {"Date": None}
+        case ".pdf":
+            return {"Subject": figure.caption, "CreationDate": None}
+        case _:
+            return {"Description": figure.caption}
 
 
 def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Canvas:
@@ -48,9 +106,10 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
 
     Args:
         figure: What to draw.
-        width: Width in inches.
+        width: Width in inches. Maps of many words become wider.
         caption: Whether to write the caption below the panels.
     """
+    figure = with_token_names(figure)
     match figure:
         case HeatmapPanels():
             canvas = heatmap_panels(figure, width)
@@ -76,9 +135,10 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
 def _add_caption(canvas: Canvas, caption: str) -> None:
     """Make the canvas higher and write the caption below the panels."""
     width, height = canvas.get_size_inches()
-    text = textwrap.fill(caption, max(20, int((width - 0.2) / (0.52 * _CAPTION_SIZE / 72))))
-    room = (text.count("\n") + 1) * _CAPTION_SIZE * 1.4 / 72 + 0.15
+    size = points()
+    text = textwrap.fill(caption, max(20, int((width - 0.2) / (0.52 * size / 72))))
+    room = (text.count("\n") + 1) * size * 1.4 / 72 + 0.15
     canvas.set_size_inches(width, height + room)
     share = room / (height + room)
     canvas.get_layout_engine().set(rect=(0, share, 1, 1 - share))  # type: ignore[union-attr, call-arg]
-    canvas.text(0.1 / width, share - 0.08 / (height + room), text, fontsize=_CAPTION_SIZE, va="top", linespacing=1.4)
+    canvas.text(0.1 / width, share - 0.08 / (height + room), text, fontsize=size, va="top", linespacing=1.4)

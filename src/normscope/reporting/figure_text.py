@@ -1,10 +1,16 @@
 """Text in figures. Tokens and names are drawn literally, never parsed as mathematics."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
+
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Scatter
+from normscope.analyses.paper_tables import SPECIAL_TOKENS
 
 # A figure can be at most 65,536 pixels wide, and a corpus may contain words longer than that.
 _LONGEST_LABEL = 40
@@ -14,6 +20,36 @@ def word_label(word: str) -> str:
     """A word as a label, shortened if long; characters that XML forbids in an SVG are replaced."""
     label = "".join(character if character.isprintable() else "\ufffd" for character in word)
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+
+
+def token_name(category: Any) -> Any:
+    """A category of tokens as papers write it: `[CLS]`. Other names stay."""
+    return SPECIAL_TOKENS.get(category, category) if isinstance(category, str) else category
+
+
+def with_token_names(figure: Figure) -> Figure:
+    """A figure that names special tokens as papers do. Their colours still go by category."""
+    match figure:
+        case HeatmapPanels():
+            return dataclasses.replace(figure, table=_renamed(figure.table, figure.column))
+        case HeatmapGrid():
+            return dataclasses.replace(figure, table=_renamed(figure.table, figure.grid_row))
+        case Lines():
+            return dataclasses.replace(
+                figure, series_titles=_named(figure.series_titles), panel_titles=_named(figure.panel_titles)
+            )
+        case Scatter():
+            return dataclasses.replace(figure, panel_titles=_named(figure.panel_titles))
+        case _:
+            return figure
+
+
+def _renamed(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.assign(**{column: [token_name(value) for value in table[column]]})
+
+
+def _named(titles: Mapping[Any, str] | None) -> Any:
+    return None if titles is None else {key: token_name(title) for key, title in titles.items()}
 
 
 _DECADES = 100

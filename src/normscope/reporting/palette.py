@@ -3,6 +3,7 @@
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib import rcsetup
 
 # Magnitudes: little is light, much is dark, in print as on the page (`page/page.css`).
 COLOURS = mpl.colormaps["Blues"]
@@ -27,6 +28,8 @@ SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross"
 LINE_STYLES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (8, 2)))
 
 STYLE: dict[Any, Any] = {
+    "image.cmap": COLOURS.name,
+    "axes.prop_cycle": rcsetup.cycler(color=LINE_COLOURS),
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -50,7 +53,7 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "axes.unicode_minus": True,
-    "text.parse_math": False,  # tokens and model names may contain dollar signs
     "svg.fonttype": "none",  # keep text selectable
+    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's Type 3 fonts
     "svg.hashsalt": "normscope",  # reproducible bytes
 }

@@ -16,7 +16,7 @@ from normscope.analyses.findings import Figure
 from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.drawing import draw
+from normscope.reporting.drawing import Appearance, draw
 
 RESULTS = "results.json"
 CONFIG = "config.yaml"
@@ -160,12 +160,15 @@ class RunFolder:
                 table.to_csv(path.with_suffix(".csv"), index=False)
         return path.with_suffix(".parquet")
 
-    def write_figure(self, name: str, figure: Figure) -> Path:
-        """Write a figure as PNG and SVG; return the PNG's path."""
-        path = self.path / "figures" / name
+    def write_figure(self, name: str, figure: Figure, look: Appearance) -> Mapping[str, Path]:
+        """Write a figure, and its caption as text if the figure is without; return the figure's files by their format."""
+        folder = self.path / "figures"
+        paths = {extension: folder / f"{name}.{extension}" for extension in look.formats}
         with self.writing():
-            draw(figure, [path.with_suffix(".png"), path.with_suffix(".svg")])
-        return path.with_suffix(".png")
+            draw(figure, list(paths.values()), look)
+            if not look.caption:
+                (folder / f"{name}.txt").write_text(f"{figure.caption}\n", encoding="utf-8")
+        return paths
 
     def write_page(self, name: str, content: str) -> Path:
         """Write an HTML page; return its path."""

@@ -1,19 +1,25 @@
 """Findings to files, tracker, page and terminal."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from normscope.analyses.findings import Findings
 from normscope.config.schema import RunOptions, plain
 from normscope.data.batching import Batch
+from normscope.reporting.drawing import Appearance, draw
 from normscope.reporting.explorer import pairs_table
+from normscope.reporting.latex import tables_of_run
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
+from normscope.reporting.run_description import dataset_label, model_label
 from normscope.reporting.run_folder import RunFolder, Status, results_content
 from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
-from normscope.reporting.tracker import Tracker
+from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.running.conclusions import (
     conclude,
     curves_of,
@@ -39,9 +45,11 @@ def publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publicat
     with explain_out_of_memory(session.options.device.batch_tokens, session.model.device):
         findings = _findings(session)
         metrics = _write_findings(findings, results, tracker, session.model.layers)
-        comparison = _compare(session.options, metrics, findings, results, tracker)
-        facts = _write_page(session, findings, comparison, results, tracker)
-    tracker.summary(metrics, facts)
+        with _write_figures(findings, results, tracker, session.look):
+            comparison = _compare(session.options, metrics, findings, results, tracker)
+            _write_paper_tables(session, findings, results)
+            facts = _write_page(session, findings, comparison, results, tracker)
+            tracker.summary(metrics, facts)
     with results.writing():
         files = results.published_files()
     tracker.run_folder(files, results_content(Status.COMPLETED, metrics, facts))
@@ -105,21 +113,44 @@ def _is_expected(category: str, options: RunOptions) -> bool:
 def _write_findings(
     findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, depth: int
 ) -> dict[str, float]:
-    """Write tables, figures and curves; returns the metrics, prefixed with the name of their analysis."""
+    """Write tables and curves; returns the metrics, prefixed with the name of their analysis."""
     metrics, curves = metrics_of(findings), curves_of(findings)
     for name, result in findings.items():
         for table_name, table in result.tables.items():
             results.write_table(f"{name}_{table_name}", table)
             tracker.table(f"{name}_{table_name}", table)
-        for figure_name, figure in result.figures.items():
-            picture = results.write_figure(f"{name}_{figure_name}", figure)
-            tracker.figure(f"{name}_{figure_name}", picture, figure.caption)
     tracker.curves(curves)
     results.write_table("curves", tidy_curves(curves, depth))
     for table_name, table in (("sequences", tidy_sequences(findings)), ("heatmaps", tidy_heatmaps(findings))):
         if len(table):
             results.write_table(table_name, table)
     return metrics
+
+
+@contextlib.contextmanager
+def _write_figures(
+    findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, look: Appearance
+) -> Iterator[None]:
+    """Write figures. The tracker gets PNGs, which are temporary if the config asks for other formats alone."""
+    with tempfile.TemporaryDirectory(prefix="normscope-") as temporary:
+        for name, result in findings.items():
+            for figure_name, figure in result.figures.items():
+                full_name = f"{name}_{figure_name}"
+                picture = results.write_figure(full_name, figure, look).get("png")
+                if picture is None and not isinstance(tracker, NoTracker):
+                    picture = Path(temporary, f"{full_name}.png")
+                    draw(figure, [picture], look)
+                if picture is not None:
+                    tracker.figure(full_name, picture, figure.caption)
+        yield
+
+
+def _write_paper_tables(session: Session, findings: Mapping[str, Findings], results: RunFolder) -> None:
+    """Write the papers' tables as LaTeX."""
+    model, data = model_label(session.options.model), dataset_label(session.options.dataset)
+    counts = session.counts
+    for name, content in tables_of_run(findings, f"{model} on {data}", counts.sequences, counts.tokens).items():
+        results.write(f"tables/{name}.tex", content.encode())
 
 
 def _compare(

@@ -40,6 +40,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.pooling import pooling_of
 from normscope.models.verification import verify
+from normscope.reporting.drawing import Appearance, appearance
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
@@ -82,6 +83,8 @@ class Session:
     total: int | None
     """Number of examples to read, if known."""
     provenance: Provenance
+    look: Appearance
+    """How figures are drawn."""
     checkpoint: Checkpoint | None = None
     """None if there are several processes."""
     position: Position = dataclasses.field(default_factory=Position)
@@ -144,6 +147,7 @@ def _prepared(
     options: RunOptions, results: RunFolder | None, folder: Path, group: ProcessGroup, origin: Origin, inputs: Inputs
 ) -> Session:
     torch.manual_seed(options.seed)
+    look = appearance(options.figures)
     kinds = _enabled(options)
     if any(kind.info.requires_cross_attention for kind in kinds):
         options.model.stack = ModelStack.cross
@@ -197,6 +201,7 @@ def _prepared(
         stream=stream,
         total=corpus.total if share.of == 1 else None,  # the size of a share is not known
         provenance=Provenance(origin, options, model, verification, counts),
+        look=look,
     )
 
 

@@ -12,6 +12,15 @@ from normscope.data.categories import ALL
 from normscope.maths.layer_composition import LayerStage
 from normscope.statistics.tidy import tidy
 
+STEP_TITLES = {
+    "ff": "FF: the network",
+    "res": "RES: its residual connection",
+    "ln": "LN: its normalisation",
+    "ff+res": "FF and RES",
+    "ff+res+ln": "FF, RES and LN",
+}
+"""The steps between the maps, by the paper's names."""
+
 
 def describe_figures(
     ratios: pd.DataFrame, categories: Sequence[str], change: pd.DataFrame, sentences: Sequence[SentenceMaps]
@@ -67,12 +76,12 @@ def _of_maps(change: pd.DataFrame, sentences: Sequence[SentenceMaps]) -> dict[st
             x="layer",
             y="mean",
             series="step",
-            series_titles={step: step for step in STEPS if (flattened["step"] == step).any()},
+            series_titles={step: STEP_TITLES[step] for step in STEPS if (flattened["step"] == step).any()},
             y_label="change (1 − Spearman's ρ)",
             band=("low", "high"),
             caption=(
-                "How much each step changes the order of contributions between tokens: the feed-forward network (ff), its "
-                "residual connection (res) and normalisation (ln). Bands are one standard deviation over sequences."
+                "How much each step changes the order of contributions between tokens: the feed-forward network (FF), its "
+                "residual connection (RES) and normalisation (LN). Bands are one standard deviation over sequences."
             ),
         )
     network = flattened[flattened["step"] == "ff"]
@@ -102,6 +111,12 @@ def _maps(sentence: SentenceMaps, layer: int) -> WordMaps:
         panel_titles={f"{stage}_n": TITLES[f"{stage}_n"] for stage in maps},
         caption=(
             f"How much each token (row) takes from each token (column) in layer {layer}, where the network changes the maps "
-            f"most, from the attention block ({LayerStage.BLOCK}_n) to the end of the layer ({last}_n); darker is more."
+            f"most, from the attention block ({_short(LayerStage.BLOCK)}) to the end of the layer ({_short(last)}). Darker is "
+            "more; each map has its own scale."
         ),
     )
+
+
+def _short(stage: str) -> str:
+    """The paper's name of a map."""
+    return TITLES[f"{stage}_n"].partition(":")[0]

@@ -52,5 +52,6 @@ FEEDFORWARD = AnalysisInfo(
     implementation="normscope.analyses.feedforward.analysis:FeedForwardAnalysis",
     papers=(KOBAYASHI_2024,),
     supports_cross_attention=True,
+    paper_tables="normscope.analyses.feedforward.paper_tables:paper_tables",
     outputs=OUTPUTS,
 )

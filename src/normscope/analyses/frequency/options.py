@@ -46,5 +46,6 @@ FREQUENCY = AnalysisInfo(
     implementation="normscope.analyses.frequency.analysis:FrequencyAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
     path_keys=("path", "source"),
+    paper_tables="normscope.analyses.frequency.paper_tables:paper_tables",
     outputs=OUTPUTS,
 )

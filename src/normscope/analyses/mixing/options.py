@@ -19,5 +19,6 @@ MIXING = AnalysisInfo(
     implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
     papers=(KOBAYASHI_2021,),
     supports_cross_attention=True,
+    paper_tables="normscope.analyses.mixing.paper_tables:paper_tables",
     outputs=OUTPUTS,
 )

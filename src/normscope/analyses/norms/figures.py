@@ -100,7 +100,7 @@ def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
             "layers and heads. Where the cloud falls to the right, large weights go to short vectors. The axes leave out "
-            "1 % of the points at either end."
+            "1% of each category's points at either end."
         ),
     )
 
@@ -112,6 +112,7 @@ def _singular_values(table: pd.DataFrame) -> Lines:
         y="value",
         series="head",
         panel="layer",
+        x_label="rank of the singular value",
         y_label="singular value",
         log_y=True,
         sharey=True,
@@ -135,7 +136,7 @@ def _expansion(rates: pd.DataFrame) -> Lines:
         x="layer",
         y="value",
         series="map",
-        series_titles={"rate": "without b_O", "rate_with_output_bias": "with b_O, as published"},
+        series_titles={"rate": "without output bias", "rate_with_output_bias": "with output bias, as published"},
         y_label="expansion rate",
         caption="Root mean square singular value of the block's map from x to f(x). Above 1, the map lengthens vectors.",
     )

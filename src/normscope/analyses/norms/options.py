@@ -46,5 +46,6 @@ NORMS = AnalysisInfo(
     implementation="normscope.analyses.norms.analysis:NormsAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
     supports_cross_attention=True,
+    paper_tables="normscope.analyses.norms.paper_tables:paper_tables",
     outputs=OUTPUTS,
 )

@@ -27,9 +27,9 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             y="mean",
             series="head",
             labelled=outliers,
-            y_label="mean C_j",
+            y_label="mean Cⱼ",
             caption=(
-                "Mean contribution C_j of every dimension to q·k (before scaling and softmax) over all query–key pairs, one "
+                "Mean contribution Cⱼ of every dimension to q·k (before scaling and softmax) over all query–key pairs, one "
                 "line per head, one panel per layer. Labels mark the outlier dimensions."
             ),
         )
@@ -47,8 +47,9 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             row="layer",
             column="head",
             diverging=True,
+            value_label="mean Cⱼ",
             caption=(
-                "Mean contribution C_j of up to six outlier dimensions by category of the key. If a category is more "
+                "Mean contribution Cⱼ of up to six outlier dimensions by category of the key. If a category is more "
                 "orange than the others in a head, the dimension favours its keys, whatever the query."
             ),
         )
@@ -60,10 +61,10 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
         x="layer",
         y="dimensions",
         series="part",
-        series_titles={"half": "half of the spread", "ninety": "90 %"},
+        series_titles={"half": "half of the spread", "ninety": "90% of it"},
         y_label="dimensions (mean over heads)",
         caption=(
-            "Smallest number of dimensions that explains half and 90 % of the spread of a query's scores over its keys. Heads "
+            "Smallest number of dimensions that explains half and 90% of the spread of a query's scores over its keys. Heads "
             "whose dimensions never explain that much, because the key bias explains the rest, are left out."
         ),
     )
@@ -79,7 +80,7 @@ def _intervention(table: pd.DataFrame) -> Lines:
     return _compared(
         together,
         {"before": ("before", None), "after": ("after", None), "controls": ("controls_mean", "before")},
-        {"before": "unchanged", "after": "without the outliers", "controls": "without random dimensions (95 %)"},
+        {"before": "unchanged", "after": "without the outliers", "controls": "without random dimensions (95%)"},
         "Attention to each category (sum over its keys): unchanged, without the outlier dimensions' part of the block's "
         "scores, and without the part of as many random dimensions. Where only the outliers' removal moves the line, the "
         "attention depends on them.",
@@ -101,7 +102,7 @@ def _ablation(table: pd.DataFrame) -> Lines:
             "before": "unchanged",
             ZERO: "outliers set to zero",
             MEAN: "outliers set to their mean",
-            "controls": "random dimensions set to zero (95 %)",
+            "controls": "random dimensions set to zero (95%)",
         },
         "Attention to each category (sum over its keys) when dimensions of the residual stream are replaced wherever a block "
         "reads them, from the first chosen layer to the last layer of the model.",

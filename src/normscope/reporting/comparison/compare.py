@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from normscope.analyses.paper_tables import Column, PaperTable
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.page import comparison_page
+from normscope.reporting.comparison.paper_tables import compared_paper_tables
 from normscope.reporting.comparison.runs import Run
+from normscope.reporting.latex import bare
 from normscope.reporting.run_folder import RESULTS, write_atomically
 
 
@@ -120,14 +123,21 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
 
 
 def write(comparison: RunComparison, folder: Path) -> Path:
-    """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics), and return the page's path."""
+    """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics), the papers' tables as LaTeX in
+    `tables/`, and return the page's path.
+    """
+    tables = dict(compared_paper_tables(comparison))
     page = comparison_page(comparison, folder).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         comparison.values.to_parquet(folder / "comparison.parquet", index=False)
         write_atomically(folder / "comparison.csv", comparison.metrics.to_csv(index=False).encode())
-        write_atomically(folder / "comparison.tex", latex(comparison.metrics).encode())
+        write_atomically(folder / "comparison.tex", latex(comparison).encode())
         write_atomically(folder / "comparison.html", page)
+        if tables:
+            (folder / "tables").mkdir(exist_ok=True)
+        for name, content in tables.items():
+            write_atomically(folder / "tables" / f"{name}.tex", content.encode())
     except OSError as error:
         raise InputError(
             f"{folder}: cannot be written to: {one_line(error)}; set --output to another folder"
@@ -135,9 +145,15 @@ def write(comparison: RunComparison, folder: Path) -> Path:
     return folder / "comparison.html"
 
 
-def latex(table: pd.DataFrame) -> str:
-    """A table as LaTeX for booktabs, with special characters escaped."""
-    return table.to_latex(index=False, float_format="%.4f", na_rep="--", escape=True)
+def latex(comparison: RunComparison) -> str:
+    """All metrics as LaTeX for booktabs, one row per metric and one column per run."""
+    table = comparison.metrics
+    content = PaperTable(
+        caption="",
+        columns=[Column("Metric", text=True), *(Column(str(label), 4) for label in table.columns[1:])],
+        rows=[[str(name), *map(float, values)] for name, *values in table.itertuples(index=False)],
+    )
+    return bare(content, f"Comparison of runs by normscope: {comparison.title}")
 
 
 def _values(run: Run) -> pd.DataFrame:

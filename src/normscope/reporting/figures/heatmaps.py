@@ -12,48 +12,70 @@ from matplotlib.ticker import MaxNLocator
 
 from normscope.analyses.findings import HeatmapGrid, HeatmapPanels
 from normscope.reporting.figures.layout import every, fitted, panels_across
-from normscope.reporting.palette import COLOURS, DIVERGING
-
-_SMALL = 6.5
-"""Font size of ticks and cells, in points."""
+from normscope.reporting.figures.style import SMALL, magnitudes, points
+from normscope.reporting.palette import DIVERGING
 
 
 def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
-    """Annotated heat maps with one colour scale."""
+    """Annotated heat maps with one colour scale: beside them, or in the slot that an incomplete row leaves, or below."""
     panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
     rows = sorted(figure.table[figure.row].unique())
     columns = list(dict.fromkeys(figure.table[figure.column]))
-    across = panels_across(len(panels), width - 0.9, max(0.75, 0.22 * len(columns) + 0.08))
+    narrowest = max(0.75, 0.18 * len(columns) + 0.08)
+    across = panels_across(len(panels), width - 0.9, narrowest)
+    if across < len(panels):
+        across = panels_across(len(panels), width - 0.35, narrowest)
     down = -(-len(panels) // across)
-    cell = min(0.19, 8.0 / len(rows))
-    titles = {panel: fitted(figure.panel_titles[panel], (width - 1.1) / across) for panel in panels}
+    empty = across * down - len(panels)
+    cell = min(0.19, 8.0 / len(rows) / down)
+    titles = {
+        panel: fitted(figure.panel_titles[panel], (width - (1.1 if down == 1 else 0.5)) / across) for panel in panels
+    }
     above = 0.16 * max(title.count("\n") + 1 for title in titles.values())
-    canvas = Canvas(figsize=(width, down * (cell * len(rows) + above + 0.1) + 0.75), layout="constrained")
+    # At most three digits, in a cell as wide as the panel allows.
+    size = min(points(scale=SMALL), 0.75 * 72 * cell, 72 * (width - 0.5) / across / len(columns) / (3 * 0.62))
+    scale = 0.45 if down > 1 and not empty else 0.0
+    canvas = Canvas(figsize=(width, down * (cell * len(rows) + above + 0.1) + 0.75 + scale), layout="constrained")
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+    # An incomplete row is the first, so that every column of panels has its labels at the bottom.
+    slots = [*grid.flat[: across - empty], *grid.flat[across:]]
+    for position, (axes, panel) in enumerate(zip(slots, panels, strict=True)):
         table = figure.table[figure.table[figure.panel] == panel]
         # One row per layer, the first at the bottom, as in the papers.
         values = table.pivot(index=figure.row, columns=figure.column, values=figure.value).reindex(
             rows, columns=columns
         )
-        image = _image(axes, values, COLOURS, figure.limits)
-        _annotate(axes, values, figure.limits, min(_SMALL, 0.75 * 72 * cell))
-        axes.set_title(titles[panel], fontsize=8)
+        image = _image(axes, values, magnitudes(), figure.limits)
+        _annotate(axes, values, figure.limits, size)
+        axes.set_title(titles[panel])
         axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor")
-        axes.tick_params(labelbottom=position + across >= len(panels))
-        if position % across == 0:
+        axes.tick_params(labelbottom=position >= len(panels) - across)
+        if position == 0 or (position + empty) % across == 0:
             axes.set_ylabel(figure.row)
-    _row_ticks(grid.flat, rows, cell)
-    canvas.colorbar(image, ax=grid, label=figure.value_label, pad=0.01, aspect=30).outline.set_visible(False)
+    _row_ticks(slots, rows, cell)
+    _scale_of_panels(canvas, image, grid, empty, figure.value_label)
     return canvas
+
+
+def _scale_of_panels(canvas: Canvas, image: Any, grid: Any, empty: int, label: str) -> None:
+    if empty:
+        for axes in grid[0, -empty:]:
+            axes.set_axis_off()
+        inside = grid[0, -1].inset_axes((0.0, 0.5, 1.0, 0.07))
+        bar = canvas.colorbar(image, cax=inside, orientation="horizontal")
+        bar.set_label(fitted(label, canvas.get_figwidth() / grid.shape[1] - 0.4))
+    elif len(grid) > 1:
+        bar = canvas.colorbar(image, ax=grid, location="bottom", label=label, pad=0.02, aspect=30, shrink=0.8)
+    else:
+        bar = canvas.colorbar(image, ax=grid, label=label, pad=0.01, aspect=30)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=points(scale=SMALL))
 
 
 def _image(axes: Axes, values: pd.DataFrame, colours: Colormap, limits: tuple[float, float]) -> Any:
     image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], origin="lower", aspect="auto")
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=_SMALL)
+    axes.tick_params(length=0, labelsize=points(scale=SMALL))
     axes.grid(visible=False)
     return image
 
@@ -68,9 +90,10 @@ def _annotate(axes: Axes, values: pd.DataFrame, limits: tuple[float, float], siz
     """Write the value into each cell, unless the cells are too small for text."""
     if size < 4:
         return
+    colours = magnitudes()
     for (row, column), value in np.ndenumerate(values.to_numpy()):
         if np.isfinite(value):
-            red, green, blue, _ = COLOURS((value - limits[0]) / (limits[1] - limits[0]))
+            red, green, blue, _ = colours((value - limits[0]) / (limits[1] - limits[0]))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
             color = "white" if dark else "#1a1a1a"
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=size, color=color)
@@ -80,15 +103,16 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
     """Heat maps by quantity (columns of the grid) and by category (rows of the grid)."""
     grid_rows = list(dict.fromkeys(figure.table[figure.grid_row]))
     rows, columns = (sorted(figure.table[name].unique()) for name in (figure.row, figure.column))
-    cell = min(0.12, 2.2 / len(rows))
+    cell = min(0.12, 2.2 / len(rows), 8.0 / len(rows) / len(grid_rows))
     wide = (width - 0.7) / len(figure.values)
     high = max(cell * len(rows), 0.6)
-    canvas = Canvas(figsize=(width, (high + 0.14) * len(grid_rows) + 1.15), layout="constrained")
+    scale = 1.3 if figure.value_label else 1.15
+    canvas = Canvas(figsize=(width, (high + 0.14) * len(grid_rows) + scale), layout="constrained")
     canvas.get_layout_engine().set(wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]
     panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
     extreme = float(figure.table[list(figure.values)].abs().to_numpy().max())
     for j, (value, title) in enumerate(figure.values.items()):
-        colours, limits = COLOURS, figure.limits or (0.0, figure.table[value].max())
+        colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max())
         if figure.diverging:
             colours, limits = DIVERGING, (-extreme, extreme)
         for i, grid_row in enumerate(grid_rows):
@@ -97,24 +121,31 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
             image = _image(panels[i, j], values, colours, limits)
             if j == 0:
                 panels[i, j].set_ylabel(f"{fitted(str(grid_row), high)}\n{figure.row}")
-        panels[0, j].set_title(fitted(title, wide - 0.1), fontsize=8)
+        panels[0, j].set_title(fitted(title, wide - 0.1))
         panels[-1, j].set_xlabel(figure.column)
         shown = every(columns, wide - 0.15, 0.16)
         panels[-1, j].set_xticks(shown, [columns[at] for at in shown])
         if not figure.diverging and figure.limits is None:
             _scale_below(canvas, image, panels[:, j], wide)
     if figure.diverging or figure.limits is not None:
-        _scale_below(canvas, image, panels, width - 0.7)
+        _scale_below(canvas, image, panels, width - 0.7, figure.value_label)
     _row_ticks(panels.flat, rows, high / len(rows))
     return canvas
 
 
-def _scale_below(canvas: Canvas, image: Any, panels: Any, inches: float) -> None:
+def _scale_below(canvas: Canvas, image: Any, panels: Any, inches: float, label: str = "") -> None:
     """The colour scale below its panels."""
     bar = canvas.colorbar(
-        image, ax=panels, location="bottom", pad=0.02, fraction=0.05, shrink=min(1.0, 2.2 / inches), aspect=22
+        image,
+        ax=panels,
+        location="bottom",
+        pad=0.02,
+        fraction=0.05,
+        shrink=min(1.0, 2.2 / inches),
+        aspect=22,
+        label=label,
     )
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=_SMALL)
+    bar.ax.tick_params(labelsize=points(scale=SMALL))
     bar.locator = MaxNLocator(nbins=max(1, min(4, int(inches / 0.4))))
     bar.update_ticks()

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from normscope.reporting.figures.style import category_colour, line_colours, points
 from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, LINE_STYLES, MARKERS
 
 POINTS_PER_INCH = 72
@@ -28,14 +29,15 @@ def series_styles(keys: Sequence[Hashable]) -> dict[Hashable, SeriesStyle]:
     order = list(CATEGORY_COLOURS)
     spare = [number for number, colour in enumerate(LINE_COLOURS) if colour not in CATEGORY_COLOURS.values()]
     named = [key for key in keys if key in CATEGORY_COLOURS]
+    colours = line_colours()
     styles = {}
     for position, key in enumerate(keys):
-        if key in CATEGORY_COLOURS:
+        color = category_colour(key)
+        if color is not None:
             number = order.index(str(key))
-            color = CATEGORY_COLOURS[str(key)]
         else:
             number = spare[position % len(spare)] if named else position
-            color = LINE_COLOURS[number % len(LINE_COLOURS)]
+            color = colours[number % len(colours)]
         styles[key] = SeriesStyle(color, MARKERS[number % len(MARKERS)], LINE_STYLES[number % len(LINE_STYLES)])
     return styles
 
@@ -53,13 +55,23 @@ def panels_across(number: int, width: float, narrowest: float) -> int:
     return -(-number // max(down, 1)) or 1
 
 
+TALLEST = 8.8
+"""Inches: what a page of a paper holds."""
+
+
+def row_height(down: int, best: float, lowest: float = 0.95) -> float:
+    """Height of a row of panels in inches, less than the best if that makes the figure fit on a page."""
+    return min(best, max(lowest, TALLEST / down))
+
+
 def text_width(text: str, size: float) -> float:
     """About the width of a text in inches, at a font size in points."""
     return max((len(line) for line in text.split("\n")), default=0) * 0.56 * size / POINTS_PER_INCH
 
 
-def fitted(text: str, inches: float, size: float = 8.0) -> str:
-    """A text in lines that are not wider than this."""
+def fitted(text: str, inches: float, size: float | None = None) -> str:
+    """A text in lines that are not wider than this, at a font size in points; by default that of titles."""
+    size = points("axes.titlesize") if size is None else size
     return "\n".join(textwrap.wrap(text, max(6, int(inches / text_width("x", size)))))
 
 
@@ -96,21 +108,35 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     return result.tolist()
 
 
+_KEY = 0.45
+"""Inches that the line and the space of a legend's entry take."""
+
+
+def legend_rows(titles: Sequence[str], width: float) -> int:
+    """The fewest rows in which a legend is not wider than this. Entries go down its columns."""
+    size = points("legend.fontsize")
+    for rows in range(1, len(titles)):
+        columns = [titles[start : start + rows] for start in range(0, len(titles), rows)]
+        if sum(max(text_width(title, size) for title in column) + _KEY for column in columns) <= width:
+            return rows
+    return max(1, len(titles))
+
+
 def legend_above(canvas: Canvas, titles: Mapping[Hashable, str], handles: Mapping[Hashable, Line2D]) -> None:
     """One legend above the panels, in as many columns as the figure's width holds."""
     keys = [key for key in titles if key in handles]
     if not keys:
         return
-    size = 8.0
-    longest = max(text_width(titles[key], size) for key in keys) + 0.5
-    columns = min(len(keys), max(1, int(canvas.get_figwidth() / longest)))
+    width = canvas.get_figwidth()
+    rows = legend_rows([titles[key] for key in keys], width)
     canvas.legend(
         [handles[key] for key in keys],
-        [fitted(titles[key], canvas.get_figwidth() - 0.6, size) for key in keys],
+        [fitted(titles[key], width - 0.6, points("legend.fontsize")) for key in keys],
         loc="outside upper center",
-        ncols=columns,
+        ncols=-(-len(keys) // rows),
         frameon=False,
-        handlelength=2.2,
-        columnspacing=1.2,
+        handlelength=2.0,
+        handletextpad=0.6,
+        columnspacing=1.0,
         borderaxespad=0.2,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,24 +16,28 @@ from normscope.reporting.figures.layout import (
     fitted,
     integer_ticks,
     legend_above,
+    legend_rows,
     panels_across,
+    row_height,
     series_styles,
     spread,
 )
-from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS
+from normscope.reporting.figures.style import line_colours, points
+from normscope.reporting.palette import CATEGORY_COLOURS
 
-_LABEL_SIZE = 8.0
 _WIDEST_LABEL = 1.5
 
 
 def lines(figure: Lines, width: float) -> Canvas:
     """Line plots: series labelled at their ends in a single panel, by a legend above several panels."""
     panels = [None] if figure.panel is None else _panels(figure)
-    across = panels_across(len(panels), width, 2.0)
+    across = panels_across(len(panels), width, 2.0 if width >= 5 else 1.5)
     down = -(-len(panels) // across)
-    height = min(2.9, 0.6 * width) if len(panels) == 1 else 1.75 * down
+    height = (
+        min(2.9, 0.6 * width) if len(panels) == 1 else row_height(down, 1.75 if width / across >= 2 else 1.45) * down
+    )
     at_ends = len(panels) == 1 and width >= 4
-    above = 0.0 if at_ends else 0.18 * len(figure.series_titles or ())
+    above = 0.0 if at_ends else 0.18 * legend_rows(list((figure.series_titles or {}).values()), width)
     canvas = Canvas(figsize=(width, height + above), layout="constrained")
     grid = canvas.subplots(down, across, squeeze=False, sharey=figure.sharey)
     for axes in grid.flat[len(panels) :]:
@@ -48,7 +53,7 @@ def lines(figure: Lines, width: float) -> Canvas:
         if position % across == 0:
             axes.set_ylabel(fitted(figure.y_label, height / down - 0.3))
         if position + across >= len(panels):
-            axes.set_xlabel(figure.x)
+            axes.set_xlabel(figure.x_label or figure.x)
     # Axes that are shared are scaled once, when all their lines are known.
     for axes in grid.flat[:1] if figure.sharey else grid.flat[: len(panels)]:
         _scale(axes, figure)
@@ -72,7 +77,7 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
     if titles is None:
         for _, rows in table.groupby(figure.series):
             rows = rows.sort_values(figure.x)
-            axes.plot(rows[figure.x], rows[figure.y], color=LINE_COLOURS[0], alpha=0.45, linewidth=0.7)
+            axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], alpha=0.45, linewidth=0.7)
     else:
         styles = series_styles(list(titles))
         close = _coincide(figure)
@@ -94,7 +99,7 @@ def _line(axes: Axes, figure: Lines, rows: pd.DataFrame, style: SeriesStyle, ext
         color=style.color,
         marker=style.marker,
         linestyle="solid" if extra else style.linestyle,
-        linewidth=1.2 + extra,
+        linewidth=mpl.rcParams["lines.linewidth"] + extra,
         markersize=3.5 + extra,
         alpha=0.55 if extra else 1.0,
         markeredgewidth=0,
@@ -148,13 +153,14 @@ def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:
     keys = [key for key in titles if key in last.index]
     to_axes = axes.transAxes.inverted()
     heights = [float(to_axes.transform(axes.transData.transform((1.0, last[key])))[1]) for key in keys]
-    labels = [fitted(titles[key], _WIDEST_LABEL, _LABEL_SIZE) for key in keys]
+    size = points("legend.fontsize")
+    labels = [fitted(titles[key], _WIDEST_LABEL, size) for key in keys]
     lines_each = max((label.count("\n") + 1 for label in labels), default=1)
-    gap = lines_each * 1.25 * _LABEL_SIZE / 72 / inches
+    gap = lines_each * 1.25 * size / 72 / inches
     for key, label, height in zip(keys, labels, spread(heights, gap, 0.0, 1.0), strict=True):
         style = series_styles(list(titles))[key]
         axes.plot(
             [1.025], [height], color=style.color, marker=style.marker, markersize=4.5, markeredgewidth=0,
             transform=axes.transAxes, clip_on=False,
         )  # fmt: skip
-        axes.text(1.045, height, label, transform=axes.transAxes, va="center", fontsize=_LABEL_SIZE)
+        axes.text(1.045, height, label, transform=axes.transAxes, va="center", fontsize=size)

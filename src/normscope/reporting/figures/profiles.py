@@ -5,37 +5,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Profiles
-from normscope.reporting.figures.layout import fitted, integer_ticks, panels_across, spread, text_width
-from normscope.reporting.palette import LINE_COLOURS
-
-_SIZE = 6.5
-"""Font size of the dimensions' numbers, in points."""
+from normscope.reporting.figures.layout import fitted, integer_ticks, panels_across, row_height, spread, text_width
+from normscope.reporting.figures.style import SMALL, accent, line_colours, points
 
 
 def profiles(figure: Profiles, width: float) -> Canvas:
     """One panel per layer."""
     panels = sorted(figure.table[figure.panel].unique())
-    across = panels_across(len(panels), width, 1.9)
+    across = panels_across(len(panels), width, 1.9 if width >= 5 else 1.5)
     down = -(-len(panels) // across)
-    canvas = Canvas(figsize=(width, 1.35 * down + 0.35), layout="constrained")
+    canvas = Canvas(figsize=(width, row_height(down, 1.35) * down + 0.35), layout="constrained")
     grid = canvas.subplots(down, across, sharex=True, squeeze=False)
-    for unused in range(len(panels), grid.size):
-        grid.flat[unused].set_visible(False)
-        grid.flat[unused - across].tick_params(labelbottom=True)
+    # An incomplete row is the first, so that every column of panels has its labels at the bottom.
+    empty = grid.size - len(panels)
+    for axes in grid[0, across - empty :]:
+        axes.set_visible(False)
+    slots = [*grid.flat[: across - empty], *grid.flat[across:]]
     inches = width / across - 0.6
-    for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+    for position, (axes, panel) in enumerate(zip(slots, panels, strict=True)):
         rows = figure.table[figure.table[figure.panel] == panel]
         lines = [rows] if figure.series is None else [line for _, line in rows.groupby(figure.series)]
         for line in lines:
-            axes.plot(line[figure.x], line[figure.y], color=LINE_COLOURS[0], linewidth=0.6, alpha=0.7, rasterized=True)
+            axes.plot(
+                line[figure.x], line[figure.y], color=line_colours()[0], linewidth=0.6, alpha=0.7, rasterized=True
+            )
         axes.margins(x=0.02, y=0.05)
         axes.axhline(0, color="#1a1a1a", linewidth=0.4)
         axes.set_title(f"{figure.panel} {panel}")
         _label(axes, figure, rows, inches)
         integer_ticks(axes, rows[figure.x].tolist(), inches)
-        if position % across == 0:
+        if position == 0 or (position + empty) % across == 0:
             axes.set_ylabel(fitted(figure.y_label, 1.0))
-        if position + across >= len(panels):
+        if position >= len(panels) - across:
             axes.set_xlabel(figure.x)
     return canvas
 
@@ -47,10 +48,11 @@ def _label(axes: Axes, figure: Profiles, rows: pd.DataFrame, inches: float) -> N
         return
     furthest = chosen.loc[chosen.groupby(figure.x)[figure.y].apply(lambda values: values.abs().idxmax())]
     axes.plot(
-        furthest[figure.x], furthest[figure.y], linestyle="none", marker="o", markersize=2.5, color=LINE_COLOURS[3],
+        furthest[figure.x], furthest[figure.y], linestyle="none", marker="o", markersize=2.5, color=accent(),
         markeredgewidth=0,
     )  # fmt: skip
-    each = (text_width(str(furthest[figure.x].max()), _SIZE) + 0.04) / inches
+    size = points(scale=SMALL)
+    each = (text_width(str(furthest[figure.x].max()), size) + 0.04) / inches
     low, high = axes.get_ylim()
     room = 0.22 * (high - low)
     up = furthest[furthest[figure.y] >= 0]
@@ -64,6 +66,6 @@ def _label(axes: Axes, figure: Profiles, rows: pd.DataFrame, inches: float) -> N
         for place, x, y in zip(places, side[figure.x], side[figure.y], strict=True):
             axes.annotate(
                 str(x), (x, y), xytext=(place, edge), textcoords="axes fraction", ha="center", va=alignment,
-                fontsize=_SIZE, annotation_clip=False,
-                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": LINE_COLOURS[3], "shrinkA": 0, "shrinkB": 1},
+                fontsize=size, annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": accent(), "shrinkA": 0, "shrinkB": 1},
             )  # fmt: skip

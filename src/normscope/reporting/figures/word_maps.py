@@ -1,5 +1,7 @@
 """Matrices of words by words."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -8,13 +10,16 @@ from matplotlib.patches import Rectangle
 
 from normscope.analyses.findings import WordMaps
 from normscope.reporting.figure_text import word_label
-from normscope.reporting.figures.layout import fitted, text_width
-from normscope.reporting.palette import COLOURS, DIVERGING, LINE_COLOURS
+from normscope.reporting.figures.layout import TALLEST, fitted, panels_across, text_width
+from normscope.reporting.figures.style import accent, magnitudes, points
+from normscope.reporting.palette import DIVERGING
 from normscope.rounding import MINUS
 
 _CELL = 0.2
 _NUMBERED_CELL = 0.42
 """Inches: wide enough for a sign and three decimals."""
+_EASY = 0.8
+"""Maps stand side by side if their cells become no smaller than this share of the largest ones."""
 _SMALLEST_CELL = 0.11
 """Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
 
@@ -26,30 +31,37 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label].map(word_label)
         for name, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
     )
-    beside, below = (max(text_width(label, 7.0) for label in labels) for labels in (rows, columns))
+    size = points("xtick.labelsize")
+    beside, below = (max(text_width(label, size) for label in labels) for labels in (rows, columns))
     largest_cell = _CELL if figure.digits is None else _NUMBERED_CELL
-    side_by_side = beside + 0.2 + len(panels) * (len(columns) * 0.8 * largest_cell + 0.1) <= width
-    across, down = (len(panels), 1) if side_by_side else (1, len(panels))
+    across = panels_across(len(panels), width - beside - 0.3, len(columns) * _EASY * largest_cell + 0.1)
+    down = -(-len(panels) // across)
     room = (width - beside - 0.3) / across - 0.1
-    cell = max(_SMALLEST_CELL, min(largest_cell, room / len(columns)))
+    # Maps below each other share the words of their columns, so that a page holds them.
+    high = TALLEST - down * 0.3 - below
+    cell = max(_SMALLEST_CELL, min(largest_cell, room / len(columns), high / down / len(rows)))
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
+    size = min(size, 0.75 * 72 * cell)
     total = max(width, beside + 0.3 + across * (cell * len(columns) + 0.1))
-    canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.87 * below + 0.5) + 0.1), layout="constrained")
-    for axes, panel in zip(canvas.subplots(down, across, squeeze=False).flat, panels, strict=True):
+    canvas = Canvas(figsize=(total, down * (cell * len(rows) + 0.3) + 0.87 * below + 0.3), layout="constrained")
+    grid = canvas.subplots(down, across, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         table = figure.table[figure.table[figure.panel] == panel]
         values = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
         # In reading order: the first word is at the top.
         if figure.largest is None:
-            axes.imshow(values, cmap=COLOURS, vmin=0, aspect="equal")
+            axes.imshow(values, cmap=magnitudes(), vmin=0, aspect="equal")
         else:
             axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
         _frames(axes, figure, table)
         if figure.digits is not None:
-            _numbers(axes, values, figure.digits, min(7.0, 0.24 * 72 * cell))
-        size = min(7.0, 0.75 * 72 * cell)
-        axes.set_title(fitted(figure.panel_titles[panel], total / across - 0.2), fontsize=8)
-        axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
-        axes.set_yticks(range(len(rows)), rows if down > 1 or panel == panels[0] else [], fontsize=size)
+            _numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
+        axes.set_title(fitted(figure.panel_titles[panel], total / across - 0.2))
+        shown: Sequence[str] = columns.tolist() if position + across >= len(panels) else []
+        axes.set_xticks(range(len(shown)), shown, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+        axes.set_yticks(range(len(rows)), rows if position % across == 0 else [], fontsize=size)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
@@ -73,6 +85,6 @@ def _frames(axes: Axes, figure: WordMaps, table: pd.DataFrame) -> None:
     for kind, style in (("sure", "solid"), ("possible", (0, (2, 1)))):
         for cell in table[table[figure.frame] == kind].itertuples():
             corner = (getattr(cell, figure.column) - 0.5, getattr(cell, figure.row) - 0.5)
-            frame = Rectangle(corner, 1, 1, fill=False, edgecolor=LINE_COLOURS[3], linewidth=1.2, linestyle=style)
+            frame = Rectangle(corner, 1, 1, fill=False, edgecolor=accent(), linewidth=1.2, linestyle=style)
             frame.set_clip_on(False)
             axes.add_patch(frame)

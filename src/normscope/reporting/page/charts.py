@@ -12,6 +12,7 @@ import pandas as pd
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import medians
+from normscope.reporting.figure_text import with_token_names
 from normscope.reporting.figures.scatter import trimmed_range
 from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, SHAPES
 
@@ -35,6 +36,7 @@ _ZOOM: Spec = {
 
 def chart(figure: Figure) -> Spec:
     """A figure as a Vega-Lite specification without sizes."""
+    figure = with_token_names(figure)
     match figure:
         case HeatmapPanels():
             spec = _heatmap_panels(figure)
@@ -145,6 +147,7 @@ def _ramp(**more: Any) -> Spec:
 def _heatmap_grid(figure: HeatmapGrid) -> Spec:
     table = figure.table
     extreme = float(table[list(figure.values)].abs().to_numpy().max())
+    legend = _ramp(gradientLength=120, title=figure.value_label or None)
     maps = []
     for value, title in figure.values.items():
         scale: Spec = _PLAIN | ({"domain": list(figure.limits)} if figure.limits else {})
@@ -169,7 +172,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
                     "encoding": {
                         "x": _field(figure.column, figure.column, "ordinal", axis=_SMALL | {"labelAngle": 0}),
                         "y": _field(figure.row, figure.row, "ordinal", sort="descending", axis=_SMALL),
-                        "color": _field("value", "", scale=scale, legend=_ramp(gradientLength=120, title=None)),
+                        "color": _field("value", "", scale=scale, legend=legend),
                         "tooltip": _tooltip(
                             *((name, name, "N") for name in (figure.grid_row, figure.row, figure.column)),
                             ("value", title, "Q"),
@@ -201,7 +204,9 @@ def _lines(figure: Lines) -> Spec:
     mark = {"clip": True} if figure.log_y and figure.floor is not None else {}
     integers = {"tickMinStep": 1, "format": "d", "grid": False}
     encoding: Spec = {
-        "x": _field(figure.x, figure.x, scale={"zero": False, "nice": False, "padding": 8}, axis=integers),
+        "x": _field(
+            figure.x, figure.x_label or figure.x, scale={"zero": False, "nice": False, "padding": 8}, axis=integers
+        ),
         "y": _field(figure.y, figure.y_label, scale=_y_scale(figure)),
         "tooltip": _tooltip(
             (figure.series, figure.series, "N"), (figure.x, figure.x, "N"), (figure.y, figure.y_label, "Q")
@@ -408,9 +413,9 @@ def _scatter_scales(figure: Scatter, table: pd.DataFrame) -> dict[str, Spec]:
         "y": {"type": "log"} if figure.log_y else {},
     }
     if figure.trim and len(table):
-        scales["x"]["domain"] = list(trimmed_range(table[figure.x], figure.trim, figure.log_x))
+        scales["x"]["domain"] = list(trimmed_range(figure, figure.x, logarithmic=figure.log_x))
         if figure.sharey:
-            scales["y"]["domain"] = list(trimmed_range(table[figure.y], figure.trim, figure.log_y))
+            scales["y"]["domain"] = list(trimmed_range(figure, figure.y, logarithmic=figure.log_y))
     return scales
 
 

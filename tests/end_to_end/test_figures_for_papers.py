@@ -1,0 +1,70 @@
+"""Figures in the formats, at the width and in the style that a paper needs."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.end_to_end.shell import run_here
+from tests.end_to_end.wandb_file import run_of
+
+PAPER = ["figures.format=[pdf,svg]", "figures.width=column", "figures.caption=false", "figures.dpi=300"]
+
+
+@pytest.mark.draws
+@pytest.mark.reports
+def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_model):
+    folder, sheet = tmp_path / "run", tmp_path / "paper.mplstyle"
+    sheet.write_text("font.family: serif\naxes.labelcolor: 123456\n")
+    outcome = run_here(
+        capsys, monkeypatch, f"model.name={saved_model}", "dataset.limit=2", "layers=[1]", "report.examples=0", *PAPER,
+        f"figures.style={sheet}", f"output_dir={folder}",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    names = ("mixing_by_layer", "mixing_heatmap")
+    assert figures == {f"{name}.{extension}" for name in names for extension in ("pdf", "svg", "txt")}
+    svg = (folder / "figures/mixing_by_layer.svg").read_text()
+    assert 'width="241.2pt"' in svg
+    assert "#123456" in svg
+    caption = (folder / "figures/mixing_by_layer.txt").read_text().strip()
+    assert caption.startswith("Mean mixing ratio over all tokens")
+    assert caption not in svg
+    assert caption in (folder / "report.html").read_text()
+    assert yaml.safe_load((folder / "config.yaml").read_text())["figures"]["width"] == "column"
+    logged = {key: value for row in run_of(folder)["history"] for key, value in row.items()}
+    assert logged["figures/mixing_by_layer"]["_type"] == "image-file"
+    assert logged["figures/mixing_by_layer"]["width"] == 1005
+
+    table = (folder / "tables/mixing_ratios.tex").read_text()
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    row = next(line for line in table.splitlines() if line.strip().startswith("Attn-N &"))
+    shares = [f"{100 * metrics[f'mixing/attn_n/{name}']:.1f}" for name in ("mean", "max", "min")]
+    assert row.strip() == rf"Attn-N & {' & '.join(shares)} \\"
+    assert "on sample: 2 sequences, " in table
+
+    repeated = run_here(capsys, monkeypatch, f"reproduce={folder}", "figures.format=[svg]", "tracking=disabled",
+                        "figures.style=null", f"output_dir={tmp_path / 'again'}")  # fmt: skip
+    assert repeated.status == 0, repeated.err
+    assert {path.suffix for path in (tmp_path / "again/figures").iterdir()} == {".svg", ".txt"}
+    first, again = (json.loads((path / "results.json").read_text()) for path in (folder, tmp_path / "again"))
+    assert first["metrics"] == again["metrics"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "figures.style=missing.mplstyle",
+        "figures.width=wide",
+        "figures.width=true",
+        "figures.format=pdf",
+        "figures.format=[gif]",
+    ],
+)
+def test_bad_settings_of_figures_are_one_line_and_leave_nothing(capsys, monkeypatch, tmp_path, saved_model, wrong):
+    folder = tmp_path / "run"
+    outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", wrong, f"output_dir={folder}")
+    assert outcome.status == 2
+    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
+    assert wrong.partition("=")[0] in outcome.err
+    assert not folder.exists()
