@@ -20,12 +20,20 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import SimilarityOptions
+from normscope.analyses.syntax.analysis import TREEBANK
+from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.conclusions import tidy_curves, tidy_heatmaps, tidy_sequences
-from tests.oracles import frequency_oracle, similarity_oracle, specimens, test_alignment_published
+from tests.oracles import (
+    frequency_oracle,
+    similarity_oracle,
+    specimens,
+    syntax_oracle,
+    test_alignment_published,
+)
 from tests.oracles.specimens import Specimen
 
 CHOSEN = OutliersOptions(dimensions=[2, 7])
@@ -58,6 +66,11 @@ def everything(name: str, bert: Specimen) -> Findings:
             return bert.findings(name, options, [1, 2], categories, options=[CHOSEN])
         case "similarity":
             return similarity_oracle.PairSpecimen.of(bert).published(SimilarityOptions(), categories)
+        case "syntax":
+            resources = {TREEBANK: syntax_oracle.treebank()}
+            return syntax_oracle.annotated(bert).findings(
+                name, SyntaxOptions(seed=0), [1, 2], categories, resources=resources
+            )
         case "alignment":
             given = test_alignment_published
             return given.findings(AlignmentOptions(), given.BASELINES, given.REVERSE, given.LAYERS)

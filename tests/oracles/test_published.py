@@ -19,6 +19,8 @@ from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import PoolingChoice, SimilarityOptions, ValueBias
+from normscope.analyses.syntax.analysis import TREEBANK
+from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.pooling import Pooling
 from tests.oracles import (
@@ -31,6 +33,7 @@ from tests.oracles import (
     score_oracle,
     similarity_oracle,
     specimens,
+    syntax_oracle,
 )
 from tests.oracles.comparison import assert_published
 from tests.oracles.specimens import Specimen
@@ -85,6 +88,14 @@ def test_feedforward(specimen, choice, bias):
     expected = feedforward_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
     assert_published(found, expected, tolerance=2e-5 if specimen.loaded.layout.feed_forward[0].float32_inside else 1e-9)
+
+
+@pytest.mark.parametrize("punctuation", [False, True])
+def test_syntax(specimen, punctuation):
+    options = SyntaxOptions(punctuation=punctuation, seed=3)
+    annotated = syntax_oracle.annotated(specimen)
+    found = annotated.findings("syntax", options, [1, 3], ["all"], resources={TREEBANK: syntax_oracle.treebank()})
+    assert_published(found, syntax_oracle.expected(annotated, [1, 3], options))
 
 
 @pytest.mark.parametrize("choice", CHOICES)

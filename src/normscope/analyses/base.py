@@ -89,6 +89,8 @@ class AnalysisContext:
     """Holds the layers of the model fixed."""
     own_pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
     """Returns the pooling that the model's own files name; raises InputError if they name none."""
+    has_feed_forward: bool = True
+    """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
     options: Sequence[AnalysisConfig] = ()
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -155,3 +155,18 @@ Socher, Richard and Wallace, Byron C.},
   url = {https://aclanthology.org/2020.acl-main.408}
 }""",
 )
+
+CLARK_2019 = Paper(
+    "clark2019",
+    """@inproceedings{clark-etal-2019-bert,
+  title = {What Does BERT Look at? An Analysis of BERT's Attention},
+  author = {Clark, Kevin and Khandelwal, Urvashi and Levy, Omer and Manning, Christopher D.},
+  booktitle = {Proceedings of the 2019 ACL Workshop BlackboxNLP: Analyzing and Interpreting Neural Networks for NLP},
+  publisher = {Association for Computational Linguistics},
+  year = {2019},
+  month = aug,
+  pages = {276--286},
+  doi = {10.18653/v1/W19-4828},
+  url = {https://aclanthology.org/W19-4828}
+}""",
+)

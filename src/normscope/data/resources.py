@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from normscope.config.schema import DatasetOptions
 from normscope.data.batching import windows
+from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, Example
 
@@ -21,6 +22,8 @@ class ResourceContext:
     encoder: Encoder
     vocabulary: int
     """Number of token ids of the model."""
+    open_corpus: Callable[[DatasetOptions], Corpus] = open_corpus
+    """Opens the corpus of dataset options."""
 
 
 class Resource(abc.ABC, Generic[T]):

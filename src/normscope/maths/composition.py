@@ -21,7 +21,7 @@ Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation, scaled_norm
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal, scaled_output_weight
+from normscope.maths.words import Strip, WordGroups
 
 NormPosition = Literal["post", "pre", "parallel", "branch"]
 
@@ -208,6 +209,60 @@ class Composition:
             )
             for stage in self.stages[1:]
         }
+
+    def word_norms(
+        self,
+        weights_of: Callable[[slice, slice], Float[Tensor, "batch head _ key"]],
+        transformed: Float[Tensor, "batch head key model"],
+        groups: WordGroups,
+        stages: Iterable[Stage] | None = None,
+    ) -> dict[Stage, Float[Tensor, "batch word unit"]]:
+        """‖V_IJ‖ of every target and source word, by stage (see `words.py`).
+
+        Args:
+            weights_of: α of a range of queries of a range of sequences.
+            transformed: f(x) of every head.
+            groups: The words.
+            stages: The stages to measure; all by default, in cross-attention F alone.
+        """
+        stages = list(stages or (self.stages if groups.is_self_attention else self.stages[:1]))
+        shape = *groups.rows.shape[:2], groups.count
+        norms = {stage: transformed.new_zeros(shape) for stage in stages}
+        own = {stage: self.own(stage) for stage in stages} if groups.is_self_attention else {}
+        for strip in groups.strips(transformed.shape[-1]):
+            weights = groups.others(weights_of(strip.queries, strip.sequences).to(transformed), strip)
+            keys = transformed[strip.sequences].transpose(1, 2)
+            for stage in stages:
+                rows = groups.rows_of(strip)
+                vectors = self.word_vectors(weights, keys, rows, strip, groups, stage)
+                vectors = groups.with_own(vectors, rows, own[stage], strip) if own else vectors
+                norms[stage][strip.sequences, strip.words] = torch.linalg.vector_norm(vectors, dim=-1).transpose(1, 2)
+        return norms
+
+    def word_vectors(
+        self,
+        weights: Float[Tensor, "batch head query key"],
+        keys: Float[Tensor, "batch key head model"],
+        rows: Float[Tensor, "batch word query"],
+        strip: Strip,
+        groups: WordGroups,
+        stage: Stage,
+    ) -> Float[Tensor, "batch unit word model"]:
+        """What target words take from source words at a stage, without what tokens take from themselves.
+
+        Args:
+            weights: α of the strip's queries, zero on themselves.
+            keys: f(x) of every head.
+            rows: The share of each query in each target word.
+            strip: The queries and words.
+            groups: The words.
+            stage: F, R or T.
+        """
+        if stage is Stage.NORMALISED:
+            rows = rows / self.deviation[strip.sequences, strip.queries].unsqueeze(1)
+        means = (rows.unsqueeze(1) @ weights).permute(0, 3, 2, 1)  # batch, key, word, head
+        vectors = groups.merged(means @ keys, strip)
+        return self._norm.scaled(vectors) if stage is Stage.NORMALISED else vectors
 
     def double(self) -> "Composition":
         """A copy in float64 on the CPU. σ_i keeps its value from the model's precision."""

@@ -121,6 +121,11 @@ class LayerComposition:
             return self.normalisation.deviation(self.block_output + self.output)
         return None
 
+    @property
+    def attention_deviation(self) -> Float[Tensor, "batch token"] | None:
+        """σ_i of the attention block's norm; None if it has none at its last stage."""
+        return self.attention.deviation if self.attention.stages[-1] is Stage.NORMALISED else None
+
     @cached_property
     def input_deviation(self) -> Float[Tensor, "batch token"] | None:
         """σ_i of the norm before the network; None if there is none."""
@@ -185,11 +190,11 @@ class LayerComposition:
         if self.norm_position == "parallel":
             return torch.zeros_like(self.output)
         vectors = self._as_input(self.attention.others(self.attention.stages[-1]))
-        return self.network.contribution(vectors, self._query_slopes)
+        return self.network.contribution(vectors, self.query_slopes)
 
     def made_of_itself(self) -> Float[Tensor, "batch token model"]:
         """What the network makes of each token's own vector, by running it on that: `parts.own` without a remainder."""
-        return self.network.contribution(self._own_input(), self._query_slopes)
+        return self.network.contribution(self._own_input(), self.query_slopes)
 
     def output_at(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """The layer's output at a stage: the sum of the parts.
@@ -268,7 +273,7 @@ class LayerComposition:
             return block, torch.zeros_like(block)
         if self.input_deviation is not None:
             by_key = by_key / self.input_deviation[sequence, queries, None]
-        slopes = self._query_slopes
+        slopes = self.query_slopes
         neurons = (by_key @ heads.input).mul_(slopes.input[sequence, queries])
         if heads.multiplier is not None and slopes.multiplier is not None:
             neurons.addcmul_(by_key @ heads.multiplier, slopes.multiplier[sequence, queries])
@@ -290,7 +295,8 @@ class LayerComposition:
         return _Heads(value, output_weight, read, tuple(weights))
 
     @cached_property
-    def _query_slopes(self) -> Slopes:
+    def query_slopes(self) -> Slopes:
+        """The slopes of every token."""
         return self.network.slopes(self.pre_activations, self.multipliers)
 
     def double(self) -> "LayerComposition":

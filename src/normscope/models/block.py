@@ -16,6 +16,7 @@ from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mi
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.scores import part_of_keys
+from normscope.maths.words import WordGroups, word_weights
 
 WEIGHTS_AT_ONCE = {"cpu": 2**22}
 """Entries of α to materialise at once, by device. 2²² float32 weights (16 MiB) were fastest on a CPU, because of its cache."""
@@ -320,6 +321,34 @@ class AttentionBlock:
             is_cross_attention=self.is_cross_attention,
         )
         return {Method.ATTN_W: torch.cat(means, dim=1)} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
+
+    def word_maps(
+        self, groups: WordGroups, *, in_double: bool = True
+    ) -> dict[Method, Float[Tensor, "batch word unit"]]:
+        """How much every word takes from every other: α averaged over heads, and ‖V_IJ‖ at every stage.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+            in_double: Whether to compute in float64 on the CPU, or as the model does.
+        """
+        composition, transformed = self.composition, self.transformed()
+        if in_double:
+            composition, transformed = composition.double(), transformed.cpu().double()
+        groups = groups.like(transformed)
+
+        def weights_of(queries: slice, sequences: slice) -> Tensor:
+            return self.weights_of(queries, sequences).to(transformed)
+
+        norms = composition.word_norms(weights_of, transformed, groups)
+        means = torch.cat(
+            [
+                self.weights_of(slice(start, start + self.queries_at_once)).to(transformed).mean(dim=1)
+                for start in range(0, self.query.shape[2], self.queries_at_once)
+            ],
+            dim=1,
+        )
+        weights = word_weights(means.unsqueeze(1), groups).squeeze(1)
+        return {Method.ATTN_W: weights} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
 
     def weight_of_groups(
         self, members: Bool[Tensor, "group batch key"], without: Sequence[int] = ()

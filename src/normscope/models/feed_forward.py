@@ -16,7 +16,7 @@ Source: gated networks are those of Shazeer 2020 (arXiv:2002.05202).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from jaxtyping import Bool, Float
@@ -27,6 +27,8 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage, Tile
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.word_layers import layer_word_norms
+from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
 
 PAIR_NEURONS = {"cpu": 2**21}
@@ -220,6 +222,29 @@ def _pieces(whole: slice, size: int) -> Iterator[slice]:
     """A range in pieces of a size, but of one at least."""
     for start in range(whole.start, whole.stop, size := max(1, size)):
         yield slice(start, min(whole.stop, start + size))
+
+    def word_maps(
+        self,
+        groups: WordGroups,
+        stages: Iterable[LayerStage] | None = None,
+        rule: BiasRule = BiasRule.SUMMAND,
+        *,
+        in_double: bool = True,
+    ) -> dict[LayerStage, Float[Tensor, "batch word unit"]]:
+        """How much every word takes from every other, from the end of the attention block on.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+            stages: The stages to measure; all by default.
+            rule: Where integrated gradients leave the network's biases.
+            in_double: Whether to compute in float64 on the CPU, or as the model does.
+        """
+        block, composition = self.attention, self.composition(rule)
+        value, output_weight = block.value, block.parameters.output_weight
+        if in_double:
+            composition = composition.double()
+            value, output_weight = value.cpu().double(), output_weight.cpu().double()
+        return layer_word_norms(composition, block.weights_of, value, output_weight, groups.like(value), stages)
 
 
 def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:

@@ -1,7 +1,8 @@
 """Runs the model again with some of its activations replaced, for analyses of cause and effect."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -10,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.data.batching import Batch, batches_of, unpacked
+from normscope.data.batching import Batch, batches, batches_of, unpacked
 from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
@@ -68,6 +70,21 @@ class InterventionRunner:
         return [
             batch.to(self._model.device) for batch in batches_of(unpacked_sequences, self._encoder, self._batch_tokens)
         ]
+
+    def read(self, examples: Iterable[Example | str]) -> Iterator[Batch]:
+        """Batches of other examples than the corpus's, none of them masked; a string is the reason why one is skipped."""
+        for batch in batches(examples, self._encoder.unmasked(), self._batch_tokens, CorpusCounts()):
+            yield batch.to(self._model.device)
+
+    def randomised(self, seed: int) -> "InterventionRunner":
+        """The same runner for a model of the same shape with random weights, initialised as its family is before training."""
+        trained = self._model.model
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = type(trained)(copy.deepcopy(trained.config))
+        model = model.to(trained.device, trained.dtype).eval().requires_grad_(False)
+        loaded = dataclasses.replace(self._model, model=model)
+        return InterventionRunner(loaded, self._encoder, self._layers, self._batch_tokens, self._progress)
 
     def observe(
         self,

@@ -287,6 +287,7 @@ def _context(
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
         own_pooling=lambda: pooling_of(model.folder, model.name),
+        has_feed_forward=bool(model.layout.feed_forward),
         options=all_options(options.analysis),
     )
 
@@ -296,7 +297,8 @@ def _resources(
 ) -> dict[str, Prepared]:
     """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs for name, resource in requirements.resources.items()}
-    return prepare_resources(wanted, ResourceContext(options.dataset, encoder, model.vocabulary), inputs.open_corpus)
+    context = ResourceContext(options.dataset, encoder, model.vocabulary, inputs.open_corpus)
+    return prepare_resources(wanted, context, inputs.open_corpus)
 
 
 def _analyses(

@@ -1,0 +1,147 @@
+"""The dependency arcs of a batch, in terms of what its tokens can tell apart."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from normscope.analyses.syntax.treebank import PUNCTUATION, half_of, relation_of
+from normscope.data.batching import Batch
+from normscope.data.examples import ROOT
+from normscope.data.token_sequence import AnnotatedSentence
+from normscope.data.words import NO_WORD
+from normscope.maths.words import WordGroups
+
+INSIDE, MISSING = range(2)
+"""Why an arc is dropped: inside a unit of words that share their tokens; at a word without a token."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arcs:
+    """The arcs of a batch but those of roots. Words that share their tokens are one unit.
+
+    Units of a sentence count from 0, in the order of its words. Special tokens are units as well, after the longest sentence.
+    """
+
+    groups: WordGroups
+    """The tokens of the units; only words are targets."""
+    words: Bool[Tensor, "batch word"]
+    """Which target words a sentence has."""
+    nodes: Bool[Tensor, "batch word"]
+    """Those that trees span: all, or all but punctuation."""
+    halves: Int[Tensor, " batch"]
+    """The half of the corpus that each sentence belongs to."""
+    sentence: Int[Tensor, " arc"]
+    dependent: Int[Tensor, " arc"]
+    """Unit of the dependent."""
+    head: Int[Tensor, " arc"]
+    relation: Int[Tensor, " arc"]
+    """Index among the relations."""
+    offset: Int[Tensor, " arc"]
+    """How many words the head comes after the dependent."""
+    counted: Bool[Tensor, " arc"]
+    """Whether the arc counts in `all`, in trees and in probes."""
+    dropped: Int[Tensor, " reason"]
+    """Number of arcs that were dropped, by reason."""
+
+    @property
+    def units(self) -> Bool[Tensor, "batch unit"]:
+        """Which units a sentence has."""
+        return self.groups.columns.any(dim=1)
+
+    @property
+    def special(self) -> Bool[Tensor, "batch unit"]:
+        """Which units are special tokens."""
+        special = self.units.clone()
+        special[:, : self.words.shape[1]] = False
+        return special
+
+
+def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, subtypes: bool) -> Arcs:
+    """The arcs of a batch of annotated sentences.
+
+    Args:
+        batch: Its sequences have the words of their tokens; those without a tree have no arc.
+        relations: The index of every relation.
+        punctuation: Whether arcs of punctuation count like others.
+        subtypes: Whether relations keep their subtypes.
+    """
+    assert batch.words is not None
+    of_token = batch.words.cpu().numpy()
+    lengths = batch.token_mask.sum(dim=1).tolist()
+    numbers = [_unit_numbers(of_token[row, :length]) for row, length in enumerate(lengths)]
+    targets = max([1, *(len(known) for known in numbers)])
+    units = np.full(of_token.shape, -1, dtype=np.int64)
+    count = targets
+    for row, (known, length) in enumerate(zip(numbers, lengths, strict=True)):
+        special = np.flatnonzero(of_token[row, :length] == NO_WORD)
+        units[row, :length] = [known.get(word, -1) for word in of_token[row, :length].tolist()]
+        units[row, special] = targets + np.arange(len(special))
+        count = max(count, targets + len(special))
+    rows: list[tuple[int, int, int, int, int, bool]] = []
+    dropped = [0, 0]
+    nodes = np.zeros((len(lengths), targets), dtype=bool)
+    for row, sentence in enumerate(batch.sentences):
+        nodes[row, : len(numbers[row])] = True
+        if sentence is not None and sentence.annotation.heads is not None:
+            labels = [relation_of(label, subtypes=subtypes) for label in sentence.annotation.columns["deprel"]]
+            if not punctuation:
+                nodes[row, _punctuation(sentence, labels, numbers[row])] = False
+            rows += _arcs(row, sentence, labels, numbers[row], relations, dropped)
+    device = batch.input_ids.device
+    table = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 6)
+    words = torch.arange(targets) < torch.tensor([len(known) for known in numbers])[:, None]
+    return Arcs(
+        groups=WordGroups.of(torch.from_numpy(units).to(device), targets, count, torch.float32),
+        words=words.to(device),
+        nodes=torch.from_numpy(nodes).to(device),
+        halves=torch.tensor([half_of(row) for row in batch.rows], device=device),
+        sentence=table[:, 0],
+        dependent=table[:, 1],
+        head=table[:, 2],
+        relation=table[:, 3],
+        offset=table[:, 4],
+        counted=(table[:, 5] == 0) | punctuation,
+        dropped=torch.tensor(dropped),
+    )
+
+
+def _unit_numbers(words: np.ndarray) -> dict[int, int]:
+    """The unit of every word that has tokens, in the order of the words."""
+    return {word: number for number, word in enumerate(sorted(set(words.tolist()) - {NO_WORD}))}
+
+
+def _punctuation(sentence: AnnotatedSentence, labels: Sequence[str], numbers: Mapping[int, int]) -> list[int]:
+    """Units that are punctuation alone."""
+    relations: dict[int, set[str]] = {}
+    for label, owner in zip(labels, sentence.owners, strict=True):
+        if owner in numbers:
+            relations.setdefault(numbers[owner], set()).add(label)
+    return [unit for unit, of_unit in relations.items() if of_unit == {PUNCTUATION}]
+
+
+def _arcs(
+    row: int,
+    sentence: AnnotatedSentence,
+    labels: Sequence[str],
+    numbers: Mapping[int, int],
+    relations: Mapping[str, int],
+    dropped: list[int],
+) -> list[tuple[int, int, int, int, int, bool]]:
+    heads = sentence.annotation.heads
+    assert heads is not None
+    arcs = []
+    for word, (head, label) in enumerate(zip(heads, labels, strict=True)):
+        if head == ROOT or label not in relations:
+            continue
+        ends = [numbers.get(sentence.owners[end]) for end in (word, head)]
+        if ends[0] is None or ends[1] is None:
+            dropped[MISSING] += 1
+        elif ends[0] == ends[1]:
+            dropped[INSIDE] += 1
+        else:
+            arcs.append((row, ends[0], ends[1], relations[label], head - word, label == PUNCTUATION))
+    return arcs

@@ -1,0 +1,123 @@
+"""Figures of the syntax analysis."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines
+from normscope.analyses.syntax.maps import HEAD_MEASURES
+from normscope.analyses.syntax.scoring import CANDIDATES
+
+TITLES = {
+    "attn_w": "weights",
+    "attn_n": "vectors",
+    "attnres_n": "+ residual",
+    "attnresln_n": "+ norm",
+    "layer": "whole layer",
+}
+"""Titles of the measures, in order."""
+
+SINKS = {
+    "all": ("with sinks", "itself counts"),
+    "no_self": ("with sinks", "itself masked"),
+    "no_special": ("sinks masked", "itself counts"),
+    "words": ("sinks masked", "itself masked"),
+}
+"""How the figure of gains names the candidates. Special tokens are the sinks."""
+
+# More columns would not be legible.
+_MOST_RELATIONS = 24
+
+
+def describe_figures(
+    heads: pd.DataFrame, pooled: pd.DataFrame, trees: pd.DataFrame, relations: Sequence[str]
+) -> dict[str, Figure]:
+    """All figures.
+
+    Args:
+        heads: The table `heads`.
+        pooled: Held-out accuracy of the best head by measure, relation and candidates.
+        trees: The table `trees`.
+        relations: All relations but their union.
+    """
+    counts = pooled[pooled["measure"] == "attn_w"].groupby("relation")["count"].max()
+    shown = [relation for relation in relations if relation in counts.index]
+    shown = ["all", *sorted(shown, key=lambda relation: (-int(counts[relation]), relation))[:_MOST_RELATIONS]]
+    return {
+        "gain": _gain(pooled, shown),
+        "relations": _relations(heads, shown),
+        "trees": _trees(trees),
+    }
+
+
+def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
+    accuracy = pooled.set_index(["relation", "candidates", "measure"])["accuracy"]
+    rows = [
+        {
+            "sinks": SINKS[candidates][0],
+            "itself": SINKS[candidates][1],
+            "relation": relation,
+            "gain": 100 * (accuracy[relation, candidates, "attn_n"] - accuracy[relation, candidates, "attn_w"]),
+        }
+        for candidates in CANDIDATES
+        for relation in relations
+    ]
+    return HeatmapGrid(
+        table=pd.DataFrame(rows),
+        grid_row="sinks",
+        values={"gain": "vectors − weights (percentage points)"},
+        row="itself",
+        column="relation",
+        caption=(
+            "What norms add to weights: accuracy of the best head by ‖αf(x)‖ minus that of the best head by α, in percentage "
+            "points, by relation, on the half of the corpus that did not choose the heads. If the gain vanishes when special "
+            "tokens are masked, norms merely discount these sinks."
+        ),
+        diverging=True,
+    )
+
+
+def _relations(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
+    table = heads[
+        (heads["candidates"] == "words")
+        & (heads["half"] == "both")
+        & (heads["layer"] > 0)
+        & heads["relation"].isin(relations)
+        & ((heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES))
+    ]
+    best = table.groupby(["measure", "relation", "layer"], sort=False)["accuracy"].max().mul(100).reset_index()
+    order = {relation: place for place, relation in enumerate(relations)}
+    best = best.sort_values("relation", key=lambda column: column.map(order), kind="stable").reset_index(drop=True)
+    return HeatmapPanels(
+        table=best,
+        panel="measure",
+        row="layer",
+        column="relation",
+        value="accuracy",
+        panel_titles={name: title for name, title in TITLES.items() if (best["measure"] == name).any()},
+        value_label="accuracy (%)",
+        limits=(0.0, 100.0),
+        caption=(
+            "Share of the arcs whose other end has the largest entry among the other words, by layer (deepest at the top) and "
+            "relation (most frequent first): of the best head and direction for weights and vectors, of the whole block in its "
+            "better direction for the others."
+        ),
+    )
+
+
+def _trees(trees: pd.DataFrame) -> Figure:
+    blocks = trees[(trees["head"] == 0) & (trees["layer"] > 0)].reset_index(drop=True)
+    percent = blocks.assign(**{name: blocks[name] * 100 for name in ("uuas", "low", "high")})
+    return Lines(
+        table=percent,
+        x="layer",
+        y="uuas",
+        series="measure",
+        series_titles={name: title for name, title in TITLES.items() if (blocks["measure"] == name).any()},
+        y_label="arcs in the tree (%)",
+        band=("low", "high"),
+        caption=(
+            "Share of the undirected arcs that are edges of the maximum spanning tree of a whole block's map, by layer. Bands "
+            "are 95 % intervals over sentences."
+        ),
+    )

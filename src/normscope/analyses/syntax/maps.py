@@ -1,0 +1,50 @@
+"""The word maps of a layer: single heads, the attention block, and the whole layer."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.analyses.syntax.arcs import Arcs
+from normscope.maths.layer_composition import LAYER_STAGES
+from normscope.maths.words import word_head_norms, word_weights
+from normscope.models.block import AttentionBlock, BlockParameters
+from normscope.models.feed_forward import FeedForwardBlock
+
+HEAD_MEASURES = ("attn_w", "attn_n")
+"""Measures of single heads."""
+
+LAYER = "layer"
+"""The measure that follows vectors to the end of the layer."""
+
+
+def block_measures(parameters: BlockParameters, methods: Sequence[str], *, layer: bool) -> list[str]:
+    """Measures of whole blocks, by the position of their norm.
+
+    Args:
+        parameters: Those of a block.
+        methods: The methods of mixing that are defined for the block.
+        layer: Whether feed-forward networks are observed.
+    """
+    assert parameters.norm_position in LAYER_STAGES
+    return [name for name in (*HEAD_MEASURES, "attnres_n", "attnresln_n") if name in methods] + [LAYER] * layer
+
+
+def head_maps(block: AttentionBlock, arcs: Arcs) -> Float[Tensor, "batch measure head word unit"]:
+    """The maps of single heads, by the measures of HEAD_MEASURES."""
+    weights = block.weights
+    groups = arcs.groups.like(weights)
+    norms = word_head_norms(weights, block.value, block.parameters.norm_factors, groups)
+    return torch.stack([word_weights(weights, groups), norms.to(weights)], dim=1)
+
+
+def block_maps(
+    block: AttentionBlock, network: FeedForwardBlock | None, arcs: Arcs, measures: Sequence[str]
+) -> Float[Tensor, "batch measure word unit"]:
+    """The maps of all heads together, by measure."""
+    maps = {str(method): values for method, values in block.word_maps(arcs.groups, in_double=False).items()}
+    if network is not None:
+        last = LAYER_STAGES[network.parameters.norm_position][-1]
+        maps[LAYER] = network.word_maps(arcs.groups, [last], in_double=False)[last]
+    return torch.stack([maps[name] for name in measures], dim=1)

@@ -1,0 +1,222 @@
+"""Probes that find the head of a word from the maps of all heads together (Clark et al. 2019, section 5).
+
+With m^k_ij for what word i takes from word j by head k, the head of word j is word i with probability
+
+    p(i | j) ∝ exp Σ_k (w_k m^k_ij + u_k m^k_ji),    i ≠ j.
+
+Each m^k is divided by its root mean square over the training pairs, so that the penalty on w and u means the same for every
+head and measure. The loss is convex: the probe depends on the sentences alone, not on their order or on a seed.
+
+Source: https://arxiv.org/abs/1906.04341.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.analyses.syntax.arcs import Arcs
+from normscope.analyses.syntax.maps import HEAD_MEASURES, head_maps
+from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.analyses.syntax.scoring import Moments
+from normscope.analyses.syntax.treebank import Treebank, sampled, training_file
+from normscope.data.batching import Batch
+from normscope.data.examples import Example
+from normscope.models.block import AttentionBlock
+from normscope.models.interventions import InterventionRunner
+
+MAPS = ("raw", "normalised")
+"""Maps as they are, or divided by what a word takes from the other words."""
+
+PENALTY = 1e-3
+"""Factor of Σ w² + u² in the loss: enough for a single solution, too little to matter for thousands of arcs."""
+
+_MOST_STEPS = 100
+
+
+class ProbeResult(NamedTuple):
+    """How well a probe finds heads."""
+
+    model: str
+    """`trained` or `random`."""
+    measure: str
+    maps: str
+    moments: Moments
+    """Of correct words and words, by sentence."""
+    training_sentences: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """The maps between the words of some sentences, and their arcs."""
+
+    maps: Float[Tensor, "measure map sentence word word"]
+    """What the word of a row takes from that of a column, by measure and head of every layer; zero where there is no word."""
+    words: Bool[Tensor, "sentence word"]
+    arcs: Int[Tensor, "arc 3"]
+    """Sentence, dependent and head."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Probe:
+    """A trained probe."""
+
+    scale: Float[Tensor, " map"]
+    """Root mean square of each map on the training pairs; 1 for maps of zeros."""
+    to_dependent: Float[Tensor, " map"]
+    """w, for what the head takes from its dependent."""
+    to_head: Float[Tensor, " map"]
+    """u, for what the dependent takes from its head."""
+
+    def scores(
+        self, maps: Float[Tensor, "map sentence word word"], words: Bool[Tensor, "sentence word"]
+    ) -> Float[Tensor, "sentence word word"]:
+        """The score of every head (column) of every dependent (row), −∞ where there is no such pair."""
+        return _scores(maps, words, torch.stack([self.to_dependent, self.to_head]) / self.scale)
+
+
+def probe_results(
+    runner: InterventionRunner, treebank: Treebank, find_arcs: Callable[[Batch], Arcs], options: SyntaxOptions
+) -> list[ProbeResult]:
+    """Train probes by every measure and kind of maps, and score them; then the same for a random model.
+
+    Args:
+        runner: Runs the model.
+        treebank: Its sentences score the probes; those of one half train them unless there is a file for that.
+        find_arcs: Finds the arcs of a batch.
+        options: The training file, and how many of its sentences to use.
+    """
+    half = None if options.train is not None else 1
+    source = treebank.sentences(0) if options.train is None else training_file(options.train).sentences()
+    training = sampled(source, options.train_sentences, options.seed)
+    results: list[ProbeResult] = []
+    if not training:
+        return results
+    for model, runs in (("trained", runner), ("random", runner.randomised(options.seed))):
+        probes = _trained(runs, training, find_arcs, model)
+        scores = _scored(runs, treebank.sentences(half), find_arcs, probes)
+        results += [
+            ProbeResult(model, measure, maps, moments, len(training)) for (measure, maps), moments in scores.items()
+        ]
+    return results
+
+
+def fit(samples: Sequence[Sample], measure: int, *, normalised: bool) -> Probe:
+    """The probe of least loss: the mean of −log p(head | dependent) over the arcs, plus the penalty.
+
+    Args:
+        samples: The training sentences.
+        measure: Index of the measure.
+        normalised: Whether rows of the maps are normalised.
+    """
+    parts = [
+        (_prepared(sample.maps[measure].double(), sample.words, normalised=normalised), sample) for sample in samples
+    ]
+    squares = sum(maps.square().sum(dim=(1, 2, 3)) for maps, _ in parts)
+    pairs = sum(int(_pairs(sample.words).sum()) for sample in samples)
+    assert isinstance(squares, Tensor)
+    scale = (squares / max(1, pairs)).sqrt()
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    for maps, _ in parts:
+        maps.div_(scale[:, None, None, None])
+    weights = torch.zeros(2, len(scale), dtype=torch.float64, device=scale.device, requires_grad=True)
+    arcs = max(1, sum(len(sample.arcs) for sample in samples))
+    optimizer = torch.optim.LBFGS(
+        [weights], max_iter=_MOST_STEPS, tolerance_grad=1e-7, tolerance_change=1e-10, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        total = PENALTY * weights.detach().square().sum()
+        (PENALTY * weights.square().sum()).backward()
+        for maps, sample in parts:
+            sentence, dependent, head = sample.arcs.unbind(-1)
+            rows = _scores(maps, sample.words, weights)[sentence, dependent]
+            loss = torch.nn.functional.cross_entropy(rows, head, reduction="sum") / arcs
+            loss.backward()
+            total = total + loss.detach()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return Probe(scale, *weights.detach())
+
+
+def _trained(
+    runner: InterventionRunner, training: Sequence[Example], find_arcs: Callable[[Batch], Arcs], model: str
+) -> dict[tuple[str, str], Probe]:
+    samples = list(_samples(runner, runner.progress(training, len(training), f"maps of the {model} model"), find_arcs))
+    return {
+        (measure, maps): fit(samples, index, normalised=maps == "normalised")
+        for index, measure in enumerate(HEAD_MEASURES)
+        for maps in MAPS
+    }
+
+
+def _scored(
+    runner: InterventionRunner,
+    sentences: Iterable[Example],
+    find_arcs: Callable[[Batch], Arcs],
+    probes: dict[tuple[str, str], Probe],
+) -> dict[tuple[str, str], Moments]:
+    totals = {key: np.zeros(6) for key in probes}
+    for sample in _samples(runner, sentences, find_arcs):
+        sentence, dependent, head = sample.arcs.unbind(-1)
+        counts = _by_sentence(torch.ones_like(sentence), sample)
+        for (measure, maps), probe in probes.items():
+            values = sample.maps[HEAD_MEASURES.index(measure)].double()
+            prepared = _prepared(values, sample.words, normalised=maps == "normalised")
+            found = probe.scores(prepared, sample.words).argmax(dim=-1)[sentence, dependent] == head
+            correct = _by_sentence(found.long(), sample)
+            sums = correct, correct**2, correct * counts, counts, counts**2, counts > 0
+            totals[measure, maps] += np.array([values.sum() for values in sums])
+    return {key: Moments(*total) for key, total in totals.items()}
+
+
+def _samples(
+    runner: InterventionRunner, sentences: Iterable[Example], find_arcs: Callable[[Batch], Arcs]
+) -> Iterator[Sample]:
+    """The sentences in batches, with the maps of all layers."""
+    for batch in runner.read(sentences):
+        arcs = find_arcs(batch)
+        words = arcs.words.shape[1]
+        layers: list[Tensor] = []
+
+        def visit(block: AttentionBlock, arcs: Arcs = arcs, words: int = words, layers: list[Tensor] = layers) -> None:
+            layers.append(head_maps(block, arcs)[..., :words].permute(1, 2, 0, 3, 4))
+
+        runner.observe(batch, visit)
+        ends = torch.stack([arcs.sentence, arcs.dependent, arcs.head], dim=-1)
+        yield Sample(torch.cat(layers, dim=1), arcs.words, ends[arcs.counted])
+
+
+def _by_sentence(values: Tensor, sample: Sample) -> np.ndarray:
+    sums = values.new_zeros(len(sample.words)).index_add_(0, sample.arcs[:, 0], values)
+    return np.asarray(sums.cpu().numpy())
+
+
+def _pairs(words: Bool[Tensor, "sentence word"]) -> Bool[Tensor, "sentence word word"]:
+    """Pairs of two different words."""
+    return words.unsqueeze(1) & words.unsqueeze(2) & ~torch.eye(words.shape[1], dtype=torch.bool, device=words.device)
+
+
+def _prepared(
+    maps: Float[Tensor, "map sentence word word"], words: Bool[Tensor, "sentence word"], *, normalised: bool
+) -> Float[Tensor, "map sentence word word"]:
+    """The maps without a word's pair with itself; on request, with rows that add up to 1."""
+    maps = maps * _pairs(words)
+    return maps / maps.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) if normalised else maps
+
+
+def _scores(
+    maps: Float[Tensor, "map sentence word word"],
+    words: Bool[Tensor, "sentence word"],
+    weights: Float[Tensor, "direction map"],
+) -> Float[Tensor, "sentence word word"]:
+    """Σ_k (w_k m^k_ij + u_k m^k_ji) with the dependent j as row and the head i as column."""
+    from_head, from_dependent = (weights @ maps.flatten(1)).unflatten(1, maps.shape[1:])
+    return (from_head.transpose(-1, -2) + from_dependent).masked_fill(~_pairs(words), -torch.inf)

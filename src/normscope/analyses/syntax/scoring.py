@@ -1,0 +1,149 @@
+"""How often the largest entry of a map is the right word, and how often arcs are edges of its spanning tree."""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.sparse.csgraph import minimum_spanning_tree
+from torch import Tensor
+
+from normscope.analyses.syntax.arcs import Arcs
+
+CANDIDATES = ("all", "no_self", "no_special", "words")
+DIRECTIONS = ("dependent-head", "head-dependent")
+
+LONGEST_OFFSET = 10
+"""Fixed offsets of at most this many words, in either direction, compete for the best."""
+
+
+class Moments(NamedTuple):
+    """Sums over sentences of their correct arcs c and arcs n, from which a share and its interval follow."""
+
+    correct: np.ndarray
+    """Σ c."""
+    squares: np.ndarray
+    """Σ c²."""
+    products: np.ndarray
+    """Σ c n."""
+    arcs: np.ndarray
+    """Σ n."""
+    arc_squares: np.ndarray
+    """Σ n²."""
+    sentences: np.ndarray
+    """Number of sentences with n > 0."""
+
+    @property
+    def share(self) -> np.ndarray:
+        """p = Σ c / Σ n; NaN without arcs."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.correct / np.asarray(self.arcs, dtype=float))
+
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """The 95 % interval p ± 1.96 s of the share, with sentences as the sample.
+
+        s² = S/(S−1) Σ (c − p n)² / (Σ n)², the linearised variance of a ratio over S sentences. NaN with fewer than two.
+
+        Source: Cochran 1977, Sampling Techniques, section 6.3.
+        """
+        p = self.share
+        residual = np.maximum(self.squares - 2 * p * self.products + p**2 * self.arc_squares, 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            variance = residual * (self.sentences / (self.sentences - 1.0)) / np.asarray(self.arcs, dtype=float) ** 2
+        half = np.where(self.sentences > 1, 1.959963984540054 * np.sqrt(variance), np.nan)
+        return np.asarray(np.clip(p - half, 0, 1)), np.asarray(np.clip(p + half, 0, 1))
+
+
+def correct_arcs(
+    maps: Float[Tensor, "batch map word unit"], arcs: Arcs
+) -> Bool[Tensor, "candidates direction map arc"]:
+    """Whether the largest entry of the row of one end of an arc is its other end.
+
+    Rows without an entry above zero predict nothing. Of equal entries, the first counts.
+
+    Args:
+        maps: What each word takes from each unit.
+        arcs: The arcs.
+    """
+    words, units = maps.shape[2:]
+    # Special tokens are the last units; the word itself has the number of its row.
+    itself = torch.eye(words, units, dtype=torch.bool, device=maps.device)
+    special = arcs.special[:, None, None]
+    absent = ~arcs.units[:, None, None]
+    results = []
+    for candidates in CANDIDATES:
+        excluded = absent
+        if candidates in ("no_self", "words"):
+            excluded = excluded | itself
+        if candidates in ("no_special", "words"):
+            excluded = excluded | special
+        largest = maps.masked_fill(excluded, -torch.inf).max(dim=-1)
+        predicted = largest.indices.masked_fill(largest.values <= 0, -1)
+        ends = (arcs.dependent, arcs.head), (arcs.head, arcs.dependent)
+        results.append(torch.stack([(predicted[arcs.sentence, :, row] == column[:, None]).T for row, column in ends]))
+    return torch.stack(results)
+
+
+def by_relation(values: Bool[Tensor, "*map arc"], arcs: Arcs, relations: int) -> Int[Tensor, "*map batch relation"]:
+    """Sums of values over the arcs of each sentence and relation; relation 0 is the union of those that count."""
+    shape = values.shape[:-1]
+    sentences = len(arcs.words)
+    flat = values.reshape(-1, values.shape[-1]).long()
+    sums = flat.new_zeros(len(flat), sentences * relations)
+    sums.index_add_(1, arcs.sentence * relations + arcs.relation, flat)
+    sums.index_add_(1, arcs.sentence[arcs.counted] * relations, flat[:, arcs.counted])
+    return sums.view(*shape, sentences, relations)
+
+
+def by_half(values: Int[Tensor, "*map batch relation"], halves: Int[Tensor, " batch"]) -> Tensor:
+    """Sums over the sentences of each half of the corpus: map, half, relation."""
+    sums = values.new_zeros(*values.shape[:-2], 2, values.shape[-1])
+    return sums.index_add_(values.dim() - 2, halves, values)
+
+
+def products(correct: Int[Tensor, "..."], counts: Int[Tensor, "..."]) -> tuple[Tensor, Tensor, Tensor]:
+    """c, c² and c n of every sentence."""
+    return correct, correct.square(), correct * counts
+
+
+def spanning_trees(
+    maps: Float[Tensor, "map batch word word"], nodes: Bool[Tensor, "batch word"]
+) -> Bool[Tensor, "map batch word word"]:
+    """Maximum spanning trees with edge weights m_ij + m_ji.
+
+    All trees are those of one sparse graph, with a component for each map and sentence. SciPy finds the minimum spanning forest
+    of the ranks of the weights: weights of zero are no edges to it. Of equal weights, the earlier pair has the lower rank.
+
+    Args:
+        maps: What each word takes from each other.
+        nodes: The words that the tree of each sentence spans.
+
+    Returns:
+        True at (i, j) and (j, i) if the words are joined.
+    """
+    count, batch, words, _ = maps.shape
+    weights = (maps + maps.transpose(-1, -2)).double().cpu().numpy()
+    joined = nodes.cpu().numpy()
+    pair = joined[:, :, None] & joined[:, None, :] & np.triu(np.ones((words, words), dtype=bool), 1)
+    sentence, one, other = np.nonzero(pair)
+    chosen = weights[:, sentence, one, other].ravel()
+    ranks = np.empty(len(chosen))
+    ranks[np.argsort(-chosen, kind="stable")] = np.arange(1, len(chosen) + 1)
+    component = (np.arange(count)[:, None] * batch + sentence).ravel() * words
+    first, second = component + np.tile(one, count), component + np.tile(other, count)
+    size = count * batch * words
+    graph = scipy.sparse.csr_array((ranks, (first, second)), shape=(size, size))
+    forest = minimum_spanning_tree(graph).tocoo()
+    trees = np.zeros((count, batch, words, words), dtype=bool)
+    place, row = np.divmod(forest.row, words)
+    column = forest.col % words
+    trees[place // batch, place % batch, row, column] = True
+    trees[place // batch, place % batch, column, row] = True
+    return torch.from_numpy(trees)
+
+
+def in_trees(trees: Bool[Tensor, "map batch word word"], arcs: Arcs) -> Bool[Tensor, "map arc"]:
+    """Whether each arc is an edge."""
+    sentence, dependent, head = (ends.cpu() for ends in (arcs.sentence, arcs.dependent, arcs.head))
+    return trees[:, sentence, dependent, head].to(arcs.sentence.device)

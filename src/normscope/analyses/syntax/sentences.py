@@ -1,0 +1,49 @@
+"""The findings of the syntax analysis in sentences, from its metrics. Missing metrics are skipped."""
+
+from collections.abc import Mapping
+
+from normscope.analyses.findings import Sentence
+from normscope.rounding import percentage
+
+
+def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The best single head, the trees and the probes, by weights and by vectors."""
+    sentences: list[Sentence] = []
+    weights, vectors = (metrics.get(f"{measure}/best/all") for measure in ("attn_w", "attn_n"))
+    baseline = metrics.get("right_branching/all")
+    if weights is not None and vectors is not None and baseline is not None:
+        sentences.append(
+            Sentence(
+                f"The best single head finds {percentage(weights)} of the arcs by its weights and {percentage(vectors)} by the "
+                f"norms of its vectors, on the half of the corpus that did not choose it; always taking the next word finds "
+                f"{percentage(baseline)}.",
+                figure="gain",
+                table="best",
+            )
+        )
+    trees = {measure: metrics[f"{measure}/uuas"] for measure in _BLOCKS if f"{measure}/uuas" in metrics}
+    chain = metrics.get("right_branching/uuas")
+    if trees and chain is not None:
+        best = max(trees, key=lambda measure: trees[measure])
+        sentences.append(
+            Sentence(
+                f"The maximum spanning trees of whole blocks contain at most {percentage(trees[best])} of the undirected arcs "
+                f"({best}); joining neighbouring words contains {percentage(chain)}.",
+                figure="trees",
+                table="trees",
+            )
+        )
+    probes = [metrics.get(f"probe/{model}/attn_w/raw") for model in ("trained", "random")]
+    norms = metrics.get("probe/trained/attn_n/raw")
+    if probes[0] is not None and probes[1] is not None and norms is not None:
+        sentences.append(
+            Sentence(
+                f"A probe of all heads together finds the head of {percentage(probes[0])} of the words by weights and of "
+                f"{percentage(norms)} by norms; in a random model of the same shape it is {percentage(probes[1])} by weights.",
+                table="probe",
+            )
+        )
+    return sentences
+
+
+_BLOCKS = ("attn_w", "attn_n", "attnres_n", "attnresln_n", "layer")

@@ -1,0 +1,333 @@
+"""The results of the syntax analysis as tables and metrics."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.findings import Findings
+from normscope.analyses.syntax.arcs import INSIDE, MISSING
+from normscope.analyses.syntax.figures import describe_figures
+from normscope.analyses.syntax.maps import HEAD_MEASURES
+from normscope.analyses.syntax.probes import ProbeResult
+from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
+from normscope.analyses.syntax.sentences import sentences_of
+from normscope.analyses.syntax.treebank import ALL
+from normscope.statistics.tidy import tidy
+
+HALVES = ("odd", "even", "both")
+RIGHT_BRANCHING, FIXED_OFFSET = "right_branching", "fixed_offset"
+WORDS = "words"
+NONE = "none"
+"""The model of a baseline."""
+
+_OFFSETS = np.arange(-LONGEST_OFFSET, LONGEST_OFFSET + 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SyntaxReport:
+    """Turns what the syntax analysis counted into findings.
+
+    Axes of moments: c, c² and c n of correct arcs; n, n² and the number of sentences of arcs. Maps are the single heads by
+    every measure of HEAD_MEASURES, then the measures of whole blocks.
+    """
+
+    layers: Sequence[int]
+    heads: int
+    measures: Sequence[str]
+    """Measures of whole blocks."""
+    relations: Sequence[str]
+    correct: np.ndarray
+    """layer, moment, candidates, direction, map, half, relation."""
+    arcs: np.ndarray
+    """moment, half, relation."""
+    edges: np.ndarray
+    """layer, moment, map."""
+    tree_arcs: np.ndarray
+    """moment."""
+    offsets: np.ndarray
+    """moment, offset, half, relation."""
+    chains: np.ndarray
+    """moment."""
+    dropped: Sequence[int]
+    """Number of arcs, by reason."""
+    probes: Sequence[ProbeResult]
+
+    def findings(self) -> Findings:
+        """Tables, metrics, figures and sentences."""
+        heads = pd.concat([self._head_table, self._baseline_rows()], ignore_index=True)
+        best, trees, probe = self._best(), self._trees(), self._probe_table()
+        metrics = self._metrics(best, trees, probe)
+        pooled = self._pooled(best)
+        return Findings(
+            tables={"heads": heads, "best": best, "trees": trees} | ({"probe": probe} if len(probe) else {}),
+            metrics=metrics,
+            sentences=sentences_of(metrics),
+            curves=self._curves(trees),
+            figures=describe_figures(
+                heads, pooled, trees, [relation for relation in self.relations if relation != ALL]
+            ),
+            summary=self._summary(metrics),
+            summary_digits=1,
+            summary_caption="best head held out, undirected arcs in trees, and heads found by probes, by measure",
+            ranked_by={"heads": ["accuracy"], "trees": ["uuas"]},
+            notes=self._notes(),
+        )
+
+    @cached_property
+    def _maps(self) -> list[tuple[str, int]]:
+        """Measure and head of every map."""
+        single = [(measure, head) for measure in HEAD_MEASURES for head in range(1, self.heads + 1)]
+        return [*single, *((measure, 0) for measure in self.measures)]
+
+    @cached_property
+    def _moments(self) -> Moments:
+        """layer, candidates, direction, map, half (both included), relation."""
+        return _moments(np.moveaxis(self._with_both(self.correct, 5), 1, 0), self._all_arcs)
+
+    @cached_property
+    def _all_arcs(self) -> np.ndarray:
+        """moment, half (both included), relation."""
+        return self._with_both(self.arcs, 1)
+
+    @staticmethod
+    def _with_both(counts: np.ndarray, axis: int) -> np.ndarray:
+        return np.concatenate([counts, counts.sum(axis=axis, keepdims=True)], axis=axis)
+
+    @cached_property
+    def _offset_moments(self) -> Moments:
+        """offset, half (both included), relation."""
+        return _moments(self._with_both(self.offsets, 2), self._all_arcs)
+
+    @cached_property
+    def _fixed(self) -> np.ndarray:
+        """Index of the best offset that scores each half and relation: chosen on the other half, for both on both."""
+        share = np.nan_to_num(self._offset_moments.share, nan=-1.0)
+        chosen = share.argmax(axis=0)
+        return chosen[[1, 0, 2]]
+
+    @cached_property
+    def _baseline(self) -> np.ndarray:
+        """Accuracy of those offsets: half, relation."""
+        return np.take_along_axis(self._offset_moments.share, self._fixed[None], axis=0)[0]
+
+    @cached_property
+    def _head_table(self) -> pd.DataFrame:
+        low, high = self._moments.interval()
+        table = tidy(
+            {
+                "accuracy": self._moments.share,
+                "low": low,
+                "high": high,
+                "count": self._all_arcs[0],
+                "baseline": self._baseline,
+            },
+            layer=self.layers,
+            candidates=CANDIDATES,
+            direction=DIRECTIONS,
+            map=range(len(self._maps)),
+            half=HALVES,
+            relation=self.relations,
+        )
+        number = table.pop("map").to_numpy()
+        table["measure"] = np.array([measure for measure, _ in self._maps], dtype=object)[number]
+        table["head"] = np.array([head for _, head in self._maps])[number]
+        return table[table["count"] > 0][_HEAD_COLUMNS].reset_index(drop=True)
+
+    def _baseline_rows(self) -> pd.DataFrame:
+        """The baselines as rows of layer 0."""
+        low, high = self._offset_moments.interval()
+        tables = []
+        for measure, chosen in (
+            (FIXED_OFFSET, self._fixed),
+            (RIGHT_BRANCHING, np.full_like(self._fixed, LONGEST_OFFSET + 1)),
+        ):
+            values = {
+                name: np.take_along_axis(array, chosen[None], axis=0)[0]
+                for name, array in {"accuracy": self._offset_moments.share, "low": low, "high": high}.items()
+            }
+            rows = tidy(
+                values | {"count": self._all_arcs[0], "baseline": self._baseline}, half=HALVES, relation=self.relations
+            )
+            tables.append(rows.assign(layer=0, head=0, measure=measure, direction=DIRECTIONS[0], candidates=WORDS))
+        rows = pd.concat(tables)
+        return rows[rows["count"] > 0][_HEAD_COLUMNS]
+
+    def _best(self) -> pd.DataFrame:
+        """The best head (or layer) of every relation by measure, chosen on one half and scored on the other."""
+        share = np.nan_to_num(self._moments.share, nan=-1.0)
+        low, high = self._moments.interval()
+        measures = np.array([measure for measure, _ in self._maps])
+        single = np.array([head > 0 for _, head in self._maps])
+        rows = []
+        for measure in dict.fromkeys([*HEAD_MEASURES, *self.measures]):
+            maps = np.flatnonzero((measures == measure) & (single | (measure not in HEAD_MEASURES)))
+            for c, candidates in enumerate(CANDIDATES):
+                for half in (0, 1):
+                    for r, relation in enumerate(self.relations):
+                        if not self._all_arcs[0, half, r]:
+                            continue
+                        choices = np.moveaxis(share[:, c, :, maps, 1 - half, r], 0, 1)  # layer, map, direction
+                        layer, number, direction = np.unravel_index(choices.argmax(), choices.shape)
+                        at = (layer, c, direction, maps[number], half, r)
+                        rows.append(
+                            {
+                                "measure": measure,
+                                "relation": relation,
+                                "candidates": candidates,
+                                "half": HALVES[half],
+                                "layer": self.layers[layer],
+                                "head": self._maps[maps[number]][1],
+                                "direction": DIRECTIONS[direction],
+                                "accuracy": self._moments.share[at],
+                                "low": low[at],
+                                "high": high[at],
+                                "count": self._all_arcs[0, half, r],
+                                "offset": _OFFSETS[self._fixed[half, r]],
+                                "baseline": self._baseline[half, r],
+                                "right_branching": self._offset_moments.share[LONGEST_OFFSET + 1, half, r],
+                            }
+                        )
+        return pd.DataFrame(rows)
+
+    @staticmethod
+    def _pooled(best: pd.DataFrame) -> pd.DataFrame:
+        """The held-out accuracy over both halves: measure, relation, candidates."""
+        weighted = best.assign(right=best["accuracy"] * best["count"])
+        sums = (
+            weighted.groupby(["measure", "relation", "candidates"], sort=False)[["right", "count"]].sum().reset_index()
+        )
+        return sums.assign(accuracy=sums["right"] / sums["count"])[
+            ["measure", "relation", "candidates", "accuracy", "count"]
+        ]
+
+    def _trees(self) -> pd.DataFrame:
+        moments = _moments(np.moveaxis(self.edges, 1, 0), self.tree_arcs)
+        low, high = moments.interval()
+        table = tidy({"uuas": moments.share, "low": low, "high": high}, layer=self.layers, map=range(len(self._maps)))
+        number = table.pop("map").to_numpy()
+        chain = _moments(self.chains, self.tree_arcs)
+        ends = chain.interval()
+        baseline = {
+            "layer": 0,
+            "head": 0,
+            "measure": RIGHT_BRANCHING,
+            "uuas": chain.share,
+            "low": ends[0],
+            "high": ends[1],
+        }
+        table = pd.concat(
+            [
+                table.assign(
+                    measure=np.array([measure for measure, _ in self._maps], dtype=object)[number],
+                    head=np.array([head for _, head in self._maps])[number],
+                ),
+                pd.DataFrame([{key: _scalar(value) for key, value in baseline.items()}]),
+            ],
+            ignore_index=True,
+        ).assign(candidates=WORDS, edges=int(self.tree_arcs[0]))
+        return table[["layer", "head", "measure", "candidates", "uuas", "low", "high", "edges"]]
+
+    def _probe_table(self) -> pd.DataFrame:
+        rows = []
+        for result in self.probes:
+            low, high = result.moments.interval()
+            rows.append(
+                {
+                    "model": result.model,
+                    "measure": result.measure,
+                    "maps": result.maps,
+                    "candidates": WORDS,
+                    "uas": float(result.moments.share),
+                    "low": float(low),
+                    "high": float(high),
+                    "count": int(result.moments.arcs),
+                    "training_sentences": result.training_sentences,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def _metrics(self, best: pd.DataFrame, trees: pd.DataFrame, probe: pd.DataFrame) -> dict[str, float]:
+        pooled = self._pooled(best)
+        metrics = {
+            f"{row.measure}/best/{row.relation}": float(row.accuracy)
+            for row in pooled[pooled["candidates"] == WORDS].itertuples()
+        }
+        for (measure, single), rows in trees[trees["layer"] > 0].groupby(
+            [trees["measure"], trees["head"] > 0], sort=False
+        ):
+            metrics[f"{measure}/{'best_head_uuas' if single else 'uuas'}"] = float(rows["uuas"].max())
+        for row in probe.itertuples():
+            metrics[f"probe/{row.model}/{row.measure}/{row.maps}"] = float(row.uas)
+        metrics["right_branching/all"] = float(self._offset_moments.share[LONGEST_OFFSET + 1, 2, 0])
+        metrics["right_branching/uuas"] = float(_moments(self.chains, self.tree_arcs).share)
+        metrics |= {"dropped/inside": float(self.dropped[INSIDE]), "dropped/missing": float(self.dropped[MISSING])}
+        return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+    def _curves(self, trees: pd.DataFrame) -> dict[str, pd.Series]:
+        blocks = trees[(trees["head"] == 0) & (trees["layer"] > 0)]
+        curves = {
+            f"{measure}/uuas": rows.set_index("layer")["uuas"]
+            for measure, rows in blocks.groupby("measure", sort=False)
+        }
+        table = self._head_table
+        chosen = table[
+            (table["relation"] == ALL)
+            & (table["candidates"] == WORDS)
+            & (table["half"] == "both")
+            & ((table["head"] > 0) | ~table["measure"].isin(HEAD_MEASURES))
+        ]
+        for measure, rows in chosen.groupby("measure", sort=False):
+            curves[f"{measure}/all"] = rows.groupby("layer")["accuracy"].max()
+        return curves
+
+    def _summary(self, metrics: dict[str, float]) -> pd.DataFrame:
+        rows = {}
+        for measure in dict.fromkeys([*HEAD_MEASURES, *self.measures]):
+            rows[measure] = {
+                "best head %": 100 * metrics.get(f"{measure}/best/{ALL}", np.nan),
+                "UUAS %": 100 * metrics.get(f"{measure}/uuas", np.nan),
+                "probe UAS %": 100 * metrics.get(f"probe/trained/{measure}/raw", np.nan),
+                "random probe UAS %": 100 * metrics.get(f"probe/random/{measure}/raw", np.nan),
+            }
+        rows[RIGHT_BRANCHING] = {
+            "best head %": 100 * metrics.get(f"{RIGHT_BRANCHING}/{ALL}", np.nan),
+            "UUAS %": 100 * metrics.get(f"{RIGHT_BRANCHING}/uuas", np.nan),
+        }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def _notes(self) -> list[str]:
+        inside, missing = self.dropped[INSIDE], self.dropped[MISSING]
+        notes = []
+        if inside:
+            notes.append(f"{inside:,} arcs are left out: the tokens do not tell their two words apart")
+        if missing:
+            notes.append(f"{missing:,} arcs are left out: one of their words has no token")
+        return notes
+
+
+_HEAD_COLUMNS = [
+    "layer",
+    "head",
+    "measure",
+    "relation",
+    "direction",
+    "candidates",
+    "half",
+    "accuracy",
+    "low",
+    "high",
+    "count",
+    "baseline",
+]
+
+
+def _moments(correct: np.ndarray, arcs: np.ndarray) -> Moments:
+    """Moments whose first axes are those of `correct` (c, c², c n) and `arcs` (n, n², sentences)."""
+    return Moments(*correct, *arcs)
+
+
+def _scalar(value: object) -> object:
+    return float(value) if isinstance(value, np.ndarray | np.floating) else value

@@ -1,0 +1,139 @@
+"""What the syntax analysis must know of a treebank before the first batch."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.config.schema import DatasetOptions
+from normscope.data.conllu_file import ConlluFile
+from normscope.data.corpora import NumberedCorpus
+from normscope.data.examples import ROOT, Annotation, Corpus, Example
+from normscope.data.resources import Resource, ResourceContext
+from normscope.errors import InputError
+
+ALL = "all"
+"""The union of the relations but `root` and, by default, PUNCTUATION."""
+
+PUNCTUATION = "punct"
+"""The relation of punctuation."""
+
+# Counts are kept for every relation, head and layer.
+_MOST_RELATIONS = 200
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Treebank:
+    """The relations of a treebank, and access to its sentences."""
+
+    relations: tuple[str, ...]
+    """ALL, then the others in alphabetical order; the relation of the root is left out."""
+    open_corpus: Callable[[], Corpus]
+
+    def sentences(self, half: int | None = None) -> Iterator[Example]:
+        """Sentences with a tree, numbered by row: all, or those of one half (see `half_of`)."""
+        for example in NumberedCorpus(self.open_corpus()).examples():
+            if isinstance(example, Example) and _has_tree(example) and (half is None or half_of(example.row) == half):
+                yield example
+
+
+def half_of(row: int) -> int:
+    """0 for odd rows of the corpus, 1 for even ones."""
+    return (row - 1) % 2
+
+
+def relation_of(label: str, *, subtypes: bool) -> str:
+    """A relation, without its subtype unless it is wanted: `nsubj:pass` is `nsubj`."""
+    return label if subtypes else label.partition(":")[0]
+
+
+def sampled(examples: Iterator[Example], size: int, seed: int) -> list[Example]:
+    """At most `size` sentences, drawn by their rows, in the order of the rows."""
+    drawn: list[tuple[float, Example]] = []
+    for example in examples:
+        drawn.append((float(np.random.default_rng([seed, example.row]).random()), example))
+        if len(drawn) >= 2 * size:
+            drawn = sorted(drawn, key=lambda pair: pair[0])[:size]
+    chosen = sorted(drawn, key=lambda pair: pair[0])[:size]
+    return sorted((example for _, example in chosen), key=lambda example: example.row)
+
+
+def training_file(path: str) -> Treebank:
+    """The sentences of the file on which probes are trained."""
+    corpus = ConlluFile(Path(path).expanduser(), key="analysis.syntax.train")
+    return Treebank((), lambda: corpus)
+
+
+class TreebankResource(Resource[Treebank]):
+    """Reads the relations of a treebank, in one pass that keeps nothing else.
+
+    Args:
+        options: Whether relations keep their subtypes, and the file on which probes are trained.
+    """
+
+    reads_corpus = True
+
+    def __init__(self, options: SyntaxOptions) -> None:
+        self._options = options
+
+    def start(self, context: ResourceContext) -> None:
+        """Prepare for the first sentences.
+
+        Raises:
+            InputError: If the training file does not exist.
+        """
+        self._relations: set[str] = set()
+        self._trees = 0
+        self._dataset: DatasetOptions = context.dataset
+        self._open = context.open_corpus
+        if self._options.probes and self._options.train is not None:
+            training_file(self._options.train)
+
+    def read(self, examples: Sequence[Example | str]) -> None:
+        """Collect the relations of the next sentences."""
+        for example in examples:
+            if isinstance(example, str) or not _has_tree(example):
+                continue
+            annotation = example.annotation
+            assert annotation is not None
+            self._trees += 1
+            self._relations |= _relations(annotation, subtypes=self._options.subtypes)
+
+    def finish(self) -> Treebank:
+        """The treebank.
+
+        Raises:
+            InputError: If it has no tree or too many relations.
+        """
+        if not self._trees:
+            raise InputError(
+                "analysis=syntax needs sentences with heads and relations; set dataset=conllu dataset.path=FILE.conllu"
+            )
+        if len(self._relations) > _MOST_RELATIONS:
+            raise InputError(
+                f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "
+                f"treebank has {len(self._relations)}"
+            )
+        dataset, opened = self._dataset, self._open
+        return Treebank((ALL, *sorted(self._relations)), lambda: opened(dataset))
+
+    def digest(self, value: Treebank) -> str:
+        """A hash of the relations."""
+        return hashlib.sha256(repr(value.relations).encode()).hexdigest()
+
+
+def _has_tree(example: Example) -> bool:
+    annotation = example.annotation
+    return annotation is not None and annotation.heads is not None and "deprel" in annotation.columns
+
+
+def _relations(annotation: Annotation, *, subtypes: bool) -> set[str]:
+    assert annotation.heads is not None
+    return {
+        relation_of(label, subtypes=subtypes)
+        for label, head in zip(annotation.columns["deprel"], annotation.heads, strict=True)
+        if head != ROOT
+    } - {ALL}

@@ -1,0 +1,522 @@
+"""The syntax analysis by brute force: the vector of every pair of tokens, merged into words and then measured."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import scipy.optimize
+import scipy.special
+import torch
+
+from normscope.analyses.feedforward.options import Bias
+from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.analyses.syntax.treebank import Treebank
+from normscope.data.batching import batches
+from normscope.data.corpora import NumberedCorpus
+from normscope.data.examples import Annotation, Corpus, CorpusCounts, Example
+from tests.oracles import feedforward_oracle
+from tests.oracles.activations import Sequence_
+from tests.oracles.comparison import Expected, Picture, percent, table
+from tests.oracles.specimens import Specimen
+
+# Tokens; the tokens of each word (first, end), None for a word without one; heads from 1, 0 for the root; relations.
+SENTENCES = [
+    (
+        "cat sees , old river .",
+        [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6)],
+        [2, 0, 4, 2, 2],
+        "nsubj root punct obj punct",
+    ),
+    ("river walks on", [(0, 1), (1, 2), (2, 3)], [2, 0, 2], "nsubj root advmod"),
+    (
+        # The fourth and the fifth word share their tokens.
+        "we run , it sees . blue cat",
+        [(0, 1), (1, 2), (2, 3), (3, 5), (3, 5), (5, 6), (6, 7), (7, 8)],
+        [2, 0, 5, 5, 2, 2, 8, 5],
+        "nsubj root punct nsubj conj punct amod obj:late",
+    ),
+    (
+        "old cat walks . on we , it sees it .",
+        [(place, place + 1) for place in range(11)],
+        [2, 3, 0, 3, 6, 3, 9, 9, 3, 9, 3],
+        "amod nsubj root punct case obl:on punct nsubj conj obj punct",
+    ),
+    ("it on we river old run", [(0, 1), (1, 3), (3, 4), (4, 6)], [2, 0, 2, 3], "nsubj root obj amod"),
+    (
+        "blue cat sees it .",
+        [(0, 1), (1, 2), (2, 3), None, (3, 4), (4, 5)],
+        [2, 3, 0, 3, 3, 3],
+        "amod nsubj root advmod obj punct",
+    ),
+]
+RELATIONS = ["all", "advmod", "amod", "case", "conj", "nsubj", "obj", "obl", "punct"]
+TITLES = {
+    "attn_w": "weights",
+    "attn_n": "vectors",
+    "attnres_n": "+ residual",
+    "attnresln_n": "+ norm",
+    "layer": "whole layer",
+}
+SINKS = {
+    "all": ("with sinks", "itself counts"),
+    "no_self": ("with sinks", "itself masked"),
+    "no_special": ("sinks masked", "itself counts"),
+    "words": ("sinks masked", "itself masked"),
+}
+DIRECTIONS = ("dependent-head", "head-dependent")
+HALVES = ("odd", "even", "both")
+Z = 1.959963984540054
+
+
+class Sentences(Corpus):
+    """The sentences as a corpus."""
+
+    @property
+    def total(self) -> int:
+        return len(SENTENCES)
+
+    def examples(self) -> Iterator[Example]:
+        for text, places, heads, relations in SENTENCES:
+            starts = [0, *itertools.accumulate(len(token) + 1 for token in text.split())]
+            spans = [
+                # White space has no token.
+                (starts[1] - 1, starts[1]) if place is None else (starts[place[0]], starts[place[1]] - 1)
+                for place in places
+            ]
+            yield Example(
+                text,
+                annotation=Annotation(
+                    tuple(spans), {"deprel": tuple(relations.split())}, tuple(head - 1 for head in heads)
+                ),
+            )
+
+
+def annotated(specimen: Specimen) -> Specimen:
+    """A specimen with the annotated sentences as its corpus."""
+    changed = dataclasses.replace(specimen, texts=[(text, None) for text, *_ in SENTENCES])
+    examples = NumberedCorpus(Sentences()).examples()
+    vars(changed)["batches"] = list(batches(examples, changed.encoder, 30, CorpusCounts()))
+    return changed
+
+
+def treebank() -> Treebank:
+    return Treebank(tuple(RELATIONS), Sentences)
+
+
+@dataclasses.dataclass
+class Tree:
+    """A sentence in terms of units: words that share tokens are one."""
+
+    tokens: list[list[int]]
+    """Of each unit; words first, then special tokens."""
+    words: int
+    arcs: list[tuple[int, int, str, int]]
+    """Dependent, head, relation, offset."""
+    nodes: list[int]
+    """Units that trees span."""
+
+
+def tree(number: int, length: int, dropped: list[int], punctuation: bool) -> Tree:
+    text, places, heads, labels = SENTENCES[number]
+    relations = [label.split(":")[0] for label in labels.split()]
+    distinct = sorted({place for place in places if place is not None})
+    tokens = [list(range(*place)) for place in distinct]
+    arcs = []
+    for word, (head, relation) in enumerate(zip(heads, relations, strict=True)):
+        if head == 0:
+            continue
+        ends = places[word], places[head - 1]
+        if None in ends:
+            dropped[1] += 1
+        elif ends[0] == ends[1]:
+            dropped[0] += 1
+        else:
+            arcs.append((distinct.index(ends[0]), distinct.index(ends[1]), relation, head - 1 - word))
+    kinds = [{r for r, place in zip(relations, places, strict=True) if place == unit} for unit in distinct]
+    nodes = [unit for unit, kind in enumerate(kinds) if punctuation or kind != {"punct"}]
+    special = [[place] for place in range(len(text.split()), length)]
+    return Tree(tokens + special, len(tokens), arcs, nodes)
+
+
+def merged(vectors: np.ndarray, sentence: Tree) -> np.ndarray:
+    """From pairs of tokens (…, query, key, model) to pairs of a word and a unit: mean over the word, sum over the unit."""
+    rows = np.stack([vectors[..., unit, :, :].mean(axis=-3) for unit in sentence.tokens[: sentence.words]], axis=-3)
+    return np.stack([rows[..., unit, :].sum(axis=-2) for unit in sentence.tokens], axis=-2)
+
+
+def head_maps(sequence: Sequence_, layer: int, sentence: Tree) -> np.ndarray:
+    """measure, head, word, unit."""
+    block = sequence.blocks[layer - 1]
+    weights = merged(block.alpha[..., None], sentence)[..., 0]
+    vectors = block.alpha[..., None] * block.f[:, None]
+    return np.stack([weights, np.linalg.norm(merged(vectors, sentence), axis=-1)])
+
+
+def block_maps(specimen: Specimen, sequence: Sequence_, layer: int, sentence: Tree) -> dict[str, np.ndarray]:
+    block, own = sequence.blocks[layer - 1], np.arange(len(sequence.ids))
+    pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
+    residual = pairs.copy()
+    residual[own, own] += block.x
+    stages = feedforward_oracle.stages_of(specimen, sequence, layer, Bias.summand)
+    post = block.gamma is not None
+    vectors = {"attn_n": pairs, "attnres_n": residual}
+    vectors |= {"attnresln_n": stages["atb_n"]} if post else {}
+    vectors["layer"] = stages["atbffresln_n" if post else "atbffres_n"]
+    maps = {"attn_w": merged(block.alpha.mean(axis=0)[..., None], sentence)[..., 0]}
+    return maps | {name: np.linalg.norm(merged(pairs, sentence), axis=-1) for name, pairs in vectors.items()}
+
+
+def hits(values: np.ndarray, sentence: Tree, candidates: str) -> dict[tuple[str, int], bool]:
+    """Whether each arc is found, by direction and number of the arc."""
+    found = {}
+    for number, (dependent, head, *_) in enumerate(sentence.arcs):
+        for direction, (row, wanted) in zip(DIRECTIONS, ((dependent, head), (head, dependent)), strict=True):
+            allowed = [
+                unit
+                for unit in range(len(sentence.tokens))
+                if not (unit == row and candidates in ("no_self", "words"))
+                and not (unit >= sentence.words and candidates in ("no_special", "words"))
+            ]
+            best = max(allowed, key=lambda unit: values[row, unit])
+            found[direction, number] = best == wanted and values[row, best] > 0
+    return found
+
+
+def spanning_tree(values: np.ndarray, nodes: Sequence[int]) -> set[frozenset[int]]:
+    """Kruskal's algorithm; of equal weights the first pair wins."""
+    group = {node: {node} for node in nodes}
+    edges = set()
+    pairs = sorted(itertools.combinations(nodes, 2), key=lambda pair: -(values[pair] + values[pair[::-1]]))
+    for one, other in pairs:
+        if group[one] is not group[other]:
+            edges.add(frozenset((one, other)))
+            group[one] |= group[other]
+            for node in group[other]:
+                group[node] = group[one]
+    return edges
+
+
+def share(correct: Sequence[float], counts: Sequence[float]) -> dict[str, float]:
+    """Share and interval from the counts of each sentence."""
+    c, n = (np.array(values, dtype=float) for values in (correct, counts))
+    c, n = c[n > 0], n[n > 0]
+    if not len(n):
+        return {"share": np.nan, "low": np.nan, "high": np.nan}
+    p = c.sum() / n.sum()
+    if len(n) < 2:
+        return {"share": p, "low": np.nan, "high": np.nan}
+    deviation = np.sqrt(((c - p * n) ** 2).sum() * len(n) / (len(n) - 1)) / n.sum()
+    return {"share": p, "low": max(0.0, p - Z * deviation), "high": min(1.0, p + Z * deviation)}
+
+
+class Counted:
+    """Counts of sentences, from which shares are taken."""
+
+    def __init__(self, trees: Sequence[Tree], punctuation: bool) -> None:
+        self.trees, self.punctuation = trees, punctuation
+
+    def chosen(self, number: int, relation: str) -> list[int]:
+        arcs = self.trees[number].arcs
+        return [
+            place
+            for place, (*_, label, _offset) in enumerate(arcs)
+            if label == relation or (relation == "all" and (self.punctuation or label != "punct"))
+        ]
+
+    def share(self, found, relation: str, half: str) -> dict[str, float]:
+        """Of `found(sentence, arc)`."""
+        sentences = [n for n in range(len(self.trees)) if half == "both" or HALVES[n % 2] == half]
+        arcs = {number: self.chosen(number, relation) for number in sentences}
+        result = share(
+            [sum(found(number, arc) for arc in chosen) for number, chosen in arcs.items()],
+            list(map(len, arcs.values())),
+        )
+        return result | {"count": sum(map(len, arcs.values()))}
+
+    def offset(self, relation: str, half: str) -> int:
+        """The best offset."""
+
+        def accuracy(offset: int) -> float:
+            return self.at_offset(offset, relation, half)["share"]
+
+        return max(range(-10, 11), key=lambda offset: np.nan_to_num(accuracy(offset), nan=-1.0))
+
+    def at_offset(self, offset: int, relation: str, half: str) -> dict[str, float]:
+        return self.share(lambda number, arc: self.trees[number].arcs[arc][3] == offset, relation, half)
+
+
+def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) -> Expected:
+    """Everything that the analysis publishes."""
+    dropped = [0, 0]
+    trees = [
+        tree(number, len(sequence.ids), dropped, options.punctuation)
+        for number, sequence in enumerate(specimen.sequences)
+    ]
+    counted = Counted(trees, options.punctuation)
+    maps = {}
+    for number, (sequence, sentence) in enumerate(zip(specimen.sequences, trees, strict=True)):
+        for layer in layers:
+            single = head_maps(sequence, layer, sentence)
+            for m, measure in enumerate(("attn_w", "attn_n")):
+                for head in range(single.shape[1]):
+                    maps[number, layer, measure, head + 1] = single[m, head]
+            for measure, values in block_maps(specimen, sequence, layer, sentence).items():
+                maps[number, layer, measure, 0] = values
+    names = list(dict.fromkeys((measure, head) for _, _, measure, head in maps))
+    measures = list(dict.fromkeys(["attn_w", "attn_n", *(measure for measure, _ in names)]))
+    heads = _heads(counted, maps, names, layers)
+    best = _best(heads, counted, measures)
+    trees_table = _trees(counted, maps, names, layers)
+    probe = _probe(specimen, counted, layers, options)
+    metrics, pooled = _metrics(best, trees_table, probe, counted, dropped)
+    curves = {
+        f"{measure}/uuas": {layer: trees_table.loc[(layer, 0, measure), "uuas"] for layer in layers}
+        for measure in measures
+    } | {f"{measure}/all": _by_layer(heads, measure, "all", layers) for measure in measures}
+    return Expected(
+        tables={"heads": heads, "best": best, "trees": trees_table, "probe": probe},
+        metrics=metrics,
+        curves=curves,
+        figures=_figures(pooled, heads, trees_table, measures, layers, counted),
+        summary=_summary(metrics, measures),
+        sentences=_sentences(metrics, measures),
+        notes=[
+            f"{dropped[0]} arcs are left out: the tokens do not tell their two words apart",
+            f"{dropped[1]} arcs are left out: one of their words has no token",
+        ],
+    )
+
+
+def _heads(counted: Counted, maps: Mapping, names: Sequence, layers: Sequence[int]) -> pd.DataFrame:
+    rows = []
+    for layer, (measure, head), candidates in itertools.product(layers, names, SINKS):
+        found = [
+            hits(maps[number, layer, measure, head], sentence, candidates)
+            for number, sentence in enumerate(counted.trees)
+        ]
+        for direction, half, relation in itertools.product(DIRECTIONS, HALVES, RELATIONS):
+            result = counted.share(lambda n, arc: found[n][direction, arc], relation, half)  # noqa: B023
+            rows.append((layer, head, measure, relation, direction, candidates, half, result))
+    for half, relation in itertools.product(HALVES, RELATIONS):
+        other = {"odd": "even", "even": "odd", "both": "both"}[half]
+        for measure, offset in (("fixed_offset", counted.offset(relation, other)), ("right_branching", 1)):
+            result = counted.at_offset(offset, relation, half)
+            rows.append((0, 0, measure, relation, "dependent-head", "words", half, result))
+    keys = ["layer", "head", "measure", "relation", "direction", "candidates", "half"]
+    written = []
+    for *place, result in rows:
+        half, relation = place[6], place[3]
+        if result["count"]:
+            other = {"odd": "even", "even": "odd", "both": "both"}[half]
+            baseline = counted.at_offset(counted.offset(relation, other), relation, half)["share"]
+            values = {"accuracy": result["share"], **{name: result[name] for name in ("low", "high", "count")}}
+            written.append(dict(zip(keys, place, strict=True)) | values | {"baseline": baseline})
+    return table(keys, written)
+
+
+def _best(heads: pd.DataFrame, counted: Counted, measures: Sequence[str]) -> pd.DataFrame:
+    frame = heads.reset_index()
+    rows = []
+    for measure, relation, candidates, half in itertools.product(measures, RELATIONS, SINKS, HALVES[:2]):
+        other = HALVES[1 - HALVES.index(half)]
+        chosen = frame[
+            (frame["measure"] == measure)
+            & (frame["relation"] == relation)
+            & (frame["candidates"] == candidates)
+            & ((frame["head"] > 0) if measure in ("attn_w", "attn_n") else True)
+        ].sort_values(["layer", "head", "direction"])
+        here = chosen[chosen["half"] == half].set_index(["layer", "head", "direction"])
+        if not len(here):
+            continue
+        there = chosen[chosen["half"] == other].set_index(["layer", "head", "direction"])["accuracy"]
+        layer, head, direction = there.idxmax() if len(there) else here.index[0]
+        scored = here.loc[(layer, head, direction)]
+        offset = counted.offset(relation, other)
+        rows.append(
+            {
+                "measure": measure,
+                "relation": relation,
+                "candidates": candidates,
+                "half": half,
+                "layer": layer,
+                "head": head,
+                "direction": direction,
+                **{name: scored[name] for name in ("accuracy", "low", "high", "count")},
+                "offset": offset,
+                "baseline": counted.at_offset(offset, relation, half)["share"],
+                "right_branching": counted.at_offset(1, relation, half)["share"],
+            }
+        )
+    return table(["measure", "relation", "candidates", "half"], rows)
+
+
+def _trees(counted: Counted, maps: Mapping, names: Sequence, layers: Sequence[int]) -> pd.DataFrame:
+    def row(place: tuple, edges) -> dict:
+        result = counted.share(lambda n, arc: frozenset(counted.trees[n].arcs[arc][:2]) in edges[n], "all", "both")
+        values = {"candidates": "words", "uuas": result["share"], "low": result["low"], "high": result["high"]}
+        return dict(zip(("layer", "head", "measure"), place, strict=True)) | values | {"edges": result["count"]}
+
+    rows = [
+        row(
+            (layer, head, measure),
+            [spanning_tree(maps[n, layer, measure, head], sentence.nodes) for n, sentence in enumerate(counted.trees)],
+        )
+        for layer, (measure, head) in itertools.product(layers, names)
+    ]
+    chains = [{frozenset(pair) for pair in itertools.pairwise(sentence.nodes)} for sentence in counted.trees]
+    return table(["layer", "head", "measure"], [*rows, row((0, 0, "right_branching"), chains)])
+
+
+def _probe(specimen: Specimen, counted: Counted, layers: Sequence[int], options: SyntaxOptions) -> pd.DataFrame:
+    torch.manual_seed(options.seed)
+    model = type(specimen.loaded.model)(specimen.loaded.model.config).double().eval().requires_grad_(False)
+    random = [specimen.brute_force(model, sequence.inputs) for sequence in specimen.sequences]
+    rows = []
+    for name, sequences in (("trained", specimen.sequences), ("random", random)):
+        every = [
+            np.concatenate([head_maps(sequence, layer, sentence)[..., : sentence.words] for layer in layers], axis=1)
+            for sequence, sentence in zip(sequences, counted.trees, strict=True)
+        ]
+        for (m, measure), kind in itertools.product(enumerate(("attn_w", "attn_n")), ("raw", "normalised")):
+            maps = [_prepared(values[m], kind) for values in every]
+            found = _trained(maps, counted)
+            result = counted.share(lambda n, arc: found[n][arc], "all", "even")  # noqa: B023
+            rows.append(
+                {
+                    "model": name,
+                    "measure": measure,
+                    "maps": kind,
+                    "candidates": "words",
+                    "uas": result["share"],
+                    **{key: result[key] for key in ("low", "high", "count")},
+                    "training_sentences": 3,
+                }
+            )
+    return table(["model", "measure", "maps"], rows)
+
+
+def _prepared(maps: np.ndarray, kind: str) -> np.ndarray:
+    maps = maps * (1 - np.eye(maps.shape[-1]))
+    sums = maps.sum(axis=-1, keepdims=True)
+    return maps / np.where(sums > 0, sums, 1) if kind == "normalised" else maps
+
+
+def _trained(maps: Sequence[np.ndarray], counted: Counted) -> list[list[bool]]:
+    """Whether the probe finds the head of each arc; it is trained on the first, third and fifth sentence."""
+    training = range(0, len(maps), 2)
+    pairs = sum(maps[n].shape[-1] * (maps[n].shape[-1] - 1) for n in training)
+    scale = np.sqrt(sum((maps[n] ** 2).sum(axis=(1, 2)) for n in training) / pairs)
+    scale = np.where(scale > 0, scale, 1)
+
+    def scores(parameters: np.ndarray, n: int) -> np.ndarray:
+        """dependent, head."""
+        w, u = parameters.reshape(2, -1)
+        values = maps[n] / scale[:, None, None]
+        result = np.tensordot(w, values, 1).T + np.tensordot(u, values, 1)
+        np.fill_diagonal(result, -np.inf)
+        return result
+
+    arcs = [(n, *counted.trees[n].arcs[arc][:2]) for n in training for arc in counted.chosen(n, "all")]
+
+    def loss(parameters: np.ndarray) -> float:
+        by_sentence = {n: scipy.special.log_softmax(scores(parameters, n), axis=1) for n in training}
+        return -np.mean([by_sentence[n][d, h] for n, d, h in arcs]) + 1e-3 * (parameters**2).sum()
+
+    best = scipy.optimize.minimize(loss, np.zeros(2 * len(scale)), method="BFGS", options={"gtol": 1e-6}).x
+    predicted = [scores(best, n).argmax(axis=1) for n in range(len(maps))]
+    return [
+        [predicted[n][dependent] == head for dependent, head, *_ in counted.trees[n].arcs] for n in range(len(maps))
+    ]
+
+
+def _metrics(
+    best: pd.DataFrame, trees: pd.DataFrame, probe: pd.DataFrame, counted: Counted, dropped: Sequence[int]
+) -> tuple[dict[str, float], dict[tuple[str, str, str], float]]:
+    pooled = {
+        place: float((rows["accuracy"] * rows["count"]).sum() / rows["count"].sum())
+        for place, rows in best.groupby(level=["measure", "relation", "candidates"])
+    }
+    metrics = {
+        f"{measure}/best/{relation}": value
+        for (measure, relation, candidates), value in pooled.items()
+        if candidates == "words"
+    }
+    for (layer, head, measure), row in trees.iterrows():
+        if layer:
+            name = f"{measure}/{'best_head_uuas' if head else 'uuas'}"
+            metrics[name] = max(metrics.get(name, 0.0), row["uuas"])
+    metrics |= {f"probe/{model}/{measure}/{kind}": row["uas"] for (model, measure, kind), row in probe.iterrows()}
+    metrics["right_branching/all"] = counted.at_offset(1, "all", "both")["share"]
+    metrics["right_branching/uuas"] = trees.loc[(0, 0, "right_branching"), "uuas"]
+    return metrics | {"dropped/inside": dropped[0], "dropped/missing": dropped[1]}, pooled
+
+
+def _by_layer(heads: pd.DataFrame, measure: str, relation: str, layers: Sequence[int]) -> dict[int, float]:
+    frame = heads.reset_index()
+    chosen = frame[
+        (frame["measure"] == measure)
+        & (frame["relation"] == relation)
+        & (frame["candidates"] == "words")
+        & (frame["half"] == "both")
+        & ((frame["head"] > 0) if measure in ("attn_w", "attn_n") else True)
+    ]
+    return {layer: chosen[chosen["layer"] == layer]["accuracy"].max() for layer in layers}
+
+
+def _figures(pooled, heads, trees, measures, layers, counted: Counted) -> dict[str, Picture]:
+    relations = [name for name in RELATIONS if counted.at_offset(1, name, "both")["count"]]
+    gain = {
+        (sinks, "vectors − weights (percentage points)", itself, relation): 100
+        * (pooled["attn_n", relation, candidates] - pooled["attn_w", relation, candidates])
+        for candidates, (sinks, itself) in SINKS.items()
+        for relation in relations
+    }
+    by_relation = {
+        (TITLES[measure], layer, relation): 100 * value
+        for measure in measures
+        for relation in relations
+        for layer, value in _by_layer(heads, measure, relation, layers).items()
+    }
+    lines = {
+        (None, TITLES[measure], layer): tuple(
+            100 * trees.loc[(layer, 0, measure), name] for name in ("uuas", "low", "high")
+        )
+        for measure in measures
+        for layer in layers
+    }
+    return {
+        "gain": Picture(gain, {"diverging": True}),
+        "relations": Picture(by_relation, {"limits": (0, 100)}),
+        "trees": Picture(lines),
+    }
+
+
+def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFrame:
+    nan = np.nan
+    rows = {
+        measure: {
+            "best head %": 100 * metrics[f"{measure}/best/all"],
+            "UUAS %": 100 * metrics[f"{measure}/uuas"],
+            "probe UAS %": 100 * metrics.get(f"probe/trained/{measure}/raw", nan),
+            "random probe UAS %": 100 * metrics.get(f"probe/random/{measure}/raw", nan),
+        }
+        for measure in measures
+    }
+    baseline = {"best head %": 100 * metrics["right_branching/all"], "UUAS %": 100 * metrics["right_branching/uuas"]}
+    return pd.DataFrame.from_dict(rows | {"right_branching": baseline}, orient="index")
+
+
+def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[str]:
+    best = max(measures, key=lambda measure: metrics[f"{measure}/uuas"])
+    return [
+        f"The best single head finds {percent(metrics['attn_w/best/all'])} of the arcs by its weights and "
+        f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus that did not choose it; "
+        f"always taking the next word finds {percent(metrics['right_branching/all'])}.",
+        f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
+        f"({best}); joining neighbouring words contains {percent(metrics['right_branching/uuas'])}.",
+        f"A probe of all heads together finds the head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
+        f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; in a random model of the same shape it is "
+        f"{percent(metrics['probe/random/attn_w/raw'])} by weights.",
+    ]
