@@ -33,6 +33,8 @@ ALIGNED = (
     "70.0% and 80.0%."
 )
 
+PROBES = {("trained", "attn_w"): 0.6, ("trained", "attn_n"): 0.62, ("random", "attn_w"): 0.15}
+
 CASES = {
     "mixing": [
         ({}, []),
@@ -109,6 +111,31 @@ CASES = {
                 "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.812.",
             ],
         ),
+    ],
+    "syntax": [
+        ({}, []),
+        (
+            {"attn_w/best/all": 0.4, "attn_n/best/all": 0.425, "right_branching/all": 0.3},
+            [
+                "The best single head finds 40.0% of the arcs by its weights and 42.5% by the norms of its vectors, on the "
+                "half of the corpus that did not choose it; always taking the next word finds 30.0%.",
+            ],
+        ),
+        (
+            {"attn_w/uuas": 0.5, "layer/uuas": 0.625, "right_branching/uuas": 0.4},
+            [
+                "The maximum spanning trees of whole blocks contain at most 62.5% of the undirected arcs (layer); joining "
+                "neighbouring words contains 40.0%.",
+            ],
+        ),
+        (
+            {f"probe/{model}/{measure}/raw": value for (model, measure), value in PROBES.items()},
+            [
+                "A probe of all heads together finds the head of 60.0% of the words by weights and of 62.0% by norms; in a "
+                "random model of the same shape it is 15.0% by weights.",
+            ],
+        ),
+        ({"probe/trained/attn_w/raw": 0.6}, []),
     ],
     "norms": [
         ({}, []),

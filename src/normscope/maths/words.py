@@ -124,7 +124,7 @@ class WordGroups:
         self,
         vectors: Float[Tensor, "batch unit word model"],
         rows: Float[Tensor, "batch word query"],
-        own: Float[Tensor, "batch query model"],
+        own: Float[Tensor, "sequences queries model"],
         strip: Strip,
     ) -> Float[Tensor, "batch unit word model"]:
         """The vectors of a strip's pairs, with what tokens take from themselves added to the pair of their word with itself.

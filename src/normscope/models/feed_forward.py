@@ -211,18 +211,6 @@ class FeedForwardBlock:
             if seen.start < seen.stop:
                 yield queries, seen, block.weights_of(queries, slice(sequence, sequence + 1))[0, :, :, seen].to(like)
 
-
-def _extent(mask: Bool[Tensor, " token"], offset: int = 0) -> slice:
-    """From the first to the last True of a mask whose first entry has the number `offset`; empty without one."""
-    true = mask.nonzero().flatten()[[0, -1]].tolist() if mask.any() else [0, -1]
-    return slice(offset + true[0], offset + true[1] + 1)
-
-
-def _pieces(whole: slice, size: int) -> Iterator[slice]:
-    """A range in pieces of a size, but of one at least."""
-    for start in range(whole.start, whole.stop, size := max(1, size)):
-        yield slice(start, min(whole.stop, start + size))
-
     def word_maps(
         self,
         groups: WordGroups,
@@ -245,6 +233,18 @@ def _pieces(whole: slice, size: int) -> Iterator[slice]:
             composition = composition.double()
             value, output_weight = value.cpu().double(), output_weight.cpu().double()
         return layer_word_norms(composition, block.weights_of, value, output_weight, groups.like(value), stages)
+
+
+def _extent(mask: Bool[Tensor, " token"], offset: int = 0) -> slice:
+    """From the first to the last True of a mask whose first entry has the number `offset`; empty without one."""
+    true = mask.nonzero().flatten()[[0, -1]].tolist() if mask.any() else [0, -1]
+    return slice(offset + true[0], offset + true[1] + 1)
+
+
+def _pieces(whole: slice, size: int) -> Iterator[slice]:
+    """A range in pieces of a size, but of one at least."""
+    for start in range(whole.start, whole.stop, size := max(1, size)):
+        yield slice(start, min(whole.stop, start + size))
 
 
 def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
@@ -78,8 +79,10 @@ def show_comparison(comparison: Comparison) -> None:
         return
     for source, rows in comparison.table.groupby("source", sort=False):
         within = int(rows["within"].sum())
-        title = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}"
-        show_table(title, rows.set_index("metric")[["value", "published", "difference", "within"]], 4)
+        title, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
+        if np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
+            title, columns = source, []
+        show_table(title, rows.set_index("metric")[["value", "published", "difference", *columns]], 4)
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:

@@ -1,0 +1,58 @@
+"""The syntax analysis as a user runs it; its numbers are compared with brute force in tests/oracles."""
+
+import pandas as pd
+import pytest
+import torch
+
+from normscope.analyses.syntax.scoring import spanning_trees
+from tests.end_to_end.shell import draw_nothing, run_here
+from tests.treebank import TREEBANK, write_treebank
+
+
+def run(capsys, monkeypatch, folder, saved_model, *arguments):
+    draw_nothing(monkeypatch)
+    given = [f"model.name={saved_model}", "analysis=syntax", "tracking=disabled", "report.enabled=false"]
+    return run_here(capsys, monkeypatch, *given, f"output_dir={folder}", *arguments)
+
+
+def test_batches_do_not_change_the_counts(capsys, monkeypatch, tmp_path, saved_model):
+    path = write_treebank(tmp_path, repeats=3)
+    training = tmp_path / "train.conllu"
+    training.write_text(TREEBANK)
+    tables = []
+    for number, tokens in enumerate((16, 4096)):
+        more = ["dataset=conllu", f"dataset.path={path}", f"device.batch_tokens={tokens}", "device.dtype=float64"]
+        more += ["layers=[2]", f"analysis.syntax.train={training}", "analysis.syntax.train_sentences=3"]
+        outcome = run(capsys, monkeypatch, tmp_path / str(number), saved_model, *more)
+        assert outcome.status == 0, outcome.err
+        names = ("heads", "best", "trees", "probe")
+        tables.append([pd.read_parquet(tmp_path / str(number) / f"tables/syntax_{name}.parquet") for name in names])
+    for one, other in zip(*tables, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    heads, _, trees, probe = tables[0]
+    arcs = heads[(heads["measure"] == "attn_w") & (heads["half"] == "both") & (heads["relation"] == "all")]
+    # 20 arcs of the four sentences are not of punctuation, those of `zu` and `dem` among them.
+    assert arcs["count"].unique().tolist() == trees["edges"].unique().tolist() == [3 * 20]
+    assert probe["training_sentences"].unique().tolist() == [3]
+    assert set(probe["model"]) == {"trained", "random"}
+
+
+def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
+    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model)
+    assert outcome.status == 2
+    assert "analysis=syntax needs sentences with heads and relations; set dataset=conllu" in outcome.err
+    path = write_treebank(tmp_path)
+    wrong = [f"dataset.path={path}", "dataset=conllu", "analysis.syntax.train=nowhere.conllu"]
+    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *wrong)
+    assert outcome.status == 2
+    assert "analysis.syntax.train=nowhere.conllu: no such file" in outcome.err
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0, 1e-30])
+def test_trees_of_tiny_and_equal_weights_span_all_words(weight):
+    maps = torch.full((2, 1, 4, 4), weight, dtype=torch.float64)
+    maps[0, 0, 0, 3] = maps[0, 0, 3, 2] = 2 * weight + 1e-300
+    nodes = torch.tensor([[True, False, True, True]])
+    first, second = spanning_trees(maps, nodes)[:, 0]
+    assert first.triu().nonzero().tolist() == [[0, 3], [2, 3]]
+    assert second.triu().nonzero().tolist() == [[0, 2], [0, 3]]

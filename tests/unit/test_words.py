@@ -1,0 +1,72 @@
+"""Maps of words, for every position of a norm: words of one token are tokens, and merged vectors are sums."""
+
+import pytest
+import torch
+
+from normscope.maths import words
+from normscope.maths.words import WordGroups, word_head_norms, word_weights
+from normscope.models.families import layout_of
+from normscope.models.observer import Observer
+from tests.tiny import token_batch
+
+LENGTHS = (9, 6)
+
+
+def blocks(family, model):
+    """The last layer's blocks, and which tokens there are."""
+    inputs = token_batch(model, LENGTHS)
+    seen = []
+    observer = Observer(model, layout_of(family), [model.config.num_hidden_layers], feed_forward=True)
+
+    def visit(block):
+        tokens = torch.arange(max(LENGTHS)).expand(len(LENGTHS), -1)
+        units = tokens.where(block.attention.token_mask, torch.full_like(tokens, -1))
+        # Two words of two tokens, one of three that are not all neighbours, and one of padding alone in the second sequence.
+        merged = torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, 3, 3, -1, -1, -1]])
+        singles = WordGroups.of(units, 9, 9, torch.float64)
+        groups = WordGroups.of(merged, 5, 5, torch.float64)
+        seen.append((block.word_maps(singles), block.pair_maps(), block.word_maps(groups)))
+        attention = block.attention
+        seen.append((attention.word_maps(singles), attention.pair_maps(), attention.word_maps(groups)))
+        seen.append((attention, groups, block.word_maps))
+
+    with observer:
+        observer.run(inputs, lambda _block: None, None, visit)
+    return seen
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta", "olmo2", "gpt_neox", "qwen3"], scope="session")
+def test_word_maps(family, family_model, monkeypatch):
+    *maps, (attention, groups, of_layer) = blocks(family, family_model)
+    mask = attention.token_mask
+    pairs = mask[:, :, None] & mask[:, None, :]
+    for of_words, of_tokens, merged in maps:
+        assert of_words.keys() == of_tokens.keys() == merged.keys()
+        for stage, values in of_words.items():
+            torch.testing.assert_close(values * pairs, of_tokens[stage] * pairs, rtol=1e-9, atol=1e-9)
+            # Norms of sums are at most sums of norms.
+            bound = groups.rows @ (of_tokens[stage] * pairs) @ groups.columns
+            assert (merged[stage] <= bound + 1e-9).all()
+    check_merged(attention, groups, maps[1][2])
+    # A strip of few words at a time changes nothing.
+    monkeypatch.setattr(words, "_AT_ONCE", 500)
+    for stage, values in of_layer(groups).items():
+        torch.testing.assert_close(values, maps[0][2][stage], rtol=1e-12, atol=1e-12)
+
+
+def check_merged(attention, groups, of_block):
+    """Against vectors of all pairs, summed explicitly."""
+    vectors = torch.einsum("bhqk,bhkm->bhqkm", attention.weights, attention.transformed())
+    merged = torch.einsum("bwq,bhqkm,bku->bhwum", groups.rows, vectors, groups.columns)
+    torch.testing.assert_close(of_block["attn_n"], torch.linalg.vector_norm(merged.sum(dim=1), dim=-1))
+    norms = word_head_norms(attention.weights, attention.value, attention.parameters.norm_factors, groups)
+    torch.testing.assert_close(norms, torch.linalg.vector_norm(merged, dim=-1))
+    weights = torch.einsum("bwq,bhqk,bku->bhwu", groups.rows, attention.weights, groups.columns)
+    torch.testing.assert_close(word_weights(attention.weights, groups), weights)
+    torch.testing.assert_close(of_block["attn_w"], weights.mean(dim=1))
+    if attention.norm_position == "branch":
+        return
+    residual = merged.sum(dim=1)
+    own = torch.arange(groups.count)
+    residual[:, own, own] += groups.rows @ attention.inputs
+    torch.testing.assert_close(of_block["attnres_n"], torch.linalg.vector_norm(residual, dim=-1))
