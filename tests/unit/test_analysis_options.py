@@ -126,7 +126,7 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
     try:
         with caplog.at_level("WARNING", "normscope"):
             names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score"]
-            names += ["attribution", "similarity", "alignment"]
+            names += ["attribution", "similarity", "syntax", "alignment"]
             assert list(analyses()) == names
     finally:
         analyses.cache_clear()

@@ -73,6 +73,8 @@ class AnalysisInfo:
     """Whether it can analyse cross-attention, where keys and queries come from different sequences."""
     requires_cross_attention: bool = False
     """Whether it can analyse only cross-attention. The run then uses `model.stack=cross`."""
+    requires_annotation: bool = False
+    """Whether it can analyse only sentences with annotated words, such as those of `dataset=conllu`."""
     path_keys: tuple[str, ...] = ()
     """Options that are paths, relative to `analysis.<name>`, so that they are checked like all paths."""
     paper_tables: str = ""
