@@ -63,19 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--run", type=Path, action="append", default=[], help="take the figures of this run instead (repeatable)"
     )
-    parser.add_argument("--treebank", type=Path, help="CoNLL-U file for the pictures that need annotated sentences")
     parsed = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        runs = parsed.run or _runs(Path(folder), parsed.treebank)
-        kept = () if parsed.treebank else tuple(f"{name}_" for name in _annotated())
+        runs = parsed.run or _runs(Path(folder))
         missing = []
         for name in sorted(shown() - {EXPLORER}):
             sources = [path for path in _sources(name, runs) if path.exists()]
             if sources:
                 shutil.copyfile(sources[0], IMAGES / f"{name}.png")
                 print(f"docs/images/{name}.png")
-            elif name.startswith(kept):
-                print(f"docs/images/{name}.png is left as it is: it needs --treebank", file=sys.stderr)
             else:
                 missing.append(name)
         _explorer(runs[0] / "report.html", IMAGES / f"{EXPLORER}.png")
@@ -95,17 +91,11 @@ def store_tour() -> None:
     print(TOUR.relative_to(ROOT))
 
 
-def _annotated() -> list[str]:
-    """The analyses that need annotated sentences."""
-    return [name for name, info in analyses().items() if info.requires_annotation]
-
-
-def _runs(folder: Path, treebank: Path | None) -> list[Path]:
+def _runs(folder: Path) -> list[Path]:
     """The default model on the sample corpus with every analysis that applies, the toy translation model, and Python."""
     names = [
         name for name, info in analyses().items() if not info.requires_cross_attention and not info.requires_annotation
     ]
-    annotated = f"analysis=[{','.join(_annotated())}]", "dataset=conllu", f"dataset.path={treebank}"
     return [
         _run(
             folder / "sample",
@@ -116,7 +106,6 @@ def _runs(folder: Path, treebank: Path | None) -> list[Path]:
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),
         _from_training(folder / "training"),
-        *([] if treebank is None else [_run(folder / "treebank", *annotated)]),
     ]
 
 
