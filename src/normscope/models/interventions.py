@@ -82,7 +82,8 @@ class InterventionRunner:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = type(trained)(copy.deepcopy(trained.config))
-        model = model.to(trained.device, trained.dtype).eval().requires_grad_(False)
+        torch.nn.Module.to(model, device=trained.device, dtype=trained.dtype)
+        model.eval().requires_grad_(False)
         loaded = dataclasses.replace(self._model, model=model)
         return InterventionRunner(loaded, self._encoder, self._layers, self._batch_tokens, self._progress)
 

@@ -81,7 +81,7 @@ def show_comparison(comparison: Comparison) -> None:
         within = int(rows["within"].sum())
         title, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
         if np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
-            title, columns = source, []
+            title, columns = str(source), []
         show_table(title, rows.set_index("metric")[["value", "published", "difference", *columns]], 4)
 
 

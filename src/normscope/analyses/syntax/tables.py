@@ -1,8 +1,9 @@
 """The results of the syntax analysis as tables and metrics."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -252,15 +253,18 @@ class SyntaxReport:
     def _metrics(self, best: pd.DataFrame, trees: pd.DataFrame, probe: pd.DataFrame) -> dict[str, float]:
         pooled = self._pooled(best)
         metrics = {
-            f"{row.measure}/best/{row.relation}": float(row.accuracy)
-            for row in pooled[pooled["candidates"] == WORDS].itertuples()
+            f"{measure}/best/{relation}": float(accuracy)
+            for measure, relation, accuracy in _columns(
+                pooled[pooled["candidates"] == WORDS], "measure", "relation", "accuracy"
+            )
         }
         for (measure, single), rows in trees[trees["layer"] > 0].groupby(
             [trees["measure"], trees["head"] > 0], sort=False
         ):
             metrics[f"{measure}/{'best_head_uuas' if single else 'uuas'}"] = float(rows["uuas"].max())
-        for row in probe.itertuples():
-            metrics[f"probe/{row.model}/{row.measure}/{row.maps}"] = float(row.uas)
+        if len(probe):
+            for model, measure, maps, uas in _columns(probe, "model", "measure", "maps", "uas"):
+                metrics[f"probe/{model}/{measure}/{maps}"] = float(uas)
         metrics["right_branching/all"] = float(self._offset_moments.share[LONGEST_OFFSET + 1, 2, 0])
         metrics["right_branching/uuas"] = float(_moments(self.chains, self.tree_arcs).share)
         metrics |= {"dropped/inside": float(self.dropped[INSIDE]), "dropped/missing": float(self.dropped[MISSING])}
@@ -327,6 +331,11 @@ _HEAD_COLUMNS = [
 def _moments(correct: np.ndarray, arcs: np.ndarray) -> Moments:
     """Moments whose first axes are those of `correct` (c, c², c n) and `arcs` (n, n², sentences)."""
     return Moments(*correct, *arcs)
+
+
+def _columns(table: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Some columns, row by row."""
+    return zip(*(table[name].tolist() for name in names), strict=True)
 
 
 def _scalar(value: object) -> object:
