@@ -1,6 +1,7 @@
 """What the syntax analysis must know of a treebank before the first batch."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from normscope.analyses.syntax.options import SyntaxOptions
-from normscope.config.schema import DatasetOptions
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
@@ -87,8 +87,7 @@ class TreebankResource(Resource[Treebank]):
         """
         self._relations: set[str] = set()
         self._trees = 0
-        self._dataset: DatasetOptions = context.dataset
-        self._open = context.open_corpus
+        self._open = functools.partial(context.open_corpus, context.dataset)
         if self._options.probes and self._options.train is not None:
             training_file(self._options.train)
 
@@ -117,8 +116,7 @@ class TreebankResource(Resource[Treebank]):
                 f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "
                 f"treebank has {len(self._relations)}"
             )
-        dataset, opened = self._dataset, self._open
-        return Treebank((ALL, *sorted(self._relations)), lambda: opened(dataset))
+        return Treebank((ALL, *sorted(self._relations)), self._open)
 
     def digest(self, value: Treebank) -> str:
         """A hash of the relations."""
