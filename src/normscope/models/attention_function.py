@@ -25,6 +25,7 @@ _HARMLESS_KEYWORDS = frozenset(
         "cache_position",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "sliding_window",
         "deterministic",
     }
