@@ -8,8 +8,10 @@ from torch import Tensor
 
 from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.precision import wide
+from normscope.attribution.rest_of_layer import RestOfLayer
+from normscope.attribution.tiles import Tile, tiles
 from normscope.maths.composition import Stage
-from normscope.maths.contributions import cosine_distance, reductions_of_distance, row_normalised, with_identity
+from normscope.maths.contributions import cosine_distance, row_normalised, with_identity
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
 from normscope.models.block import AttentionBlock
@@ -60,23 +62,24 @@ def layer_map(method: MapMethod, block: FeedForwardBlock) -> Float[Tensor, "batc
 def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
     """1 − cos(z_i, z_i without the value of j), before rows are normalised.
 
-    Without the value of j, the attention output of query i is the same minus F_ij; the rest of the layer runs again on it.
+    Without the value of j, the attention output of query i is the same minus F_ij; the rest of the layer runs again on it, for
+    the pairs that attention connects.
 
     Args:
         block: The layer.
 
     Source: Mohebbi et al. 2023, section 3 (arXiv:2301.12971).
     """
-    rows = []
-    attention = block.attention
-    for queries, vectors in pair_vectors(attention, Stage.ATTENTION, in_double=False):
-        inputs, output = attention.inputs[:, queries], attention.attention_output[:, queries]
-        untouched = _layer_outputs(block, inputs.unsqueeze(2), output.unsqueeze(2))
-        zeroed = _layer_outputs(block, inputs.unsqueeze(2), output.unsqueeze(2) - vectors)
+    attention, rest = block.attention, RestOfLayer(block)
+    changes = _zeros(attention)
+    for tile in _tiles(attention, block.pre_activations.shape[-1]):
+        vectors = tile.mixed(attention.parameters.output_weight)
+        untouched, zeroed = (rest.outputs(tile, each) for each in (None, vectors))
         # A key that gives nothing changes nothing, whatever rounding says.
         changed = (vectors != 0).any(dim=-1)
-        rows.append(wide(cosine_distance(zeroed, untouched.expand_as(zeroed)) * changed))
-    return torch.cat(rows, dim=1)
+        found = wide(cosine_distance(zeroed, untouched.expand_as(zeroed)) * changed)
+        changes[tile.sequence, tile.queries, tile.keys] = found.T
+    return changes
 
 
 def pair_vectors(
@@ -107,9 +110,23 @@ def pair_vectors(
 
 def _reductions(block: AttentionBlock) -> Tensor:
     stage = block.composition.stages[-1]
-    output = wide(block.composition.output(stage))
-    strips = pair_vectors(block, stage)
-    return torch.cat([reductions_of_distance(vectors, output[:, queries]) for queries, vectors in strips], dim=1)
+    output, inputs = wide(block.composition.output(stage)), wide(block.inputs)
+    weight, divisor, own = wide(block.parameters.output_weight), None, inputs
+    if stage is Stage.NORMALISED:
+        # The norm is linear once its deviation is known, so it folds into W_O and α.
+        norm, divisor = _wide_norm(block.normalisation), wide(block.composition.deviation)
+        weight = norm.scaled(weight)
+        own = inputs if block.norm_position == "branch" else norm.scaled(inputs) / divisor.unsqueeze(-1)
+    reductions = _zeros(block)
+    for tile in _tiles(block, block.inputs.shape[-1]):
+        at = (tile.sequence, tile.queries)
+        missing = output[at] - tile.mixed(weight, None if divisor is None else divisor[at])
+        queries, keys = tile.own()
+        missing[keys, queries] -= own[tile.sequence, tile.queries.start + queries]
+        distance = torch.linalg.vector_norm(missing, ord=1, dim=-1)
+        size = torch.linalg.vector_norm(output[at], ord=1, dim=-1)
+        reductions[tile.sequence, tile.queries, tile.keys] = (size - distance).clamp(min=0).T
+    return reductions
 
 
 def _norms(block: AttentionBlock, stage: Stage) -> Tensor:
@@ -153,25 +170,15 @@ def _layer_norms(block: FeedForwardBlock) -> Tensor:
     return torch.cat(rows, dim=1)
 
 
-def _layer_outputs(block: FeedForwardBlock, inputs: Tensor, attention_output: Tensor) -> Tensor:
-    """The layer's outputs for changed attention outputs."""
-    first, parameters = block.attention.normalisation, block.parameters
-    match block.attention.norm_position:
-        case "post":
-            residual = _normalised(first, inputs + attention_output)
-        case "branch":
-            residual = inputs + _normalised(first, attention_output)
-        case _:
-            residual = inputs + attention_output
-    position, second = parameters.norm_position, parameters.normalisation
-    read = inputs if position == "parallel" else residual
-    read = read if position == "post" else _normalised(second, read)
-    neurons = parameters.activation(_projected(read, parameters.input_weight, parameters.input_bias))
-    if parameters.multiplier_weight is not None:
-        neurons = neurons * _projected(read, parameters.multiplier_weight, parameters.multiplier_bias)
-    added = _projected(neurons, parameters.output_weight, parameters.output_bias)
-    output = residual + _normalised(parameters.output_normalisation, added)
-    return _normalised(second, output) if position == "post" else output
+def _tiles(block: AttentionBlock, width: int) -> Iterator[Tile]:
+    """The pairs of tokens that attention connects, a few at a time: one vector of `width` per pair fits in memory."""
+    # Several tensors of this size pass through the processor's cache.
+    return tiles(block, ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS) // 4 // width)
+
+
+def _zeros(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
+    batch, _, queries, _ = block.query.shape
+    return wide(block.inputs.new_zeros(batch, queries, block.key.shape[2]))
 
 
 def _weight_strips(block: AttentionBlock, width: int = 0) -> Iterator[tuple[slice, Tensor]]:
@@ -194,11 +201,3 @@ def _with_residual(vectors: Tensor, inputs: Tensor, queries: slice) -> Tensor:
 def _wide_norm(norm: Normalisation | None) -> Normalisation:
     assert norm is not None
     return norm._replace(weight=wide(norm.weight), bias=None if norm.bias is None else wide(norm.bias))
-
-
-def _normalised(norm: Normalisation | None, vectors: Tensor) -> Tensor:
-    return vectors if norm is None else norm.normalised(vectors)
-
-
-def _projected(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return vectors @ weight if bias is None else vectors @ weight + bias

@@ -1,0 +1,68 @@
+"""Pairs of tokens, a few at a time: only those that attention connects."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.models.block import AttentionBlock
+
+_QUERIES = 32
+"""Queries of a tile: enough for α and the values to be read seldom."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tile:
+    """Some queries and some keys of one sequence."""
+
+    sequence: int
+    queries: slice
+    keys: slice
+    weights: Float[Tensor, "head query key"]
+    """α."""
+    value: Float[Tensor, "head key head_dim"]
+    """The keys' values."""
+
+    def mixed(
+        self, output_weight: Float[Tensor, "head head_dim out"], divisor: Float[Tensor, " query"] | None = None
+    ) -> Float[Tensor, "key query out"]:
+        """Σ_h α^h_ij v^h_j W^h of every pair, in the type of W.
+
+        Args:
+            output_weight: W: W_O, or W_O with what follows folded into it.
+            divisor: What each query's vectors are divided by.
+        """
+        transformed = torch.bmm(self.value.to(output_weight), output_weight)
+        weights = self.weights.to(output_weight)
+        if divisor is not None:
+            weights = weights / divisor[:, None]
+        return torch.bmm(weights.permute(2, 1, 0), transformed.transpose(0, 1))
+
+    def own(self) -> tuple[Int[Tensor, " token"], Int[Tensor, " token"]]:
+        """The queries, and the keys, of the pairs in which both are the same token, counted from the tile's first."""
+        start, stop = max(self.queries.start, self.keys.start), min(self.queries.stop, self.keys.stop)
+        tokens = torch.arange(start, max(start, stop), device=self.weights.device)
+        return tokens - self.queries.start, tokens - self.keys.start
+
+
+def tiles(block: AttentionBlock, pairs: int) -> Iterator[Tile]:
+    """All pairs of tokens of a block of self-attention but padding and keys that no query of a tile sees.
+
+    Every query's own key is in one tile, seen or not.
+
+    Args:
+        block: The block.
+        pairs: Maximum number of pairs of a tile, unless a single one is more.
+    """
+    for sequence, length in enumerate(block.token_mask.sum(dim=-1).tolist()):
+        for start in range(0, length, _QUERIES):
+            queries = slice(start, min(start + _QUERIES, length))
+            weights = block.weights_of(queries, slice(sequence, sequence + 1))[0]
+            seen = (weights != 0).any(dim=1).any(dim=0).nonzero().flatten().tolist()
+            first, end = min([*seen[:1], start]), max([*seen[-1:], queries.stop - 1]) + 1
+            step = max(1, pairs // (queries.stop - start))
+            for at in range(first, end, step):
+                keys = slice(at, min(at + step, end))
+                yield Tile(sequence, queries, keys, weights[..., keys], block.value[sequence, :, keys])
