@@ -2,7 +2,7 @@
 
 import torch
 
-from normscope.maths.contributions import cosine_distance, reductions_of_distance, row_normalised, with_identity
+from normscope.maths.contributions import cosine_distance, row_normalised, with_identity
 from normscope.maths.frozen import slope_of_tanh
 
 
@@ -15,12 +15,6 @@ def test_rollout_counts_the_residual_connection_as_much_as_attention():
     weights = torch.tensor([[[0.2, 0.8], [1.0, 0.0]]])
     assert with_identity(weights).tolist() == [[[0.6000000238418579, 0.4000000059604645], [0.5, 0.5]]]
     assert weights[0, 0, 0] == torch.tensor(0.2), "its argument is left alone"
-
-
-def test_alti_keeps_what_brings_a_query_closer_to_its_output():
-    """y = (3, 1): without (2, 0) its L1 norm falls from 4 to 2; (1, 1) leaves 2; (0, −3) makes it 7, which counts as 0."""
-    vectors = torch.tensor([[[[2.0, 0.0], [1.0, 1.0], [0.0, -3.0]]]])
-    assert reductions_of_distance(vectors, torch.tensor([[[3.0, 1.0]]])).tolist() == [[[2.0, 2.0, 0.0]]]
 
 
 def test_a_cosine_distance_is_exact_where_one_minus_cos_cancels():

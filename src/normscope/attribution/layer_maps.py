@@ -108,7 +108,11 @@ def pair_vectors(
         yield queries, _with_residual(vectors, inputs, queries) if branch else vectors
 
 
-def _reductions(block: AttentionBlock) -> Tensor:
+def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
+    """max(0, ‖y_i‖₁ − ‖y_i − V_ij‖₁): how much closer each key brings a query to its output, in the L1 norm.
+
+    Source: Ferrando et al. 2022, section 3.1 (arXiv:2203.04212).
+    """
     stage = block.composition.stages[-1]
     output, inputs = wide(block.composition.output(stage)), wide(block.inputs)
     weight, divisor, own = wide(block.parameters.output_weight), None, inputs

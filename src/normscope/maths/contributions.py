@@ -31,22 +31,6 @@ def with_identity(maps: Float[Tensor, "*batch token token"]) -> Float[Tensor, "*
     return mixed
 
 
-def reductions_of_distance(
-    vectors: Float[Tensor, "batch query key model"], output: Float[Tensor, "batch query model"]
-) -> Float[Tensor, "batch query key"]:
-    """max(0, ‖y_i‖₁ − ‖y_i − V_ij‖₁): how much closer each key brings a query to its output, in the L1 norm.
-
-    Args:
-        vectors: V_ij, the parts of the output that come from each key.
-        output: y_i = Σ_j V_ij + a constant part.
-
-    Source: Ferrando et al. 2022, section 3.1; rows are normalised afterwards.
-    """
-    size = output.abs().sum(dim=-1, keepdim=True)
-    distance = (output.unsqueeze(-2) - vectors).abs_().sum(dim=-1)
-    return (size - distance).clamp(min=0)
-
-
 def cosine_distance(
     one: Float[Tensor, "*batch model"], other: Float[Tensor, "*batch model"]
 ) -> Float[Tensor, "*batch"]:
