@@ -102,7 +102,8 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
         band=("low", "high"),
         caption=(
             f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (left: higher "
-            "is more faithful), and when all others are (right: lower is more faithful). Bands: 95% intervals over sequences."
+            "is more faithful), and when all others are (right: lower is more faithful). Means and 95% intervals over "
+            f"{int(faithfulness['count'].max())} sequences."
         ),
     )
 
