@@ -1,7 +1,8 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), attributions, feed-forward networks, lengths, corpora (sizes and numbers of processes),
-and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that name the machine.
+Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, corpora (sizes and numbers of
+processes), and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that
+name the machine.
 """
 
 import argparse

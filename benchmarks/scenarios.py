@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig
+from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, ModernBertConfig
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -48,6 +48,8 @@ SHAPES: dict[str, PretrainedConfig] = {
     "BERT-base, 3": BertConfig(num_hidden_layers=3, max_position_embeddings=8192),
     "tiny ModernBERT": ModernBertConfig(**_TINY, intermediate_size=128, cls_token_id=1, sep_token_id=2),
     "tiny Llama": LlamaConfig(**_TINY, intermediate_size=256, num_key_value_heads=2, use_cache=False),
+    # GPT-2's shape.
+    "GPT-2": GPT2Config(use_cache=False, n_positions=8192),
     "MiniLM": BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536),
     # Gated, with as many weights in a feed-forward network as BERT-base.
     "Llama, base": LlamaConfig(
@@ -121,6 +123,15 @@ def feed_forward() -> Iterator[Scenario]:
     yield Scenario("ModernBERT-base", 8, 128, ways)
 
 
+def sinks() -> Iterator[Scenario]:
+    """Vectors of sinks and sizes of activations. Sink rates follow the pass and do not grow with the corpus."""
+    for shape in ("BERT-base", "GPT-2", "Llama, base"):
+        for sequences, length in ((8, 128), (2, 512)):
+            yield Scenario(shape, sequences, length, (BARE, "sinks"))
+    for length in (1024, 2048, 4096, 8192):
+        yield Scenario("tiny Llama", 1, length, (BARE, "sinks"))
+
+
 def lengths() -> Iterator[Scenario]:
     """Cost by length, for a wide model and for tiny ones, which spend nearly all their time in attention."""
     for shape, sizes in {
@@ -148,6 +159,7 @@ SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
     "attributions": attributions,
     "feed-forward": feed_forward,
+    "sinks": sinks,
     "lengths": lengths,
     "cuda": cuda,
 }
@@ -195,6 +207,7 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
         "frequency": {"seed": 0},
         "score": {"seed": 0},
         "feedforward": {"seed": 0},
+        "sinks": {"seed": 0},
     }
     context = context_of(model)
     infos = [analyses()[name] for name in names if name != EXACT]

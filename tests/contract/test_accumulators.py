@@ -17,6 +17,7 @@ from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.kept_rows import KeptRows
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.per_example import PerExampleTensors
@@ -108,12 +109,18 @@ def _feed_totals(accumulator: SequenceTotals, values: torch.Tensor) -> None:
         accumulator.update(names, (values * 2**10).round().sum(dim=-1) + layer, (values[0] > -1).sum(dim=-1) + 1)
 
 
+def _feed_keyed(accumulator: KeyedMeans, values: torch.Tensor) -> None:
+    token_mask = values[0] > -1
+    accumulator.update((values[:, token_mask] * 2).long().T, values[:, token_mask].T)
+
+
 CASES = {
     "GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped),
     "SequenceMeans": Case(lambda: SequenceMeans(2, 2, 2), _feed_sequences),
     "RankCorrelation, exact": Case(lambda: RankCorrelation(2, 2, *AXES, 10_000), _feed_pairs),
     "RankCorrelation, estimated": Case(lambda: RankCorrelation(2, 2, *AXES, 0), _feed_pairs),
     "RankCorrelation, on the way": Case(lambda: RankCorrelation(2, 2, *AXES, 400), _feed_pairs),
+    "KeyedMeans": Case(lambda: KeyedMeans(2, 2), _feed_keyed),
     "Mean": Case(lambda: Mean(2, 2, 2), _feed_pooled),
     "SequenceSample": Case(lambda: SequenceSample(3, seed=5), _feed_sequence_sample),
     "SequenceTotals": Case(lambda: SequenceTotals(3, 2), _feed_totals),

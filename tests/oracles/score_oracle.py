@@ -58,8 +58,8 @@ def expected(
     if outliers and options.ablation:
         drawn = _drawn(specimen, outliers, options.ablation_controls, options.seed, alone=False)
         tables["ablation"], loss = _ablation(specimen, layers, reported, outliers, prominent, drawn)
-        if specimen.loaded.masked_language_head is None:
-            notes.append("the checkpoint has no masked-language-modelling head: no loss under ablation")
+        if _head(specimen) is None:
+            notes.append("the checkpoint has no language-modelling head: no loss under ablation")
         else:
             tables["ablation_loss"] = loss
     metrics = _metrics(tables)
@@ -227,7 +227,7 @@ def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple
 
                 handles.append(module.register_forward_pre_hook(replace))
         changed = [specimen.brute_force(model, sequence.inputs) for sequence in specimen.sequences]
-        loss = _masked_token_loss(specimen)
+        loss = _loss(specimen)
         for handle in handles:
             handle.remove()
         shares: dict[tuple[int, str], float] = {}
@@ -260,21 +260,27 @@ def _ablation(specimen, layers, categories, outliers, prominent, drawn) -> tuple
     return table([*keys, "dimensions", "layer", "category"], rows, CHANGES), table(keys, losses)
 
 
-def _masked_token_loss(specimen: Specimen) -> float:
-    """Mean cross-entropy of the tokens that the encoder masks."""
-    head = specimen.loaded.masked_language_head
+def _head(specimen: Specimen) -> Any:
+    return specimen.loaded.next_token_head or specimen.loaded.masked_language_head
+
+
+def _loss(specimen: Specimen) -> float:
+    """Mean cross-entropy of the tokens that the encoder masks; in a causal model, of all tokens but the first."""
+    head, causal = _head(specimen), specimen.loaded.next_token_head is not None
     if head is None:
         return 0.0
-    loss, tokens = 0.0, 0
+    losses: list[float] = []
     for sequence in specimen.sequences:
-        masked = torch.from_numpy(specimen.encoder.masked(sequence.ids, 0.15))
+        ids = sequence.ids
+        read = ids if causal else specimen.encoder.masked(ids, 0.15)
         with torch.inference_mode():
-            logits = head(**(dict(sequence.inputs) | {"input_ids": masked[None]})).logits[0].numpy()
-        for position in np.flatnonzero(masked.numpy() != sequence.ids):
-            powers = np.exp(logits[position] - logits[position].max())
-            loss -= float(np.log(powers[sequence.ids[position]] / powers.sum()))
-            tokens += 1
-    return loss / tokens
+            inputs = dict(sequence.inputs) | {"input_ids": torch.from_numpy(read)[None]}
+            logits = head(**inputs).logits[0].numpy()
+        positions = range(1, len(ids)) if causal else np.flatnonzero(read != ids)
+        for position in positions:
+            row = logits[position - causal]
+            losses.append(float(np.log(np.exp(row - row.max()).sum()) + row.max() - row[ids[position]]))
+    return float(np.mean(losses))
 
 
 def _together(changes: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2ForCausalLM,
+)
 
 from normscope.analyses.base import Analysis, AnalysisContext, load_state, merge_state, state_of
 from normscope.analyses.findings import Findings
@@ -120,6 +126,8 @@ class Specimen:
             hidden_norms=observer.hidden_norms,
             methods=self.loaded.layout.methods,
             depth=self.loaded.layers,
+            vocabulary=len(self.loaded.tokenizer),
+            first_token=self.encoder.first_token,
             names=self.encoder.categories.names,
             special_tokens=self.encoder.categories.special,
             mask_token=self.loaded.tokenizer.mask_token_id,
@@ -188,7 +196,7 @@ def _bert(kind: Any, head: Head) -> Specimen:
 
 
 def qwen2() -> Specimen:
-    """A causal model with rotary positions, biases, grouped heads, and windows in its first and last layer."""
+    """A causal model with rotary positions, biases, grouped heads, windows in its first and last layer, and a head."""
     tokenizer = _tokenizer(["[UNK]", *WORDS], None)
     tokenizer.add_special_tokens({"unk_token": "[UNK]"})
     config = {
@@ -205,6 +213,9 @@ def qwen2() -> Specimen:
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }
     model = tiny_model(config, torch.float64)
+    whole = Qwen2ForCausalLM(model.config).double().eval().requires_grad_(False)
+    torch.nn.init.normal_(whole.lm_head.weight, std=0.4)
+    whole.model = model
 
     def category_of(position: int, token: str) -> str:
         return "first" if position == 0 else "punctuation" if token in (",", ".") else "other"
@@ -212,12 +223,21 @@ def qwen2() -> Specimen:
     # The tokenizer does not know the word: a token with the number 0 is a token like any other.
     texts = [(text.replace("[MASK]", "fish"), None) for text, _ in TEXTS]
     return Specimen(
-        _loaded(model, tokenizer, "qwen2", {}),
+        _loaded(model, tokenizer, "qwen2", {Head.NEXT_TOKEN: whole}),
         activations.qwen2,
         ("cls", "sep", "mask", "punctuation", "other", "first"),
         category_of,
         texts,
     )
+
+
+def massive() -> Specimen:
+    """The same causal model with massive activations: two dimensions of one word's embedding are huge."""
+    specimen = qwen2()
+    model: Any = specimen.loaded.model
+    word = specimen.loaded.tokenizer.convert_tokens_to_ids("sees")
+    model.embed_tokens.weight[word, 5], model.embed_tokens.weight[word, 11] = 2500.0, -900.0
+    return specimen
 
 
 def marian() -> Specimen:

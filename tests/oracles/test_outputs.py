@@ -20,6 +20,7 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import SimilarityOptions
+from normscope.analyses.sinks.options import SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.token_frequencies import TokenFrequencies
@@ -71,6 +72,9 @@ def everything(name: str, bert: Specimen) -> Findings:
             return syntax_oracle.annotated(bert).findings(
                 name, SyntaxOptions(seed=0), [1, 2], categories, resources=resources
             )
+        case "sinks":
+            options = SinksOptions(length=6, controls=1, seed=0)
+            return specimens.massive().findings(name, options, [1, 2], ["other", "first"])
         case "alignment":
             given = test_alignment_published
             return given.findings(AlignmentOptions(), given.BASELINES, given.REVERSE, given.LAYERS)

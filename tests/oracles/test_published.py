@@ -19,6 +19,7 @@ from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.similarity.options import PoolingChoice, SimilarityOptions, ValueBias
+from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.token_frequencies import TokenFrequencies
@@ -32,6 +33,7 @@ from tests.oracles import (
     outliers_oracle,
     score_oracle,
     similarity_oracle,
+    sinks_oracle,
     specimens,
     syntax_oracle,
 )
@@ -43,6 +45,7 @@ SPECIMENS = {
     "qwen2": specimens.qwen2,
     "marian": specimens.marian,
     "classifier": specimens.classifier,
+    "massive": specimens.massive,
 }
 
 # Layers; categories, all of the specimen's where none are named.
@@ -245,3 +248,17 @@ def test_attribution(choice):
     expected = attribution_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32.
     assert_published(found, expected, tolerance=2e-5 if name == "qwen2" else 1e-9)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", ["bert", "qwen2", "massive"])
+def test_sinks(name, choice):
+    specimen, (layers, categories) = made(name), CHOICES[choice]
+    categories = reported(specimen, categories)
+    options = {
+        "everything": SinksOptions(length=6, epsilon=0.2, dormant=0.3, controls=2, seed=3),
+        "some": SinksOptions(inputs=[SinkInput.random, SinkInput.text], length=4, epsilon=0.35, controls=1, seed=4),
+        "all": SinksOptions(length=30, ablation=False, seed=5),  # no sequence is long enough
+    }[choice]
+    found = specimen.findings("sinks", options, layers, categories)
+    assert_published(found, sinks_oracle.expected(specimen, layers, categories, options))

@@ -28,6 +28,25 @@ AER = {
     "attn_w/awi/layer_mean/aer": 0.8,
     "attn_n/awi/layer_mean/aer": 0.7,
 }
+SINK = {
+    "text/with_bos/sink_rate/first": 0.6,
+    "text/with_bos/sink_rate/sep": 0.25,
+    "text/with_bos/mass/first": 0.5,
+    "random/without_bos/sink_rate/first": 0.4,
+    "random/without_bos/sink_rate/sep": 0.9,
+}
+MASSIVE = {
+    "massive/count": 2.0,
+    "massive/first_layer": 3.0,
+    "massive/last_layer": 11.0,
+    "massive/largest": 3024.0,
+    "massive/ratio": 12345.0,
+}
+ZEROED = {
+    "ablation/zero/loss_before": 3.4,
+    "ablation/zero/loss_after": 9.0,
+    "ablation/mean/loss_after": 3.41,
+}
 ALIGNED = (
     "in the best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, it is "
     "70.0% and 80.0%."
@@ -291,6 +310,84 @@ CASES = {
             [
                 "Scores agree most between DecompX and gradient × input (Spearman's ρ +0.750) and least between ALTI and "
                 "DecompX (−0.250).",
+            ],
+        ),
+    ],
+    "sinks": [
+        ({}, []),
+        (
+            SINK,
+            [
+                "On text with a beginning-of-sequence token, the first token is a sink of 60.0% of the heads, and receives "
+                "50.0% of all weight.",
+                "Its sink rate is 40.0% on random tokens without a beginning-of-sequence token.",
+            ],
+        ),
+        (
+            {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
+            [
+                "On one token repeated without a beginning-of-sequence token, a sep token is a sink of 25.0% of the heads, and "
+                "such tokens receive 50.0% of all weight.",
+            ],
+        ),
+        (
+            {
+                "text/without_bos/sink_rate/cls": 0.25,
+                "text/without_bos/dormant": 0.5,
+                "random/without_bos/dormant": 0.75,
+            },
+            [
+                "On text without a beginning-of-sequence token, a cls token is a sink of 25.0% of the heads.",
+                "Heads that give a single key most of their weight are dormant: 50.0% on text without a beginning-of-sequence "
+                "token and 75.0% on random tokens without a beginning-of-sequence token.",
+            ],
+        ),
+        (
+            {
+                "drains/sink/f_norm": 0.53,
+                "drains/other/f_norm": 3.73,
+                "drains/sink/alpha_f": 0.117,
+                "drains/other/alpha_f": 0.0372,
+            },
+            [
+                "The transformed vector of a sink, the key that receives most of a head's weight, has a mean norm ‖f(x)‖ of "
+                "0.530, that of another key 3.73; weighted by attention, they contribute ‖αf(x)‖ = 0.117 and 0.0372 to a query."
+            ],
+        ),
+        (
+            {"massive/count": 0.0},
+            ["No activation exceeds both 100 and 1000 times the median: there are no massive activations."],
+        ),
+        (
+            MASSIVE,
+            [
+                "2 dimensions have massive activations, from layer 3 to layer 11; the largest, 3,020, is 12,300 times the "
+                "median."
+            ],
+        ),
+        (
+            MASSIVE | {"massive/count": 1.0, "massive/last_layer": 3.0},
+            ["1 dimension has massive activations, in layer 3; the largest, 3,020, is 12,300 times the median."],
+        ),
+        (
+            ZEROED | {"ablation/zero/loss_controls": 3.42},
+            [
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats, setting them to their mean "
+                "to 3.41; with as many random dimensions at zero, it is 3.42."
+            ],
+        ),
+        (
+            ZEROED
+            | {
+                "ablation/zero/before/first": 0.7,
+                "ablation/zero/after/first": 0.1,
+                "ablation/zero/before/other": 0.2,
+                "ablation/zero/after/other": 0.7,
+            },
+            [
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats, setting them to their mean "
+                "to 3.41.",
+                "With the massive activations at zero, the attention weight on first tokens goes from 70.0% to 10.0%.",
             ],
         ),
     ],

@@ -20,6 +20,7 @@ from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.score.options import ScoreOptions
+from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.config.schema import RunOptions
 from normscope.errors import InputError
 
@@ -46,6 +47,13 @@ ENDS = [
     (ScoreOptions, "ablation_sequences", 1, 0),
     (ScoreOptions, "controls", 0, -1),
     (ScoreOptions, "ablation_controls", 0, -1),
+    (SinksOptions, "length", 2, 1),
+    (SinksOptions, "epsilon", 0.0, 1.0),
+    (SinksOptions, "epsilon", 0.99, -0.1),
+    (SinksOptions, "dormant", 0.0, float("nan")),
+    (SinksOptions, "sequences", 1, 0),
+    (SinksOptions, "ablation_sequences", 1, 0),
+    (SinksOptions, "controls", 0, -1),
 ]
 
 
@@ -55,6 +63,21 @@ def test_the_ends_of_what_is_accepted(kind, key, good, bad):
     kind(**{"seed": 0} if hasattr(kind, "seed") else {}, **{key: good}).validate(RunOptions())
     with pytest.raises(InputError, match=re.escape(f"analysis.{name}.{key}={bad}: expected ")):
         kind(**{"seed": 0} if hasattr(kind, "seed") else {}, **{key: bad}).validate(RunOptions())
+
+
+@pytest.mark.parametrize("inputs", [[], [SinkInput.text, SinkInput.text]])
+def test_the_inputs_of_sink_rates(inputs):
+    with pytest.raises(InputError, match=re.escape("one or more of text, random and repeat, each once")):
+        SinksOptions(inputs=inputs, seed=0).validate(RunOptions())
+
+
+def test_sequences_of_sink_rates_must_fit_the_corpus():
+    run = RunOptions()
+    run.dataset.max_length = 32
+    SinksOptions(length=64, seed=0).validate(run)
+    SinksOptions(enabled=True, length=32, seed=0).validate(run)
+    with pytest.raises(InputError, match=re.escape("analysis.sinks.length=33: expected at most dataset.max_length=32")):
+        SinksOptions(enabled=True, length=33, seed=0).validate(run)
 
 
 def aligned(stack=None, dataset="parallel", **options):
@@ -99,6 +122,7 @@ def test_what_analyses_declare():
         "similarity": (False, False),
         "attribution": (False, False),
         "syntax": (False, False),
+        "sinks": (False, False),
         "alignment": (True, True),
     }
     cited = {name: [paper.key for paper in info.papers] for name, info in analyses().items()}
@@ -109,6 +133,7 @@ def test_what_analyses_declare():
     assert cited["similarity"] == ["modarressi2023"]
     assert cited["attribution"][-2:] == ["modarressi2023", "deyoung2020"]
     assert cited["outliers"] == cited["score"] == ["maruta2024"]
+    assert cited["sinks"] == ["gu2025", "sun2024", "guo2024", "bondarenko2023"]
     for info in analyses().values():
         assert info.load().info is info
         assert {field.name for field in dataclasses.fields(info.options)} >= {"enabled"}
@@ -125,7 +150,7 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
     analyses.cache_clear()
     try:
         with caplog.at_level("WARNING", "normscope"):
-            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score"]
+            names = ["mixing", "feedforward", "norms", "frequency", "outliers", "score", "sinks"]
             names += ["attribution", "similarity", "syntax", "alignment"]
             assert list(analyses()) == names
     finally:
@@ -142,6 +167,7 @@ def test_defaults():
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
     assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, Bias.summand, 100, 20, 1)
+    assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, 0.5, True, 16, 5, 1)
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
     lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 
-from normscope.analyses.score.ablations import Removals
+from normscope.analyses.ablations import Removals
 from normscope.maths import masks
 from normscope.maths.attention import attention_by_group, attention_weights
 from normscope.maths.keys import KeyMap

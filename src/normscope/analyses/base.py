@@ -39,12 +39,12 @@ class Requirements:
     """Whether it needs the feed-forward networks of its layers."""
     bias_rule: BiasRule = BiasRule.SUMMAND
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
-    masked_language_head: bool = False
-    """Whether it uses the checkpoint's masked-language-modelling head, if there is one."""
     token_maps: int = 0
     """Number of maps per layer that it adds to the report's explorer (`Analysis.token_maps`), at most."""
     classifier: bool = False
     """Whether it uses the checkpoint's head that classifies whole texts, if there is one."""
+    language_head: bool = False
+    """Whether it uses the checkpoint's language-modelling head (masked tokens, or next tokens), if there is one."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     pairs: bool = False
@@ -91,6 +91,10 @@ class AnalysisContext:
     """Returns the pooling that the model's own files name; raises InputError if they name none."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
+    vocabulary: int = 0
+    """Number of tokens that the tokenizer and the model both know."""
+    first_token: int | None = None
+    """Id of the tokenizer's token that begins a sequence (`bos` or `cls`); None if it has neither."""
     options: Sequence[AnalysisConfig] = ()
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -53,6 +53,50 @@ KOBAYASHI_2024 = Paper(
 }""",
 )
 
+BONDARENKO_2023 = Paper(
+    "bondarenko2023",
+    """@inproceedings{bondarenko-etal-2023-quantizable,
+  title = {Quantizable Transformers: Removing Outliers by Helping Attention Heads Do Nothing},
+  author = {Bondarenko, Yelysei and Nagel, Markus and Blankevoort, Tijmen},
+  booktitle = {Advances in Neural Information Processing Systems 36 (NeurIPS)},
+  year = {2023},
+  url = {https://arxiv.org/abs/2306.12929}
+}""",
+)
+
+GU_2025 = Paper(
+    "gu2025",
+    """@inproceedings{gu-etal-2025-attention-sink,
+  title = {When Attention Sink Emerges in Language Models: An Empirical View},
+  author = {Gu, Xiangming and Pang, Tianyu and Du, Chao and Liu, Qian and Zhang, Fengzhuo and Du, Cunxiao and Wang, Ye and \
+Lin, Min},
+  booktitle = {The Thirteenth International Conference on Learning Representations (ICLR)},
+  year = {2025},
+  url = {https://arxiv.org/abs/2410.10781}
+}""",
+)
+
+GUO_2024 = Paper(
+    "guo2024",
+    """@misc{guo-etal-2024-active-dormant,
+  title = {Active-Dormant Attention Heads: Mechanistically Demystifying Extreme-Token Phenomena in LLMs},
+  author = {Guo, Tianyu and Pai, Druv and Bai, Yu and Jiao, Jiantao and Jordan, Michael I. and Mei, Song},
+  year = {2024},
+  url = {https://arxiv.org/abs/2410.13835}
+}""",
+)
+
+SUN_2024 = Paper(
+    "sun2024",
+    """@inproceedings{sun-etal-2024-massive,
+  title = {Massive Activations in Large Language Models},
+  author = {Sun, Mingjie and Chen, Xinlei and Kolter, J. Zico and Liu, Zhuang},
+  booktitle = {First Conference on Language Modeling (COLM)},
+  year = {2024},
+  url = {https://arxiv.org/abs/2402.17762}
+}""",
+)
+
 MARUTA_2024 = Paper(
     "maruta2024",
     """@misc{maruta-matsuzaki-2024-outlier,

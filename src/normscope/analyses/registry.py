@@ -16,12 +16,13 @@ from normscope.analyses.norms.options import NORMS
 from normscope.analyses.outliers.options import OUTLIERS
 from normscope.analyses.score.options import SCORE
 from normscope.analyses.similarity.options import SIMILARITY
+from normscope.analyses.sinks.options import SINKS
 from normscope.analyses.syntax.options import SYNTAX
 
 ENTRY_POINTS = "normscope.analyses"
 """Entry point group. Each entry point refers to an `AnalysisInfo`."""
 
-_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, ATTRIBUTION, SIMILARITY, SYNTAX, ALIGNMENT)
+_BUILT_IN = (MIXING, FEEDFORWARD, NORMS, FREQUENCY, OUTLIERS, SCORE, SINKS, ATTRIBUTION, SIMILARITY, SYNTAX, ALIGNMENT)
 
 log = logging.getLogger("normscope")
 

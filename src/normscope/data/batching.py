@@ -112,13 +112,13 @@ class Batch:
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
-    """One sequence of a `Batch.packed` tensor."""
+    """One sequence of a `Batch.packed` tensor; without categories, those of its vocabulary apply."""
     tokens, segments, source, categories = (kind[kind >= 0].numpy() for kind in kinds)
     return TokenSequence(
         tokens,
         segments if len(segments) else None,
         source_ids=source if len(source) else None,
-        categories=categories,
+        categories=categories if len(categories) else None,
     )
 
 

@@ -91,6 +91,18 @@ class Encoder:
         self._unknown = str(model.tokenizer.unk_token or "") if options.wikitext else None
         self._second_segment = 1 if options.segments is Segments.pair else 0
 
+    @property
+    def first_token(self) -> int | None:
+        """Id of the token that begins a sequence, whether or not the tokenizer adds it; None if it has none.
+
+        A decoder that follows an encoder begins with a token of its own, which is no different from the others here.
+        """
+        if self._translations is not None:
+            return None
+        tokenizer = self.tokenizer
+        first: int | None = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        return first
+
     def unmasked(self) -> "Encoder":
         """The same encoder without masking."""
         copied = copy.copy(self)

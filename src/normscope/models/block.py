@@ -1,7 +1,7 @@
 """One attention block: its weights, and its activations on one batch."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -23,6 +23,9 @@ WEIGHTS_AT_ONCE = {"cpu": 2**22}
 
 WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
 """The same on other devices, which need large pieces of work to be busy."""
+
+TokenSelector = Callable[[Tensor, Tensor], Tensor]
+"""Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
 
 
 def full_precision(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from normscope.data.batching import Batch, batches, batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer, Replacement
@@ -35,6 +35,8 @@ class Ablation:
     dimensions: Sequence[int]
     values: Mapping[int, Float[Tensor, " dimension"]]
     """New values, by the layer (from 1) that reads them; other layers read what the model computed."""
+    tokens: TokenSelector | None = None
+    """Which tokens to change in each of these layers; None for all."""
 
 
 class InterventionRunner:
@@ -109,16 +111,37 @@ class InterventionRunner:
                 replacements = self._replacements(ablation)
                 observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements)
 
-    @property
-    def predicts_masked_tokens(self) -> bool:
-        """Whether the checkpoint has a masked-language-modelling head and its tokenizer a mask token."""
-        return self._model.tokenizer.mask_token_id is not None and self._model.masked_language_head is not None
+    @cached_property
+    def predicts(self) -> Literal["next", "masked"] | None:
+        """The tokens that the checkpoint's language-modelling head predicts; None if it has no head that can be used."""
+        if self._model.next_token_head is not None:
+            return "next"
+        masks = self._model.tokenizer.mask_token_id is not None
+        return "masked" if masks and self._model.masked_language_head is not None else None
 
-    def masked_token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
-        """Summed cross-entropy (nats) of predicting masked tokens, 15 % of the ordinary ones, and the number of masked tokens.
+    def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
+        """Summed cross-entropy (nats) of the tokens that the checkpoint's head predicts, and their number.
 
-        The choice of tokens depends only on the sequences, so every ablation masks the same ones.
+        A causal model predicts every token but the first of a sequence. Any other model predicts 15 % of the ordinary tokens,
+        which are masked; the choice depends only on the sequences, so every ablation masks the same ones.
+
+        Raises:
+            ValueError: If the checkpoint has no head, see `predicts`.
         """
+        match self.predicts:
+            case "next":
+                return self._next_token_loss(batch, ablation)
+            case "masked":
+                return self._masked_token_loss(batch, ablation)
+            case None:
+                raise ValueError("expected a checkpoint with a language-modelling head")
+
+    def _next_token_loss(self, batch: Batch, ablation: Ablation | None) -> tuple[float, int]:
+        predicted = batch.token_mask[:, 1:]  # padding is on the right
+        logits = self._logits(self._model.next_token_head, batch.model_inputs(), ablation)[:, :-1]
+        return _cross_entropy(logits[predicted], batch.input_ids[:, 1:][predicted])
+
+    def _masked_token_loss(self, batch: Batch, ablation: Ablation | None) -> tuple[float, int]:
         ids = batch.input_ids.cpu().numpy()
         masked = np.stack(
             [
@@ -128,16 +151,14 @@ class InterventionRunner:
         )
         predicted = torch.from_numpy(masked != ids).to(batch.input_ids.device)
         inputs = batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
+        logits = self._logits(self._model.masked_language_head, inputs, ablation)
+        return _cross_entropy(logits[predicted], batch.input_ids[predicted])
+
+    def _logits(self, head: Any, inputs: Mapping[str, Tensor], ablation: Ablation | None) -> Tensor:
         with self._observer as observer:
-            output = observer.run(
-                inputs,
-                lambda _block: None,
-                replacements=self._replacements(ablation),
-                whole=self._model.masked_language_head,
-            )
-        logits = full_precision(output.logits[predicted])
-        loss = torch.nn.functional.cross_entropy(logits, batch.input_ids[predicted], reduction="sum")
-        return float(loss), int(predicted.sum())
+            output = observer.run(inputs, lambda _block: None, replacements=self._replacements(ablation), whole=head)
+        logits: Tensor = output.logits
+        return logits
 
     def progress(self, steps: Iterable[T], total: int, title: str) -> Iterable[T]:
         """The steps, with a progress bar."""
@@ -156,4 +177,9 @@ class InterventionRunner:
         if ablation is None:
             return {}
         dimensions = torch.tensor(list(ablation.dimensions), device=self._model.device)
-        return {layer: Replacement(dimensions, values) for layer, values in ablation.values.items()}
+        return {layer: Replacement(dimensions, values, ablation.tokens) for layer, values in ablation.values.items()}
+
+
+def _cross_entropy(logits: Float[Tensor, "token vocabulary"], ids: Int[Tensor, " token"]) -> tuple[float, int]:
+    """Summed, in nats, and the number of tokens."""
+    return float(torch.nn.functional.cross_entropy(full_precision(logits), ids, reduction="sum")), len(ids)

@@ -19,7 +19,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, active
-from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
@@ -52,6 +52,16 @@ class Replacement(NamedTuple):
 
     dimensions: Tensor
     values: Tensor
+    tokens: TokenSelector | None = None
+    """Which tokens to change; None for all."""
+
+    def apply(self, vectors: Tensor, token_mask: Tensor) -> Tensor:
+        """A copy of the hidden vectors with the new values."""
+        changed = vectors.clone()
+        changed[..., self.dimensions] = self.values.to(vectors)
+        if self.tokens is None:
+            return changed
+        return torch.where(self.tokens(full_precision(vectors), token_mask).unsqueeze(-1), changed, vectors)
 
 
 _CACHES = frozenset({"past_key_values", "past_key_value"})
@@ -306,8 +316,8 @@ class Observer:
             self._calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys())))
         replaced = self._replacements.get(modules.layer)
         if replaced is not None:
-            vectors = vectors.clone()
-            vectors[..., replaced.dimensions] = replaced.values.to(vectors)
+            assert self._token_mask is not None
+            vectors = replaced.apply(vectors, self._token_mask)
         self._parts = LayerCapture(modules, self._extra_terms, inputs=vectors)
         network = None if self._visit_feed_forward is None else self._networks.get(modules.layer)
         self._network = None if network is None else FeedForwardCapture(network)

@@ -238,8 +238,8 @@ def _refuse_missing_feed_forward(
 def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
     """Load the heads that analyses use, now, since they may be damaged."""
     for requirements in needs:
-        if requirements.masked_language_head:
-            _ = model.masked_language_head
+        if requirements.language_head:
+            _ = model.next_token_head, model.masked_language_head
         if requirements.classifier:
             _ = model.classifier
 
@@ -288,6 +288,8 @@ def _context(
         freezer=LayerFreezer(model.model, model.layout),
         own_pooling=lambda: pooling_of(model.folder, model.name),
         has_feed_forward=bool(model.layout.feed_forward),
+        vocabulary=min(len(model.tokenizer), model.vocabulary),
+        first_token=encoder.first_token,
         options=all_options(options.analysis),
     )
 

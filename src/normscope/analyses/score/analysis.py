@@ -5,17 +5,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.findings import Findings
-from normscope.analyses.finite import require_finite
-from normscope.analyses.outliers.hidden_moments import HiddenMoments
-from normscope.analyses.score.ablations import (
+from normscope.analyses.ablations import (
     ALONE,
     PropagatedEffects,
     Removals,
     ablate_residual_stream,
     remove_from_scores,
 )
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.findings import Findings
+from normscope.analyses.finite import require_finite
+from normscope.analyses.outliers.hidden_moments import HiddenMoments
 from normscope.analyses.score.figures import describe_figures
 from normscope.analyses.score.options import SCORE, ScoreOptions
 from normscope.analyses.score.sentences import sentences_of
@@ -66,7 +66,7 @@ class ScoreAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: ScoreOptions, _model: ModelInfo) -> Requirements:
         """Hidden vectors, from which the outlier dimensions are determined, and the head whose loss ablations change."""
-        return Requirements(hidden=True, masked_language_head=options.ablation)
+        return Requirements(hidden=True, language_head=options.ablation)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for interventions."""
@@ -123,7 +123,7 @@ class ScoreAnalysis(Analysis):
             if len(self._ablations.loss):
                 tables["ablation_loss"] = self._ablations.loss
             else:
-                notes.append("the checkpoint has no masked-language-modelling head: no loss under ablation")
+                notes.append("the checkpoint has no language-modelling head: no loss under ablation")
         metrics = report.metrics(tables)
         return Findings(
             tables=tables,

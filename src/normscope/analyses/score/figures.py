@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from normscope.analyses.ablations import MEAN, TOGETHER, ZERO
 from normscope.analyses.findings import Figure, HeatmapGrid, Lines, Profiles
-from normscope.analyses.score.ablations import MEAN, TOGETHER, ZERO
 from normscope.analyses.score.tables import means_by_layer
 from normscope.data.categories import ALL
 

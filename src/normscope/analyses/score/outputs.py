@@ -13,7 +13,7 @@ _ABLATED = {
     **_REMOVED,
 }
 _LOSS = {
-    "before": "Masked-token loss of the unchanged model, in nats.",
+    "before": "Loss of the unchanged model in nats: of masked tokens, or of the next token in a causal model.",
     "after": "The same with the dimensions replaced.",
 }
 
@@ -85,7 +85,7 @@ OUTPUTS = Outputs(
             columns={**_ABLATED, "layer": LAYER, "category": CATEGORY_OF_KEY, **CHANGES},
         ),
         "ablation_loss": TableInfo(
-            row="first layer, value and removal, if the checkpoint has a masked-language-modelling head",
+            row="first layer, value and removal, if the checkpoint has a language-modelling head",
             columns={**_ABLATED, **CHANGES, **_LOSS},
         ),
     },
@@ -100,7 +100,7 @@ OUTPUTS = Outputs(
         "intervention/<category>/after": "The same with the outlier dimensions' part of the block's scores removed.",
         "intervention/<category>/change": "The difference.",
         "intervention/<category>/controls_mean": "The mean difference when as many random dimensions are removed instead.",
-        "ablation/<value>/loss_before": "Masked-token loss in nats, unchanged.",
+        "ablation/<value>/loss_before": "Loss in nats, unchanged: of masked tokens, or of the next token in a causal model.",
         "ablation/<value>/loss_after": "The same with all outlier dimensions replaced from the first chosen layer on.",
     },
     curves={

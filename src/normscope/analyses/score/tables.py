@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from normscope.analyses.ablations import TOGETHER
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.score.ablations import TOGETHER
 from normscope.statistics.mean import MeanSummary
 from normscope.statistics.tidy import Labels, tidy
 

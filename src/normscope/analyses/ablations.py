@@ -18,7 +18,7 @@ from torch import Tensor
 from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.models.block import AttentionBlock
+from normscope.models.block import AttentionBlock, TokenSelector
 from normscope.models.interventions import Ablation, InterventionRunner
 from normscope.statistics.tidy import tidy
 
@@ -157,8 +157,8 @@ class PropagatedEffects(NamedTuple):
     """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after and CHANGES, as in
     `remove_from_scores`."""
     loss: pd.DataFrame
-    """The same for the masked-token loss, without layer and category. Empty if the model has no masked-language-modelling
-    head."""
+    """The same for the loss of masked or next tokens, without layer and category. Empty if the checkpoint has no
+    language-modelling head."""
 
 
 def ablate_residual_stream(
@@ -167,27 +167,35 @@ def ablate_residual_stream(
     context: AnalysisContext,
     removals: Removals,
     means: Float[Tensor, "layer model"],
+    *,
+    starts: Sequence[int] | None = None,
+    tokens: TokenSelector | None = None,
 ) -> PropagatedEffects:
-    """Attention and masked-token loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
+    """Attention and loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
 
     Args:
         runner: Runs the model.
         batches: The sequences to run it on.
-        context: The context of the run. Every chosen layer is measured, and each serves once as the first ablated layer.
+        context: The context of the run. Every chosen layer is measured.
         removals: The dimensions to replace.
-        means: Mean hidden vectors of layers 0 to L: the new values of the dimensions where `value` is `mean`.
+        means: Mean hidden vectors of layers 0 to L: the new values of the dimensions where `value` is `mean`. Layers whose
+            mean is NaN keep their values.
+        starts: First ablated layers, each in turn; None for every chosen layer.
+        tokens: Which tokens to change in a layer; None for all.
     """
     counted = _without_all(context)
     before = _measure(runner, batches, counted, None)
-    steps = list(itertools.product(context.layers, (ZERO, MEAN), removals.all))
+    steps = list(itertools.product(context.layers if starts is None else starts, (ZERO, MEAN), removals.all))
+    known = ~means.isnan().any(dim=-1)
     outcomes: dict[tuple[int, str], list[_Outcome]] = {}
     for start, value, removal in runner.progress(steps, len(steps), "ablations of the residual stream"):
         dimensions = list(removal.dimensions)
         values = {
             layer: means[layer - 1, dimensions] if value == MEAN else torch.zeros(len(dimensions))
             for layer in range(start, context.depth + 1)
+            if known[layer - 1]
         }
-        outcome = _measure(runner, batches, counted, Ablation(dimensions, values))
+        outcome = _measure(runner, batches, counted, Ablation(dimensions, values, tokens))
         outcomes.setdefault((start, value), []).append(outcome)
     attention = pd.concat(
         [
@@ -256,9 +264,9 @@ def _measure(
                 shares[counted.index(block.layer)] += _shares(block, members)
 
         runner.observe(batch, visit, ablation)
-        if runner.predicts_masked_tokens:
-            lost, masked = runner.masked_token_loss(batch, ablation)
-            loss, tokens = loss + lost, tokens + masked
+        if runner.predicts is not None:
+            lost, predicted = runner.token_loss(batch, ablation)
+            loss, tokens = loss + lost, tokens + predicted
     return _Outcome(shares / sum(batch.sequences for batch in batches), loss / tokens if tokens else None)
 
 

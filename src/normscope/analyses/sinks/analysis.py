@@ -1,0 +1,182 @@
+"""Attention sinks, massive activations and value drains (Gu et al. 2025; Sun et al. 2024; Guo et al. 2024)."""
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.analyses.ablations import PropagatedEffects, Removals, ablate_residual_stream
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.findings import Findings
+from normscope.analyses.sinks.drains import ValueDrains
+from normscope.analyses.sinks.figures import describe_figures
+from normscope.analyses.sinks.options import SINKS, SinksOptions
+from normscope.analyses.sinks.rates import SinkRates
+from normscope.analyses.sinks.report import (
+    curves_of,
+    main_position,
+    metrics_of,
+    summary_table,
+    terminal_summary,
+)
+from normscope.analyses.sinks.residual_stream import ResidualStream
+from normscope.analyses.sinks.sentences import sentences_of
+from normscope.analyses.sinks.variants import long_enough, sequences_of, variants
+from normscope.data.batching import Batch
+from normscope.maths.magnitude import massive_activations
+from normscope.models.block import AttentionBlock
+from normscope.models.interventions import InterventionRunner
+from normscope.models.model_info import ModelInfo
+from normscope.statistics.accumulator import EmptyAccumulatorError
+from normscope.statistics.counts import Counts
+from normscope.statistics.sequence_sample import SequenceSample
+
+
+class SinksAnalysis(Analysis):
+    """Sink rates by head, the vectors of sinks, the size of activations, and what massive ones cause."""
+
+    info = SINKS
+
+    def __init__(self, options: SinksOptions, context: AnalysisContext) -> None:
+        super().__init__(options, context)
+        self._stream = ResidualStream(context)
+        self._drains = ValueDrains(context)
+        # Sequences long enough to be cut, and sequences that are too short.
+        self._lengths = Counts(1, 2)
+        self._long = SequenceSample(options.sequences, options.seed)
+        self._sample = SequenceSample(options.ablation_sequences, options.seed)
+        self._rates: list[SinkRates] = []
+        self._ablations: PropagatedEffects | None = None
+        self.accumulators = {
+            **self._stream.accumulators,
+            "drains": self._drains.accumulator,
+            "lengths": self._lengths,
+            "long": self._long,
+            "sample": self._sample,
+        }
+
+    @classmethod
+    def requirements(cls, options: SinksOptions, _model: ModelInfo) -> Requirements:
+        """The hidden vectors, and the head whose loss massive activations may decide."""
+        return Requirements(hidden=True, language_head=options.ablation)
+
+    def start_batch(self, batch: Batch) -> None:
+        """Offer the sequences of a batch to the samples."""
+        packed = batch.packed()
+        present = (packed >= 0).any(dim=0)
+        self._sample.update(batch.fingerprints, packed, present)
+        ids, lengths = batch.input_ids.cpu().numpy(), batch.token_mask.sum(dim=-1).tolist()
+        rows = [
+            row
+            for row, length in enumerate(lengths)
+            if long_enough(ids[row, :length], self.options.length, self.context)
+        ]
+        self._long.update(tuple(batch.fingerprints[row] for row in rows), packed[:, rows], present[rows])
+        self._lengths.update(0, torch.tensor([len(rows), len(lengths) - len(rows)]))
+
+    def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the vectors of a block's sinks and of its other keys."""
+        self._drains.update(block, batch)
+
+    def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+        """Add the hidden vectors of one layer."""
+        self._stream.update(layer, vectors, batch)
+
+    def intervene(self, runner: InterventionRunner) -> None:
+        """Measure sink rates on sequences of one length, and replace massive activations."""
+        try:
+            sample = self._long.compute()
+        except EmptyAccumulatorError:
+            sample = []
+        every = list(variants(self.options, self.context.first_token))
+        for variant in runner.progress(every, len(every), "sink rates"):
+            sequences = sequences_of(variant, sample, self.options, self.context)
+            if sequences:
+                rates = SinkRates(variant, self.context, self.options)
+                rates.measure(runner, runner.batches(sequences))
+                self._rates.append(rates)
+        if self.options.ablation:
+            self._ablate(runner)
+
+    def _ablate(self, runner: InterventionRunner) -> None:
+        massive = self._stream.massive()
+        # What the last layer writes, no layer reads.
+        read = massive[massive["layer"] < max(self.context.layers)]
+        if not len(read):
+            return
+        prominent = read.groupby("dimension")["ratio"].max().sort_values(ascending=False, kind="stable").index.tolist()
+        dimensions = torch.tensor(prominent)
+
+        def carriers(vectors: Tensor, token_mask: Tensor) -> Tensor:
+            """The tokens with a massive activation in one of these dimensions."""
+            chosen = torch.zeros_like(token_mask)
+            row, token, dimension = massive_activations(vectors, token_mask).places.unbind(dim=1)
+            among = torch.isin(dimension, dimensions.to(dimension.device))
+            chosen[row[among], token[among]] = True
+            return chosen
+
+        removals = Removals.of(prominent, self.context.model, self.options.controls, self.options.seed, alone=False)
+        self._ablations = ablate_residual_stream(
+            runner,
+            runner.batches(self._sample.compute()),
+            self.context,
+            removals,
+            self._stream.carriers(),
+            starts=[int(read["layer"].min()) + 1],
+            tokens=carriers,
+        )
+
+    def result(self) -> Findings:
+        """Tables, figures and sentences."""
+        tables = self._tables()
+        position = main_position(tables["summary"])
+        metrics = metrics_of(tables)
+        return Findings(
+            tables=tables,
+            metrics=metrics,
+            sentences=sentences_of(metrics),
+            curves=curves_of(tables, position),
+            figures=describe_figures(tables, position),
+            summary=terminal_summary(tables, position),
+            summary_digits=1,
+            summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
+            ranked_by={"massive": ("ratio",), "by_head": ("sink_rate",), "ablation": ("change",)},
+            notes=self._notes(tables),
+        )
+
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        columns = {name: list(info.columns) for name, info in self.info.outputs.tables.items()}
+        measured = {
+            "by_head": [rates.by_head() for rates in self._rates],
+            "mass": [rates.mass() for rates in self._rates],
+            "strongest": [rates.strongest() for rates in self._rates],
+        }
+        tables = {
+            name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns[name])
+            for name, parts in measured.items()
+        }
+        tables |= {
+            "summary": summary_table(tables["by_head"], self.options.epsilon),
+            "massive": self._stream.massive(),
+            "drains": self._drains.table(),
+            "magnitude": self._stream.magnitude(),
+            "norms": self._stream.norms(),
+        }
+        if self._ablations is not None:
+            tables["ablation"] = self._ablations.attention[columns["ablation"]]
+            if len(self._ablations.loss):
+                tables["ablation_loss"] = self._ablations.loss[columns["ablation_loss"]]
+        return tables
+
+    def _notes(self, tables: dict[str, pd.DataFrame]) -> list[str]:
+        notes = []
+        _, short = self._lengths.compute()[0].tolist()
+        if short:
+            notes.append(
+                f"sink rates leave out {short:,} sequences with fewer than {self.options.length} tokens (analysis.sinks.length)"
+            )
+        if self.context.first_token is None:
+            notes.append("sequences have no beginning-of-sequence token of the tokenizer's: no sink rates with one")
+        if self._ablations is not None and "ablation_loss" not in tables:
+            notes.append("the checkpoint has no language-modelling head: no loss with massive activations replaced")
+        return notes

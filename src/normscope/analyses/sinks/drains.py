@@ -1,0 +1,53 @@
+"""Value drains: the vectors of the key that receives most, beside those of the other keys."""
+
+import pandas as pd
+import torch
+
+from normscope.analyses.base import AnalysisContext
+from normscope.analyses.finite import require_finite
+from normscope.data.batching import Batch
+from normscope.maths.sinks import importance, queries_of_keys, strongest_key
+from normscope.models.block import AttentionBlock
+from normscope.statistics.mean import Mean
+from normscope.statistics.tidy import tidy
+
+SINK, OTHER = "sink", "other"
+NORMS = ("v_norm", "f_norm", "alpha_f")
+
+
+class ValueDrains:
+    """Accumulates ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head.
+
+    Args:
+        context: The context of the run.
+    """
+
+    def __init__(self, context: AnalysisContext) -> None:
+        self._context = context
+        self.accumulator = Mean(len(context.layers), 2, len(NORMS), context.heads)
+
+    def update(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add a block. The sink of a head is the key that receives most of its weight in the sequence."""
+        received, mask = block.received, batch.token_mask
+        weights = importance(received, queries_of_keys(mask, block.mask))
+        values = torch.linalg.vector_norm(block.value, dim=-1)
+        norms = torch.stack([values, block.transformed_norms, weights * block.transformed_norms])
+        sink = strongest_key(received).unsqueeze(-1)
+        of_sink = norms.gather(-1, sink.expand(len(NORMS), *sink.shape)).squeeze(-1).sum(dim=1)
+        others = mask.unsqueeze(1).expand_as(received).scatter(-1, sink, False)
+        of_others = (norms * others.to(norms.dtype)).sum(dim=(1, 3))
+        tokens = mask.sum()
+        counts = torch.stack([torch.full_like(tokens, batch.sequences), tokens - batch.sequences])
+        self.accumulator.update(self._context.index(block.layer), torch.stack([of_sink, of_others]), counts)
+
+    def table(self) -> pd.DataFrame:
+        """The table `drains`; `other` is missing if every sequence has a single token."""
+        summary = self.accumulator.compute()
+        require_finite(summary.mean[:, 0], "the values of layer {layer}", self._context.layers)
+        table = tidy(
+            {name: summary.mean[:, :, number].transpose(1, 2) for number, name in enumerate(NORMS)},
+            layer=self._context.layers,
+            head=range(1, self._context.heads + 1),
+            key=[SINK, OTHER],
+        )
+        return table.dropna().reset_index(drop=True)

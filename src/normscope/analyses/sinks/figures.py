@@ -1,0 +1,72 @@
+"""The figures of the sinks analysis, described from its tables."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from normscope.analyses.findings import Figure, HeatmapGrid, Lines
+from normscope.analyses.sinks.drains import NORMS, OTHER, SINK
+from normscope.analyses.sinks.report import label
+
+_DRAIN_TITLES = {
+    "v_norm": "‖v‖: value vector",
+    "f_norm": "‖f(x)‖: vector",
+    "alpha_f": "‖αf(x)‖: weighted vector",
+}
+
+
+def describe_figures(tables: Mapping[str, pd.DataFrame], position: str | None) -> dict[str, Figure]:
+    """The map of sink rates, norms of the residual stream, and the vectors of sinks beside others.
+
+    Args:
+        tables: The tables.
+        position: The position whose sink rates are drawn; None if none was measured.
+    """
+    figures: dict[str, Figure] = {}
+    if position is not None:
+        rows = tables["by_head"][tables["by_head"]["position"] == position]
+        labels = [label(inputs, bos) for inputs, bos in zip(rows["inputs"], rows["bos"], strict=True)]
+        of = "the first token" if position == "first" else f"{position} tokens"
+        figures["rate"] = HeatmapGrid(
+            table=rows.assign(variant=labels).reset_index(drop=True),
+            grid_row="variant",
+            values={"sink_rate": "sink rate", "received": "weight received, α_k"},
+            row="layer",
+            column="head",
+            limits=(0.0, 1.0),
+            caption=(
+                f"How often {of} is a sink of each head (left), a key that receives more than a share ε of the weight, and how "
+                "much weight it receives from a query on average (right): on text, on random tokens, and on one token repeated."
+            ),
+        )
+    norms = tables["norms"]
+    figures["norms"] = Lines(
+        table=norms,
+        x="layer",
+        y="norm",
+        series="position",
+        series_titles={place: f"token {place}" for place in dict.fromkeys(norms["position"])},
+        y_label="mean ‖x‖",
+        log_y=True,
+        caption=(
+            "Norm of the hidden vectors by layer (0: the embeddings) and position, on a logarithmic scale. Massive activations "
+            "show as positions far above the others."
+        ),
+    )
+    means = tables["drains"].groupby(["layer", "key"], sort=False)[list(NORMS)].mean().reset_index()
+    figures["drains"] = Lines(
+        table=means.melt(["layer", "key"], var_name="measure", value_name="norm"),
+        x="layer",
+        y="norm",
+        series="key",
+        series_titles={SINK: "sink", OTHER: "other keys"},
+        panel="measure",
+        panel_titles=_DRAIN_TITLES,
+        y_label="mean over heads",
+        log_y=True,
+        caption=(
+            "Norms of the vectors of each head's sink, the key that receives most of its weight, and of the other keys. Where "
+            "the sink is low in the middle, the head attends to a vector that contributes little."
+        ),
+    )
+    return figures

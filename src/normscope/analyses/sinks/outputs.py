@@ -1,0 +1,163 @@
+"""What the sinks analysis publishes."""
+
+from normscope.analyses.columns import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER
+from normscope.analyses.info import Outputs, TableInfo
+
+_HIDDEN = "Layer of the hidden vectors, from 0, the output of the embeddings."
+_INPUTS = "What the model reads: `text`, `random` tokens, or one token as a `repeat`; T tokens each."
+_BOS = "Whether sequences begin with the tokenizer's beginning-of-sequence (or classification) token."
+_POSITION = "`first`, the first token of a sequence; or a category of tokens, each of which counts as one."
+_VARIANT = {"layer": LAYER, "head": HEAD, "inputs": _INPUTS, "bos": _BOS}
+_ABLATED = {
+    "from_layer": "First layer whose inputs are changed; those of all later layers are changed too.",
+    "value": "What the dimensions are set to at tokens with massive activations: `zero`, or their `mean` over these tokens.",
+    "removed": "The dimension that is replaced alone, or `outliers`: all dimensions with massive activations.",
+    "dimensions": "The replaced dimensions, separated by spaces.",
+}
+_CONTROLS = {
+    "change": "`after` minus `before`.",
+    "controls_mean": "Mean change when as many random dimensions of the same tokens are replaced; missing without controls.",
+    "controls_low": CHANGES["controls_low"],
+    "controls_high": CHANGES["controls_high"],
+}
+_RATE = "Share of heads, over sequences and layers, in which the position is a sink: a key with α_k > ε"
+_MASS = "Share of all attention weight that goes to the position, over sequences, layers and heads"
+
+OUTPUTS = Outputs(
+    tables={
+        "by_head": TableInfo(
+            row="layer, head, inputs, beginning of sequence and position",
+            columns={
+                **_VARIANT,
+                "position": _POSITION,
+                "received": "Mean of α_k, the weight of the key averaged over the queries that see it.",
+                "sink_rate": "Share of these keys with α_k > ε.",
+                "count": "Number of keys.",
+            },
+        ),
+        "summary": TableInfo(
+            row="inputs, beginning of sequence and position",
+            columns={
+                "inputs": _INPUTS,
+                "bos": _BOS,
+                "position": _POSITION,
+                "epsilon": "Threshold ε, `analysis.sinks.epsilon`.",
+                "sink_rate": f"{_RATE}.",
+            },
+        ),
+        "mass": TableInfo(
+            row="layer, head, inputs, beginning of sequence and position",
+            columns={
+                **_VARIANT,
+                "position": _POSITION,
+                "mass": "Share of the head's attention weight that goes to these keys: the mean over sequences of "
+                "Σ_k Σ_i α_ik / T.",
+            },
+        ),
+        "strongest": TableInfo(
+            row="layer, head, inputs and beginning of sequence",
+            columns={
+                **_VARIANT,
+                "position": "Position, from 1, of the key that receives most weight in most sequences.",
+                "token": "The token that stands there most often.",
+                "share": "Share of the sequences in which this position receives most.",
+                "entropy": "Entropy in nats of the distribution of the head's weight over the keys, averaged over sequences: 0 "
+                "if one key receives everything, ln T if all keys receive the same.",
+                "dormant": "Share of the sequences on which the head is dormant: one key receives more than "
+                "`analysis.sinks.dormant` of its weight.",
+            },
+        ),
+        "massive": TableInfo(
+            row="layer, dimension, position and token of massive activations: |x| > 100 and at least 1000 times the median",
+            columns={
+                "layer": _HIDDEN,
+                "dimension": DIMENSION,
+                "position": "Position of the token, from 1.",
+                "token": "The token.",
+                "value": "Mean value of the activation.",
+                "median": "Mean over the sequences of the median |x| of the layer's hidden vectors.",
+                "ratio": "Mean of |x| divided by that median.",
+                "sequences": "Number of sequences with this massive activation.",
+            },
+        ),
+        "drains": TableInfo(
+            row="layer, head and kind of key",
+            columns={
+                "layer": LAYER,
+                "head": HEAD,
+                "key": "`sink`, the key that receives most of the head's weight in a sequence; or `other`.",
+                "v_norm": "Mean norm ‖v‖ of the value vectors.",
+                "f_norm": "Mean norm ‖f(x)‖ of the transformed vectors.",
+                "alpha_f": "Mean norm ‖αf(x)‖ of what the key contributes to a query that sees it.",
+            },
+        ),
+        "magnitude": TableInfo(
+            row="layer",
+            columns={
+                "layer": _HIDDEN,
+                "max_abs": "Largest |x| of a sequence, averaged over sequences.",
+                "kurtosis": "Kurtosis of the activations of a sequence (3 for a normal distribution), averaged.",
+                "beyond_6_sigma": "Share of the activations of a sequence more than six standard deviations from their mean, "
+                "averaged.",
+            },
+        ),
+        "norms": TableInfo(
+            row="layer and position",
+            columns={
+                "layer": _HIDDEN,
+                "position": "Position of the token, from 1; later ones together.",
+                "norm": "Mean norm ‖x‖ of the hidden vectors.",
+                "count": "Number of tokens.",
+            },
+        ),
+        "ablation": TableInfo(
+            row="value, replaced dimensions, layer and category, if there are massive activations",
+            columns={
+                **_ABLATED,
+                "layer": LAYER,
+                "category": CATEGORY_OF_KEY,
+                "before": CHANGES["before"],
+                "after": "The same with the activations replaced.",
+                **_CONTROLS,
+            },
+        ),
+        "ablation_loss": TableInfo(
+            row="value and replaced dimensions, if there are massive activations and a language-modelling head",
+            columns={
+                **_ABLATED,
+                "before": "Loss of the unchanged model in nats: of the next token, or of masked tokens.",
+                "after": "The same with the activations replaced.",
+                **_CONTROLS,
+            },
+        ),
+    },
+    metrics={
+        "<inputs>/<bos>/sink_rate/<position>": f"{_RATE}.",
+        "<inputs>/<bos>/mass/<position>": f"{_MASS}.",
+        "<inputs>/<bos>/entropy": "Mean entropy of the distribution of a head's weight over the keys, in nats.",
+        "<inputs>/<bos>/dormant": "Share of the heads that are dormant, over sequences and layers.",
+        "massive/count": "Number of dimensions with massive activations.",
+        "massive/first_layer": "First layer with massive activations; 0 is the output of the embeddings.",
+        "massive/last_layer": "Last layer with massive activations.",
+        "massive/largest": "Largest magnitude of a massive activation, averaged over sequences.",
+        "massive/ratio": "How many times the median |x| that activation is.",
+        "drains/<key>/v_norm": "Mean ‖v‖ of sinks, or of other keys, over layers and heads.",
+        "drains/<key>/f_norm": "Mean ‖f(x)‖.",
+        "drains/<key>/alpha_f": "Mean ‖αf(x)‖.",
+        "magnitude/max_abs": "Largest |x| of a sequence, averaged over sequences: the largest of all layers.",
+        "magnitude/kurtosis": "Mean kurtosis of the activations of a sequence, averaged over layers.",
+        "magnitude/beyond_6_sigma": "Share of the activations beyond six standard deviations, averaged over layers.",
+        "ablation/<value>/loss_before": "Loss in nats, unchanged: of the next token, or of masked tokens.",
+        "ablation/<value>/loss_after": "The same with all massive activations replaced.",
+        "ablation/<value>/loss_controls": "The same with as many random dimensions of the same tokens replaced, on average.",
+        "ablation/<value>/before/<category>": "Mean weight on the category over layers, unchanged.",
+        "ablation/<value>/after/<category>": "The same with all massive activations replaced.",
+    },
+    curves={
+        "<inputs>/<bos>/sink_rate/<position>": "Share of heads, over sequences, in which the position is a sink.",
+        "f_norm/<key>": "Mean ‖f(x)‖ of sinks, or of other keys, over heads.",
+        "max_abs": "Largest |x| of a sequence, averaged over sequences.",
+        "kurtosis": "Kurtosis of the activations of a sequence, averaged over sequences.",
+        "massive": "Number of dimensions with massive activations.",
+    },
+)

@@ -1,0 +1,121 @@
+"""Tables of the sinks analysis to metrics, curves and the summary for the terminal."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from normscope.analyses.ablations import TOGETHER
+from normscope.analyses.sinks.drains import NORMS
+
+_VARIANT = ["inputs", "bos"]
+_BOS = {True: "with_bos", False: "without_bos"}
+
+
+def label(inputs: str, bos: bool) -> str:
+    """A variant in words."""
+    return f"{inputs}, {'with' if bos else 'without'} BOS"
+
+
+def summary_table(by_head: pd.DataFrame, epsilon: float) -> pd.DataFrame:
+    """The table `summary`: every head has seen the same keys, so the mean over heads is the share of all."""
+    means = by_head.groupby([*_VARIANT, "position"], sort=False)["sink_rate"].mean().reset_index()
+    means.insert(len(_VARIANT) + 1, "epsilon", epsilon)
+    return means
+
+
+def main_position(summary: pd.DataFrame) -> str | None:
+    """The position that is a sink most often in the first variant; None if nothing was measured."""
+    if not len(summary):
+        return None
+    first = summary[(summary[_VARIANT] == summary[_VARIANT].iloc[0]).all(axis=1)]
+    return str(first["position"].iloc[int(np.argmax(first["sink_rate"]))])
+
+
+def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+    """All metrics."""
+    metrics: dict[str, float] = {}
+    for name in ("sink_rate", "mass"):
+        table = tables["summary" if name == "sink_rate" else name]
+        means = table.groupby([*_VARIANT, "position"], sort=False)[name].mean()
+        metrics |= {
+            f"{inputs}/{_BOS[bos]}/{name}/{position}": float(mean) for (inputs, bos, position), mean in means.items()
+        }
+    for name in ("entropy", "dormant"):
+        means = tables["strongest"].groupby(_VARIANT, sort=False)[name].mean()
+        metrics |= {f"{inputs}/{_BOS[bos]}/{name}": float(mean) for (inputs, bos), mean in means.items()}
+    metrics |= _massive(tables["massive"])
+    drains, magnitude = tables["drains"].groupby("key", sort=False)[list(NORMS)].mean(), tables["magnitude"]
+    metrics |= {f"drains/{key}/{name}": float(drains.loc[key, name]) for key in drains.index for name in NORMS}
+    metrics |= {
+        "magnitude/max_abs": float(magnitude["max_abs"].max()),
+        "magnitude/kurtosis": float(magnitude["kurtosis"].mean()),
+        "magnitude/beyond_6_sigma": float(magnitude["beyond_6_sigma"].mean()),
+    }
+    return metrics | _ablations(tables)
+
+
+def _massive(massive: pd.DataFrame) -> dict[str, float]:
+    metrics = {"massive/count": float(massive["dimension"].nunique())}
+    if len(massive):
+        largest = massive.loc[massive["value"].abs().idxmax()]
+        metrics |= {
+            "massive/first_layer": float(massive["layer"].min()),
+            "massive/last_layer": float(massive["layer"].max()),
+            "massive/largest": float(abs(largest["value"])),
+            "massive/ratio": float(largest["ratio"]),
+        }
+    return metrics
+
+
+def _ablations(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if "ablation" in tables:
+        together = tables["ablation"][tables["ablation"]["removed"] == TOGETHER]
+        means = together.groupby(["value", "category"], sort=False)[["before", "after"]].mean()
+        for (value, category), row in means.iterrows():
+            metrics |= {f"ablation/{value}/{name}/{category}": float(row[name]) for name in ("before", "after")}
+    if "ablation_loss" in tables:
+        loss = tables["ablation_loss"]
+        for row in loss[loss["removed"] == TOGETHER].itertuples():
+            metrics[f"ablation/{row.value}/loss_before"] = float(row.before)
+            metrics[f"ablation/{row.value}/loss_after"] = float(row.after)
+            if not np.isnan(row.controls_mean):
+                metrics[f"ablation/{row.value}/loss_controls"] = float(row.before + row.controls_mean)
+    return metrics
+
+
+def curves_of(tables: Mapping[str, pd.DataFrame], position: str | None) -> "dict[str, pd.Series[float]]":
+    """Values by layer: sink rates of one position, ‖f(x)‖ of sinks and others, and the size of activations."""
+    by_head, drains, magnitude = tables["by_head"], tables["drains"], tables["magnitude"].set_index("layer")
+    rows = by_head[by_head["position"] == position]
+    curves = {
+        f"{inputs}/{_BOS[bos]}/sink_rate/{position}": rates.groupby("layer")["sink_rate"].mean()
+        for (inputs, bos), rates in rows.groupby(_VARIANT, sort=False)
+    }
+    curves |= {f"f_norm/{key}": norms.groupby("layer")["f_norm"].mean() for key, norms in drains.groupby("key")}
+    dimensions = tables["massive"].groupby("layer")["dimension"].nunique()
+    return curves | {
+        "max_abs": magnitude["max_abs"],
+        "kurtosis": magnitude["kurtosis"],
+        "massive": dimensions.reindex(magnitude.index, fill_value=0).astype(float),
+    }
+
+
+def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None) -> pd.DataFrame:
+    """By variant, in per cent: how often the position is a sink, the weight it receives, and how often heads are dormant."""
+    if position is None:
+        return pd.DataFrame()
+    means = {
+        name: rows.groupby(_VARIANT, sort=False)[name].mean() * 100
+        for name, rows in (
+            ("sink_rate", tables["by_head"][tables["by_head"]["position"] == position]),
+            ("mass", tables["mass"][tables["mass"]["position"] == position]),
+            ("dormant", tables["strongest"]),
+        )
+    }
+    table = pd.DataFrame(means)
+    table.index = pd.Index([label(inputs, bos) for inputs, bos in table.index])
+    return table.rename(
+        columns={"sink_rate": f"{position}: sink rate %", "mass": "its weight %", "dormant": "dormant heads %"}
+    )

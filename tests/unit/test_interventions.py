@@ -1,0 +1,69 @@
+"""Running the model again: the loss of the checkpoint's head, and replacements at chosen tokens."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from normscope.models.interventions import Ablation, InterventionRunner
+from tests.oracles import specimens
+from tests.oracles.specimens import Specimen
+
+
+@pytest.fixture(scope="module")
+def qwen2() -> Specimen:
+    return specimens.qwen2()
+
+
+def runner_of(specimen: Specimen) -> InterventionRunner:
+    return InterventionRunner(specimen.loaded, specimen.encoder, [1, 2, 3], 45)
+
+
+def test_the_next_token_loss_is_the_models_own(qwen2):
+    """transformers computes it from labels, one sequence at a time; ours comes from padded batches."""
+    runner = runner_of(qwen2)
+    assert runner.predicts == "next"
+    losses = [runner.token_loss(batch) for batch in qwen2.batches]
+    head = qwen2.loaded.next_token_head
+    expected = [
+        (float(head(**sequence.inputs, labels=torch.from_numpy(sequence.ids)[None]).loss), len(sequence.ids) - 1)
+        for sequence in qwen2.sequences
+    ]
+    assert sum(tokens for _, tokens in losses) == sum(tokens for _, tokens in expected)
+    # transformers computes losses in float32.
+    assert sum(loss for loss, _ in losses) == pytest.approx(sum(mean * n for mean, n in expected), rel=1e-6)
+
+
+def test_without_a_head_there_is_no_loss(qwen2):
+    headless = dataclasses.replace(qwen2.loaded, load_head=lambda _head: None)
+    runner = InterventionRunner(headless, qwen2.encoder, [1], 45)
+    assert runner.predicts is None
+    with pytest.raises(ValueError, match="language-modelling head"):
+        runner.token_loss(qwen2.batches[0])
+
+
+def test_only_the_chosen_tokens_are_replaced(qwen2):
+    runner, batch = runner_of(qwen2), qwen2.batches[0]
+    read: dict[int, torch.Tensor] = {}
+
+    def second(vectors: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+        read[len(read)] = vectors
+        chosen = torch.zeros_like(token_mask)
+        chosen[:, 1] = True
+        return chosen & token_mask
+
+    before: dict[int, torch.Tensor] = {}
+    after: dict[int, torch.Tensor] = {}
+    runner.observe(batch, lambda block: before.update({block.layer: block.inputs}))
+    values = torch.tensor([7.0, -8.0], dtype=torch.float64)
+    runner.observe(
+        batch, lambda block: after.update({block.layer: block.inputs}), Ablation([2, 5], {2: values}, second)
+    )
+    assert torch.equal(after[1], before[1])
+    torch.testing.assert_close(read[0], before[2])
+    expected = before[2].clone()
+    expected[:, 1, [2, 5]] = values
+    torch.testing.assert_close(after[2], expected)
+    # Earlier tokens cannot see the change, later ones can.
+    torch.testing.assert_close(after[3][:, 0], before[3][:, 0])
+    assert not torch.allclose(after[3][:, 1], before[3][:, 1])
