@@ -35,18 +35,17 @@ def main_position(summary: pd.DataFrame) -> str | None:
 def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     """All metrics."""
     metrics: dict[str, float] = {}
-    for name in ("sink_rate", "mass"):
-        table = tables["summary" if name == "sink_rate" else name]
-        means = table.groupby([*_VARIANT, "position"], sort=False)[name].mean()
-        metrics |= {
-            f"{inputs}/{_BOS[bos]}/{name}/{position}": float(mean) for (inputs, bos, position), mean in means.items()
-        }
+    for name, source in (("sink_rate", "summary"), ("mass", "mass")):
+        means = tables[source].groupby([*_VARIANT, "position"], sort=False)[name].mean().reset_index()
+        for row in means.to_dict("records"):
+            metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}/{row['position']}"] = float(row[name])
     for name in ("entropy", "dormant"):
-        means = tables["strongest"].groupby(_VARIANT, sort=False)[name].mean()
-        metrics |= {f"{inputs}/{_BOS[bos]}/{name}": float(mean) for (inputs, bos), mean in means.items()}
+        for row in tables["strongest"].groupby(_VARIANT, sort=False)[name].mean().reset_index().to_dict("records"):
+            metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}"] = float(row[name])
     metrics |= _massive(tables["massive"])
-    drains, magnitude = tables["drains"].groupby("key", sort=False)[list(NORMS)].mean(), tables["magnitude"]
-    metrics |= {f"drains/{key}/{name}": float(drains.loc[key, name]) for key in drains.index for name in NORMS}
+    magnitude = tables["magnitude"]
+    for row in tables["drains"].groupby("key", sort=False)[list(NORMS)].mean().reset_index().to_dict("records"):
+        metrics |= {f"drains/{row['key']}/{name}": float(row[name]) for name in NORMS}
     metrics |= {
         "magnitude/max_abs": float(magnitude["max_abs"].max()),
         "magnitude/kurtosis": float(magnitude["kurtosis"].mean()),
@@ -58,7 +57,7 @@ def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
 def _massive(massive: pd.DataFrame) -> dict[str, float]:
     metrics = {"massive/count": float(massive["dimension"].nunique())}
     if len(massive):
-        largest = massive.loc[massive["value"].abs().idxmax()]
+        largest = massive.iloc[int(massive["value"].abs().to_numpy().argmax())]
         metrics |= {
             "massive/first_layer": float(massive["layer"].min()),
             "massive/last_layer": float(massive["layer"].max()),
@@ -72,16 +71,17 @@ def _ablations(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if "ablation" in tables:
         together = tables["ablation"][tables["ablation"]["removed"] == TOGETHER]
-        means = together.groupby(["value", "category"], sort=False)[["before", "after"]].mean()
-        for (value, category), row in means.iterrows():
-            metrics |= {f"ablation/{value}/{name}/{category}": float(row[name]) for name in ("before", "after")}
+        means = together.groupby(["value", "category"], sort=False)[["before", "after"]].mean().reset_index()
+        for row in means.to_dict("records"):
+            for name in ("before", "after"):
+                metrics[f"ablation/{row['value']}/{name}/{row['category']}"] = float(row[name])
     if "ablation_loss" in tables:
         loss = tables["ablation_loss"]
-        for row in loss[loss["removed"] == TOGETHER].itertuples():
-            metrics[f"ablation/{row.value}/loss_before"] = float(row.before)
-            metrics[f"ablation/{row.value}/loss_after"] = float(row.after)
-            if not np.isnan(row.controls_mean):
-                metrics[f"ablation/{row.value}/loss_controls"] = float(row.before + row.controls_mean)
+        for row in loss[loss["removed"] == TOGETHER].to_dict("records"):
+            metrics[f"ablation/{row['value']}/loss_before"] = float(row["before"])
+            metrics[f"ablation/{row['value']}/loss_after"] = float(row["after"])
+            if not np.isnan(row["controls_mean"]):
+                metrics[f"ablation/{row['value']}/loss_controls"] = float(row["before"] + row["controls_mean"])
     return metrics
 
 
@@ -90,7 +90,7 @@ def curves_of(tables: Mapping[str, pd.DataFrame], position: str | None) -> "dict
     by_head, drains, magnitude = tables["by_head"], tables["drains"], tables["magnitude"].set_index("layer")
     rows = by_head[by_head["position"] == position]
     curves = {
-        f"{inputs}/{_BOS[bos]}/sink_rate/{position}": rates.groupby("layer")["sink_rate"].mean()
+        f"{inputs}/{_BOS[bool(bos)]}/sink_rate/{position}": rates.groupby("layer")["sink_rate"].mean()
         for (inputs, bos), rates in rows.groupby(_VARIANT, sort=False)
     }
     curves |= {f"f_norm/{key}": norms.groupby("layer")["f_norm"].mean() for key, norms in drains.groupby("key")}

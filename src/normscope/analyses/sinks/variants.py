@@ -76,7 +76,7 @@ def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) ->
     columns = max(length, int((kinds[2] >= 0).sum()))
     cut = np.full((len(kinds), columns), -1, dtype=np.int64)
     cut[0, bos:length] = ids[kept]
-    if bos:
+    if bos and context.first_token is not None:
         cut[0, 0] = context.first_token
     if len(segments):
         cut[1, bos:length] = segments[kept]
