@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -306,6 +307,17 @@ def test_a_layout_that_nothing_could_prove_is_refused():
         dataclasses.replace(layout, sum_consumer=None)
     with pytest.raises(ValueError, match="needs `norm`"):
         dataclasses.replace(layout, norm_position="branch")
+
+
+def test_a_router_whose_choice_changes_is_no_error_of_attention():
+    """Each layer gets the untouched model's input, so verification proves attention whatever the experts add between layers."""
+    model, layout = tiny_model(FAMILY_CONFIGS["qwen3_moe"], torch.float64), layout_of("qwen3_moe")
+    calls = itertools.count(1)
+    for layer in model.layers:
+        layer.mlp.register_forward_hook(lambda _module, _args, output: output * next(calls))
+    assert verify(model, layout, "qwen3_moe").error < 1e-6
+    with pytest.raises(InputError, match=r"the block input of layer 2 differs by \d"):
+        verify(model, dataclasses.replace(layout, routed=False), "qwen3_moe")
 
 
 def test_a_block_that_is_never_shown_is_no_proof():
