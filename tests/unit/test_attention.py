@@ -196,3 +196,29 @@ def test_visible_keys_are_counted_and_found_by_their_place():
         assert mask.visible_counts(token_mask, 4).tolist() == counts, name
         assert mask.visible_keys(0, queries, ranks, token_mask[0]).tolist() == keys, name
     assert Mask().visible_counts(token_mask, 2).tolist() == [[3, 3], [2, 2]]  # two queries look at other sequences
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("causal", [False, True])
+def test_soft_caps_and_sinks_by_brute_force(cap, causal):
+    """The sink is a column of its own in the softmax, and is then dropped: every row loses what went to it."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 3, 5, 4, generator=generator, dtype=torch.float64).unbind()
+    sinks = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
+    scores = 0.6 * query @ key.transpose(-1, -2)
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    if causal:
+        scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    with_sink = torch.cat([scores, sinks[:, None, None].expand(2, 3, 5, 1)], dim=-1).softmax(dim=-1)
+    alpha, lost = with_sink[..., :-1], with_sink[..., -1]
+    mask = Mask(causal=True) if causal else None
+    attended = maths.attention(query, key, value, mask, 0.6, cap=cap, sinks=sinks)
+    torch.testing.assert_close(attended.output, alpha @ value)
+    torch.testing.assert_close((sinks[:, None] - attended.log_normaliser).exp(), lost)
+    members = torch.tensor([[[True, False, False, True, True]] * 2, [[False, True, False, False, True]] * 2])
+    by_group = maths.attention_by_group(query, key, members, mask, 0.6, cap=cap, sinks=sinks)
+    torch.testing.assert_close(by_group, torch.einsum("bhqk,gbk->bhqg", alpha, members.double()))
+    received = maths.weight_received(query, key, attended.log_normaliser, torch.ones(2, 5).bool(), mask, 0.6, cap)
+    torch.testing.assert_close(received, alpha.sum(dim=2))
+    own = maths.self_attention_weights(query, key, attended.log_normaliser, 0.6, cap=cap)
+    torch.testing.assert_close(own, alpha.diagonal(dim1=-2, dim2=-1))
