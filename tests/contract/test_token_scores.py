@@ -16,6 +16,7 @@ from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 LENGTHS = (7, 4)
 
 
+@pytest.mark.dense
 def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
     layout = layout_of(family)
     readout = EmbeddingReadout(family_model, Pooling.MEAN)
