@@ -153,6 +153,7 @@ def _rates(
                     "share": keys.count(key) / len(keys),
                     "entropy": np.mean(entropies),
                     "dormant": np.mean(dormant),
+                    "nowhere": 0.0,
                 }
             )
     heads = table([*PLACE, "position"], by_head, ["received", "sink_rate", "count"])
@@ -161,7 +162,7 @@ def _rates(
     return {
         "by_head": heads,
         "mass": table([*PLACE, "position"], mass, ["mass"]),
-        "strongest": table(PLACE, by_strength, ["position", "token", "share", "entropy", "dormant"]),
+        "strongest": table(PLACE, by_strength, ["position", "token", "share", "entropy", "dormant", "nowhere"]),
         "summary": summary if len(heads) else table(["inputs", "bos", "position"], [], ["epsilon", "sink_rate"]),
     }
 

@@ -21,6 +21,7 @@ from normscope.models.interventions import InterventionRunner
 from normscope.models.task_heads import Head
 from tests.oracles import specimens
 from tests.oracles.specimens import WORDS, Specimen
+from tests.tiny import FAMILY_CONFIGS
 
 LENGTH = 16
 BEGIN = 1
@@ -50,12 +51,12 @@ def texts() -> list[tuple[str, str | None]]:
     return [(" ".join(generator.choice(WORDS, size=length)), None) for length in lengths]
 
 
-def specimen_of(family: str, prepare: Callable[[Any], None]) -> Specimen:
+def specimen_of(family: str, prepare: Callable[[Any], None], sizes: dict[str, Any] | None = None) -> Specimen:
     """A causal model with a head, initialised as transformers does and then prepared."""
     tokenizer = specimens._tokenizer(["[UNK]", "[BOS]", *WORDS], None)
     tokenizer.add_special_tokens({"unk_token": "[UNK]", "bos_token": "[BOS]"})
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), use_cache=False, **SIZES[family])
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), use_cache=False, **(sizes or SIZES[family]))
     whole = AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
     prepare(whole.base_model)
     loaded = specimens._loaded(whole.base_model, tokenizer, family, {Head.NEXT_TOKEN: whole})
@@ -325,3 +326,30 @@ def test_the_strongest_key_and_how_concentrated_the_weight_is():
     assert strongest_key(received).tolist() == [[1, 0]]
     expected = [scipy.stats.entropy(row) for row in received[0].numpy()]
     np.testing.assert_allclose(concentration(received)[0].numpy(), expected, atol=1e-12)
+
+
+def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
+    """gpt-oss has a learned score of no key in every softmax."""
+
+    def noisy(model: Any) -> None:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        model.float()  # grouped products of experts know no float64
+
+    config = {
+        name: value for name, value in FAMILY_CONFIGS["gpt_oss"].items() if name not in ("model_type", "vocab_size")
+    }
+    specimen = specimen_of("gpt_oss", noisy, config)
+    layers = list(range(1, specimen.loaded.layers + 1))
+    options = SinksOptions(length=LENGTH, seed=0, inputs=[SinkInput.text], ablation=False)
+    found = specimen.findings("sinks", options, layers, CATEGORIES).tables["strongest"].query("not bos")
+    model, expected = specimen.loaded.model, []
+    model.set_attn_implementation("eager")
+    for text, _ in texts():
+        ids = specimen.loaded.tokenizer(text, return_tensors="pt")["input_ids"][:, :LENGTH]
+        if ids.shape[1] == LENGTH:
+            attentions = torch.stack(model(input_ids=ids, output_attentions=True).attentions)[:, 0]
+            expected.append(1 - attentions.sum(dim=-1).mean(dim=-1))
+    nowhere = found.pivot_table(index="layer", columns="head", values="nowhere").to_numpy()
+    assert nowhere.min() > 0.001
+    np.testing.assert_allclose(nowhere, torch.stack(expected).mean(dim=0).numpy(), rtol=1e-4)

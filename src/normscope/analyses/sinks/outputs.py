@@ -65,6 +65,7 @@ OUTPUTS = Outputs(
                 "if one key receives everything, ln T if all keys receive the same.",
                 "dormant": "Share of the sequences on which the head is dormant: one key receives more than "
                 "`analysis.sinks.dormant` of its weight.",
+                "nowhere": "Share of the head's weight that goes to no key, in models with learned sinks; elsewhere 0.",
             },
         ),
         "massive": TableInfo(

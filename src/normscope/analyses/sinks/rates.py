@@ -39,6 +39,7 @@ class SinkRates:
         self._count = torch.zeros(len(self._positions), dtype=torch.int64)
         self._entropy = torch.zeros(shape[0], shape[2], dtype=torch.float64)
         self._dormant = torch.zeros(shape[0], shape[2], dtype=torch.int64)
+        self._nowhere = torch.zeros(shape[0], shape[2], dtype=torch.float64)
         # The key that receives most, by layer: position and token, sequence × head.
         self._strongest: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {layer: [] for layer in context.layers}
         self._sequences = 0
@@ -74,6 +75,9 @@ class SinkRates:
         self._mass[layer] += torch.einsum("gbk,bhk->gh", groups, shares)
         self._entropy[layer] += concentration(received).sum(dim=0)
         self._dormant[layer] += (shares.amax(dim=-1) > self._options.dormant).sum(dim=0)
+        if block.weight_to_nowhere is not None:
+            lost = block.weight_to_nowhere.cpu().double() * block.token_mask.cpu()[:, None]
+            self._nowhere[layer] += (lost.sum(dim=-1) / block.token_mask.sum(dim=-1).cpu()[:, None]).sum(dim=0)
         position = strongest_key(received)
         tokens = batch.input_ids.cpu().gather(1, position)
         self._strongest[block.layer].append((position.numpy(), tokens.numpy()))
@@ -121,6 +125,7 @@ class SinkRates:
                         "share": share,
                         "entropy": float(self._entropy[index, head]) / self._sequences,
                         "dormant": int(self._dormant[index, head]) / self._sequences,
+                        "nowhere": float(self._nowhere[index, head]) / self._sequences,
                     }
                 )
         return pd.DataFrame(rows)
