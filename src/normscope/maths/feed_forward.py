@@ -46,34 +46,43 @@ class Slopes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeedForwardNetwork:
-    """The weights of a feed-forward network and its activation."""
+    """The weights of a feed-forward network, whatever way its family stores them, and its activation."""
 
     input_weight: Float[Tensor, "model neuron"]
     """W_1."""
     input_bias: Float[Tensor, " neuron"] | None
-    """b_1."""
+    """b_1; None where there is none."""
     multiplier_weight: Float[Tensor, "model neuron"] | None
     """V; None if the network is not gated."""
     multiplier_bias: Float[Tensor, " neuron"] | None
-    """c."""
+    """c; None where there is none."""
     output_weight: Float[Tensor, "neuron model"]
     """W_2."""
     output_bias: Float[Tensor, " model"] | None
-    """b_2."""
-    activation: Activation
-    rule: BiasRule = BiasRule.SUMMAND
+    """b_2; None where there is none."""
+    known_activation: Activation
+    """g with its slopes."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether g(u) is multiplied with another projection of what the network reads."""
+        return self.multiplier_weight is not None
 
     def slopes(
-        self, pre_activations: Float[Tensor, "*token neuron"], multipliers: Float[Tensor, "*token neuron"] | None
+        self,
+        pre_activations: Float[Tensor, "*token neuron"],
+        multipliers: Float[Tensor, "*token neuron"] | None,
+        rule: BiasRule = BiasRule.SUMMAND,
     ) -> Slopes:
         """The slopes of tokens.
 
         Args:
             pre_activations: u.
             multipliers: w; None if the network is not gated.
+            rule: Where integrated gradients leave the biases.
         """
-        u, w, activation = pre_activations, multipliers, self.activation
-        inside = self.rule is BiasRule.INSIDE
+        u, w, activation = pre_activations, multipliers, self.known_activation
+        inside = rule is BiasRule.INSIDE
         if w is None:
             if inside and self.input_bias is not None:
                 return Slopes(activation.secant(u, self.input_bias), None)
@@ -105,6 +114,7 @@ class FeedForwardNetwork:
         coefficients: Float[Tensor, "token rank"],
         basis: Float[Tensor, "rank model"],
         slopes: Slopes,
+        rule: BiasRule = BiasRule.SUMMAND,
     ) -> Float[Tensor, "token model"] | None:
         """What the network makes of no token's vector: of the constant part of its input, and of its biases.
 
@@ -114,11 +124,12 @@ class FeedForwardNetwork:
             coefficients: The constant part of what token i reads is Σ_r coefficients_ir basis_r.
             basis: Some vectors.
             slopes: The slopes of the tokens.
+            rule: Where integrated gradients leave the biases.
 
         Returns:
             The constant part of the network's output; None if it is zero.
         """
-        inside = self.rule is BiasRule.INSIDE
+        inside = rule is BiasRule.INSIDE
         parts: list[Tensor] = []
         for weight, bias, slope in (
             (self.input_weight, self.input_bias, slopes.input),
@@ -144,5 +155,5 @@ class FeedForwardNetwork:
         """What the network gives at y = 0, less b_2; None if that is zero."""
         if self.input_bias is None or (self.multiplier_weight is not None and self.multiplier_bias is None):
             return None
-        neurons = self.activation.value(self.input_bias)
+        neurons = self.known_activation.value(self.input_bias)
         return (neurons if self.multiplier_bias is None else neurons * self.multiplier_bias) @ self.output_weight

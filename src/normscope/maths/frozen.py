@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.activations import Activation
+from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation
 
 Strips = Callable[[], Iterator[tuple[slice, Tensor]]]
@@ -87,68 +87,43 @@ class FrozenNorm:
 class FrozenFeedForward:
     """A feed-forward network with its slopes held fixed: (u ⊙ A) W_2 + b_2, or (u ⊙ A + w ⊙ B) W_2 + b_2 if it is gated."""
 
-    input_weight: Float[Tensor, "model neuron"]
-    input_bias: Float[Tensor, " neuron"] | None
-    slope: Float[Tensor, "batch token neuron"]
-    """A, the factor of u = y W_1 + b_1."""
-    multiplier_weight: Float[Tensor, "model neuron"] | None
-    multiplier_bias: Float[Tensor, " neuron"] | None
-    multiplier_slope: Float[Tensor, "batch token neuron"] | None
-    """B, the factor of w = y V + c; None if the network is not gated."""
-    output_weight: Float[Tensor, "neuron model"]
-    output_bias: Float[Tensor, " model"] | None
+    network: FeedForwardNetwork
+    slopes: Slopes
+    """Of every token."""
 
     def linear(self, vectors: Float[Tensor, "*stack batch token model"]) -> Float[Tensor, "*stack batch token model"]:
         """The network without b_1, c and b_2."""
-        neurons = vectors @ self.input_weight * self.slope
-        if self.multiplier_weight is not None and self.multiplier_slope is not None:
-            neurons = neurons + vectors @ self.multiplier_weight * self.multiplier_slope
-        return neurons @ self.output_weight
+        return self.network.contribution(vectors, self.slopes)
 
     def constant(self, like: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
         """(b_1 ⊙ A + c ⊙ B) W_2 + b_2."""
-        neurons = like.new_zeros(self.slope.shape)
-        if self.input_bias is not None:
-            neurons = neurons + self.input_bias * self.slope
-        if self.multiplier_bias is not None and self.multiplier_slope is not None:
-            neurons = neurons + self.multiplier_bias * self.multiplier_slope
-        constant = neurons @ self.output_weight
-        return constant if self.output_bias is None else constant + self.output_bias
+        network, slopes = self.network, self.slopes
+        neurons = like.new_zeros(slopes.input.shape)
+        if network.input_bias is not None:
+            neurons = neurons + network.input_bias * slopes.input
+        if network.multiplier_bias is not None and slopes.multiplier is not None:
+            neurons = neurons + network.multiplier_bias * slopes.multiplier
+        constant = neurons @ network.output_weight
+        return constant if network.output_bias is None else constant + network.output_bias
 
     def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
         """The gradient at what the network reads."""
-        bias = _product(gradient, self.output_bias)
-        neurons = gradient @ self.output_weight.T
-        inner = neurons * self.slope
-        bias = bias + _product(inner, self.input_bias)
-        inputs = inner @ self.input_weight.T
-        if self.multiplier_weight is not None and self.multiplier_slope is not None:
-            inner = neurons * self.multiplier_slope
-            bias = bias + _product(inner, self.multiplier_bias)
-            inputs = inputs + inner @ self.multiplier_weight.T
+        network, slopes = self.network, self.slopes
+        bias = _product(gradient, network.output_bias)
+        neurons = gradient @ network.output_weight.T
+        inner = neurons * slopes.input
+        bias = bias + _product(inner, network.input_bias)
+        inputs = inner @ network.input_weight.T
+        if network.multiplier_weight is not None and slopes.multiplier is not None:
+            inner = neurons * slopes.multiplier
+            bias = bias + _product(inner, network.multiplier_bias)
+            inputs = inputs + inner @ network.multiplier_weight.T
         return Gradient(inputs, bias)
 
     def rows(self, tokens: slice) -> "FrozenFeedForward":
         """The network of some of the tokens."""
-        multiplier = None if self.multiplier_slope is None else self.multiplier_slope[:, tokens]
-        return dataclasses.replace(self, slope=self.slope[:, tokens], multiplier_slope=multiplier)
-
-
-def frozen_slopes(
-    activation: Activation, inputs: Float[Tensor, "*batch neuron"], multipliers: Float[Tensor, "*batch neuron"] | None
-) -> tuple[Float[Tensor, "*batch neuron"], Float[Tensor, "*batch neuron"] | None]:
-    """A and B of a frozen network: s(u) alone, or w (g(u) − I(u))/u and I(u) if it is gated.
-
-    Args:
-        activation: g.
-        inputs: u.
-        multipliers: w; None if the network is not gated.
-    """
-    slope = activation.slope(inputs)
-    if multipliers is None:
-        return slope, None
-    path_slope = activation.path_slope(inputs)
-    return multipliers * (slope - path_slope), inputs * path_slope
+        multiplier = None if self.slopes.multiplier is None else self.slopes.multiplier[:, tokens]
+        return dataclasses.replace(self, slopes=Slopes(self.slopes.input[:, tokens], multiplier))
 
 
 def slope_of_tanh(inputs: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.composition import Composition, NormPosition, Stage
-from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
+from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation, scaled_norm
 
 
@@ -97,6 +97,8 @@ class LayerComposition:
     output: Float[Tensor, "batch token model"]
     """The network's output as the model computed it, before a norm and the residual connection."""
     norm_position: NormPosition
+    rule: BiasRule
+    """Where integrated gradients leave the network's biases."""
     normalisation: Normalisation | None
     """The norm after the residual connection (`post`) or before the network; None where there is none."""
     output_normalisation: Normalisation | None
@@ -145,7 +147,7 @@ class LayerComposition:
         for start in range(0, tokens, size := max(1, _AT_ONCE // neurons)):
             rows = slice(start, start + size)
             slopes = self._slopes(rows)
-            unowned = self.network.constant(coefficients[rows], basis, slopes)
+            unowned = self.network.constant(coefficients[rows], basis, slopes, self.rule)
             if unowned is not None:
                 constant[rows] = unowned
             if own_input is not None:
@@ -297,7 +299,7 @@ class LayerComposition:
     @cached_property
     def query_slopes(self) -> Slopes:
         """The slopes of every token."""
-        return self.network.slopes(self.pre_activations, self.multipliers)
+        return self.network.slopes(self.pre_activations, self.multipliers, self.rule)
 
     def double(self) -> "LayerComposition":
         """A copy in float64 on the CPU. Deviations keep the values of the model's precision."""
@@ -367,7 +369,7 @@ class LayerComposition:
     def _slopes(self, rows: slice) -> Slopes:
         """The slopes of some tokens, counted over all sequences."""
         multipliers = None if self.multipliers is None else self.multipliers.flatten(0, 1)[rows]
-        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers)
+        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers, self.rule)
 
     def _of_tokens(self, stage: LayerStage, network: Tensor, block: Tensor) -> Tensor:
         return self._at(stage, network, block, None if self.deviation is None else self.deviation.unsqueeze(-1))

@@ -22,7 +22,6 @@ from functools import cached_property
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.activations import Activation
 from normscope.maths.composition import NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage, Tile
@@ -39,36 +38,17 @@ PAIR_NEURONS_ON_ACCELERATORS = 2**26
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FeedForwardParameters:
-    """The weights of one feed-forward network, whatever way its family stores them; in float32 or better."""
+class FeedForwardParameters(FeedForwardNetwork):
+    """The weights of one feed-forward network in float32 or better, and its norms."""
 
-    input_weight: Float[Tensor, "model neuron"]
-    """W_1, which makes what the activation is applied to."""
-    input_bias: Float[Tensor, " neuron"] | None
-    """b_1; None where there is none."""
-    multiplier_weight: Float[Tensor, "model neuron"] | None
-    """V of a gated network; None if it is not gated."""
-    multiplier_bias: Float[Tensor, " neuron"] | None
-    """c of a gated network; None where there is none."""
-    output_weight: Float[Tensor, "neuron model"]
-    """W_2."""
-    output_bias: Float[Tensor, " model"] | None
-    """b_2; None where there is none."""
     activation: Callable[[Tensor], Tensor]
-    """g, applied neuron by neuron."""
-    known_activation: Activation
-    """g with its slopes."""
+    """g, applied neuron by neuron: the model's own."""
     norm_position: NormPosition
     """Where the norm of this half of the layer stands."""
     normalisation: Normalisation | None
     """LN_2 after the residual connection (`post`) or before the network (`pre`, `parallel`); None where there is none."""
     output_normalisation: Normalisation | None
     """LN_2 of the network's output, inside the residual connection (`branch`); None where there is none."""
-
-    @property
-    def gated(self) -> bool:
-        """Whether g(u) is multiplied with another projection of what the network reads."""
-        return self.multiplier_weight is not None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,16 +133,8 @@ class FeedForwardBlock:
         weights = self.parameters
         return LayerComposition(
             attention=self.attention.composition,
-            network=FeedForwardNetwork(
-                input_weight=weights.input_weight,
-                input_bias=weights.input_bias,
-                multiplier_weight=weights.multiplier_weight,
-                multiplier_bias=weights.multiplier_bias,
-                output_weight=weights.output_weight,
-                output_bias=weights.output_bias,
-                activation=weights.known_activation,
-                rule=rule,
-            ),
+            network=weights,
+            rule=rule,
             pre_activations=self.pre_activations,
             multipliers=self.multipliers,
             inputs=self.inputs,

@@ -18,7 +18,6 @@ from normscope.maths.frozen import (
     FrozenFeedForward,
     FrozenLayer,
     FrozenNorm,
-    frozen_slopes,
     slope_of_tanh,
 )
 from normscope.maths.frozen_convolution import FrozenConvolution
@@ -50,7 +49,7 @@ def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
             FrozenNorm.at(block_norm, attention.inputs + attention.attention_output) if position == "post" else None
         ),
         feed_forward_norm=None if after else norm,
-        feed_forward=_frozen_feed_forward(block),
+        feed_forward=FrozenFeedForward(parameters, parameters.slopes(block.pre_activations, block.multipliers)),
         feed_forward_output_norm=FrozenNorm.at(parameters.output_normalisation, block.output),
         output_norm=norm if after else None,
         parallel=parameters.norm_position == "parallel",
@@ -72,22 +71,6 @@ def frozen_attention(block: AttentionBlock) -> FrozenAttention:
         strips=strips,
         value_weight=parameters.value_weight,
         value_bias=parameters.value_bias,
-        output_weight=parameters.output_weight,
-        output_bias=parameters.output_bias,
-    )
-
-
-def _frozen_feed_forward(block: FeedForwardBlock) -> FrozenFeedForward:
-    parameters = block.parameters
-    activation = known_activation(parameters.activation, block.inputs.dtype, block.inputs.device)
-    slope, multiplier_slope = frozen_slopes(activation, block.pre_activations, block.multipliers)
-    return FrozenFeedForward(
-        input_weight=parameters.input_weight,
-        input_bias=parameters.input_bias,
-        slope=slope,
-        multiplier_weight=parameters.multiplier_weight,
-        multiplier_bias=parameters.multiplier_bias,
-        multiplier_slope=multiplier_slope,
         output_weight=parameters.output_weight,
         output_bias=parameters.output_bias,
     )
