@@ -359,7 +359,7 @@ def test_a_whole_run(capsys, monkeypatch, saved_model, tmp_path):
         points = [(event.step, event.tensor_proto.double_val[0]) for event in events.Tensors(f"by_layer/{name}")]
         assert points == list(zip(rows["layer"], rows["value"], strict=True))
     for kind, suffix in (("figures", "png"), ("tables", "parquet")):
-        files = {path.stem for path in folder.glob(f"{kind}/*.{suffix}")} - {"curves"}
+        files = {path.stem for path in folder.glob(f"{kind}/*.{suffix}")} - {"curves", "heatmaps", "sequences"}
         logged = {tag.split("/")[1] for tag in events.Tags()["tensors"] if tag.startswith(f"{kind}/")}
         assert logged == files
 

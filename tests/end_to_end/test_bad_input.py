@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError
 from normscope.models.loading import open_model
-from normscope.reporting import tracking
+from normscope.reporting.trackers import weights_and_biases
 from tests.end_to_end.shell import run_here
 
 
@@ -299,7 +299,7 @@ def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_p
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(tracking, "_INIT_SECONDS", 3)
+    monkeypatch.setattr(weights_and_biases, "_INIT_SECONDS", 3)
     folder = tmp_path / "a"
     arguments = [f"model.name={saved_model}", f"output_dir={folder}", "tracking=online", "dataset.limit=2"]
     outcome = run_here(capsys, monkeypatch, *arguments)

@@ -11,7 +11,7 @@ from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
 from normscope.api.picture import Picture
 from normscope.reporting.latex import tables_of_run
-from normscope.running.conclusions import curves_of, metrics_of, tables_of, tidy_curves
+from normscope.running.conclusions import metrics_of, tables_of, tables_of_all
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Results:
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tidy tables by name, such as `norms_by_layer`; `curves` has the values by layer of all analyses."""
-        return tables_of(self.findings) | {"curves": tidy_curves(curves_of(self.findings), self.depth)}
+        return tables_of(self.findings) | tables_of_all(self.findings, self.depth)
 
     @cached_property
     def metrics(self) -> dict[str, float]:

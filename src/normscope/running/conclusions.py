@@ -75,6 +75,14 @@ def tidy_curves(curves: Mapping[str, "pd.Series[float]"], depth: int) -> pd.Data
     )
 
 
+def tables_of_all(findings: Mapping[str, Findings], depth: int) -> dict[str, pd.DataFrame]:
+    """The tables that all analyses share: `curves`, and `sequences` and `heatmaps` unless they are empty."""
+    others = {"sequences": tidy_sequences(findings), "heatmaps": tidy_heatmaps(findings)}
+    return {"curves": tidy_curves(curves_of(findings), depth)} | {
+        name: table for name, table in others.items() if len(table)
+    }
+
+
 def tidy_sequences(findings: Mapping[str, Findings]) -> pd.DataFrame:
     """The means of single sequences: one row per metric and sequence."""
     tables = [

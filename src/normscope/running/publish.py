@@ -27,9 +27,7 @@ from normscope.running.conclusions import (
     missing_categories,
     runner_of,
     tables_of,
-    tidy_curves,
-    tidy_heatmaps,
-    tidy_sequences,
+    tables_of_all,
 )
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.session import Session
@@ -114,17 +112,14 @@ def _write_findings(
     findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, depth: int
 ) -> dict[str, float]:
     """Write tables and curves; returns the metrics, prefixed with the name of their analysis."""
-    metrics, curves = metrics_of(findings), curves_of(findings)
     for name, result in findings.items():
         for table_name, table in result.tables.items():
             results.write_table(f"{name}_{table_name}", table)
             tracker.table(f"{name}_{table_name}", table)
-    tracker.curves(curves)
-    results.write_table("curves", tidy_curves(curves, depth))
-    for table_name, table in (("sequences", tidy_sequences(findings)), ("heatmaps", tidy_heatmaps(findings))):
-        if len(table):
-            results.write_table(table_name, table)
-    return metrics
+    tracker.curves(curves_of(findings))
+    for table_name, table in tables_of_all(findings, depth).items():
+        results.write_table(table_name, table)
+    return metrics_of(findings)
 
 
 @contextlib.contextmanager
