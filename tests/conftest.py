@@ -105,15 +105,23 @@ def tokenizer(minilm_folder):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`family`: the name of every family in turn, unless a test lists its own; `dense` leaves out mixtures of experts."""
+    """`family`: the name of every family in turn, unless a test lists its own.
+
+    `dense` leaves out mixtures of experts; with `kinds`, families that differ from others in names alone are slow.
+    """
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     names = {name.strip() for given in own for name in (given.split(",") if isinstance(given, str) else given)}
     if "family" in metafunc.fixturenames and "family" not in names:
-        from tests.tiny import FAMILY_CONFIGS, MIXTURES, STACK_CONFIGS
+        from tests.tiny import FAMILY_CONFIGS, KINDS, MIXTURES, STACK_CONFIGS
 
         without = MIXTURES if any(metafunc.definition.iter_markers("dense")) else frozenset()
-        families = [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)]
-        metafunc.parametrize("family", [name for name in families if name not in without], scope="session")
+        quick = KINDS if any(metafunc.definition.iter_markers("kinds")) else {*FAMILY_CONFIGS, *STACK_CONFIGS}
+        families = [
+            pytest.param(name, marks=() if name in quick else pytest.mark.slow)
+            for name in (*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS))
+            if name not in without
+        ]
+        metafunc.parametrize("family", families, scope="session")
 
 
 @pytest.fixture(scope="session")

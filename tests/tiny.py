@@ -24,6 +24,14 @@ _WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 _PARTIAL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
+KINDS = frozenset(
+    {
+        *("albert", "bert", "deberta-v2", "distilbert", "modernbert", "mpnet"),
+        *("gpt2", "gpt_neox", "qwen2", "olmo2", "gemma2", "gpt_oss", "bloom", "bart", "t5"),
+    }
+)
+"""Families that differ in more than names. Tests marked `kinds` are slow for the others, whose blocks contracts compare."""
+
 MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"})
 """Mixtures of experts, whose feed-forward networks cannot be observed."""
 

@@ -254,6 +254,7 @@ def _attention(*arguments, **more):
     return attention(*arguments, **more)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_measured_in_float32(family, dtype):
     """The verification error shows how the model rounds; sums of its vectors are not rounded again."""

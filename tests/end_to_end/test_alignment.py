@@ -47,7 +47,9 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["marian", "m2m_100", "mbart"])
+@pytest.fixture(
+    scope="module", params=["marian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("m2m_100", "mbart"))]
+)
 def translator(request, tmp_path_factory):
     """A tiny random model saved to disk with a tokenizer that sets language codes where the family's own does."""
     folder = tmp_path_factory.mktemp("translators") / request.param

@@ -14,23 +14,12 @@ from normscope.models.layout import stacked_heads
 from normscope.models.loading import run_experts_in_float64
 from normscope.models.observer import Observer
 from tests.end_to_end.shell import run_here
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, KINDS, STACK_CONFIGS, tiny_model
 
 TEXTS = [
     "the old river walks, and the cat sees it.",
     "a cat",
     "the river is old. it walks, it sees, and it is cold today",
-]
-
-
-KINDS = [
-    *("albert", "bert", "deberta", "deberta-v2", "distilbert", "modernbert", "mpnet"),
-    *("gpt2", "gpt_neox", "llama", "olmo2", "gemma2", "gpt_oss", "bloom", "bart", "t5"),
-]
-"""Families that differ in more than names; the others, whose blocks unit tests and contracts compare, are slow tests here."""
-FAMILIES = [
-    pytest.param(family, marks=() if family in KINDS else pytest.mark.slow)
-    for family in (*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS))
 ]
 
 
@@ -54,7 +43,7 @@ def folder(tmp_path_factory, family, byte_tokenizer):
     return path
 
 
-@pytest.mark.parametrize("family", FAMILIES, scope="module")
+@pytest.mark.kinds
 def test_every_analysis_runs_and_equals_brute_force(capsys, monkeypatch, tmp_path, family, folder, byte_tokenizer):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(TEXTS))

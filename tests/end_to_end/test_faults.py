@@ -137,6 +137,7 @@ def test_the_system_refuses_memory(tmp_path, saved_model):
     assert "batches are split from now on" in outcome.stderr
 
 
+@pytest.mark.slow
 def test_a_small_disk_gives_one_line_and_the_run_can_be_resumed(capsys, monkeypatch, tmp_path, saved_model):
     """A disk of sixteen pages, enlarged before the run is resumed."""
     with mounted(tmp_path / "disk", "size=64k") as disk:

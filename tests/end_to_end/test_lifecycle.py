@@ -155,7 +155,15 @@ def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dyi
 
 def test_bad_input_ends_every_process_with_2_and_is_printed_once(tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", *QUICK, "layers=[99]", f"output_dir={tmp_path / 'new/run'}"]
-    outcome = torchrun(2, *arguments)
+    outcomes = forks.run_several(2, *arguments)
+    assert [outcome.status for outcome in outcomes] == [2, 2]
+    assert sum(outcome.err.count("expected all or numbers from 1 to 3") for outcome in outcomes) == 1, outcomes
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_reports_the_status_of_bad_input(tmp_path, saved_model):
+    outcome = torchrun(2, f"model.name={saved_model}", *QUICK, "layers=[99]", f"output_dir={tmp_path / 'new/run'}")
     assert outcome.stderr.count("expected all or numbers from 1 to 3") == 1, outcome.stderr
     assert "exitcode  : 2" in outcome.stderr
     assert "exitcode  : 1 " not in outcome.stderr

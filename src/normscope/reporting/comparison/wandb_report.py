@@ -77,7 +77,10 @@ def _sections(wr: Any, analysis: str, outputs: Outputs, runs: Sequence[Run]) -> 
     metrics = _families(analysis, (name for run in runs for name in run.metrics), outputs.metrics)
     tables, figures = (
         sorted({path.stem for run in runs for path in (run.folder / kind).glob(f"{analysis}_*.{suffix}")})
-        for kind, suffix in (("tables", "csv"), ("figures", "[ps][nvd][gf]"))  # .png, .svg or .pdf: W&B itself has a .png
+        for kind, suffix in (
+            ("tables", "csv"),
+            ("figures", "[ps][nvd][gf]"),
+        )  # .png, .svg or .pdf: W&B itself has a .png
     )
     lines = [
         wr.LinePlot(title=family, x="layer", y=[f"by_layer/{name}" for name in names], title_x="layer", title_y=family)
