@@ -32,7 +32,7 @@ for arguments in json.loads(sys.argv[1]):
     print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
     run_folder = sys.modules.get("normscope.reporting.run_folder")
     if run_folder is not None:
-        run_folder.draw = lambda _figure, paths: [Path(path).touch() for path in paths]
+        run_folder.draw = lambda _figure, paths, _look: [Path(path).touch() for path in paths]
 import normscope
 results = normscope.run("planted", model=model, texts=["A text."], layers=[2], power=3)
 print(json.dumps({"metrics": results.metrics, "layers": results.tables["planted_by_layer"]["layer"].tolist()}), flush=True)

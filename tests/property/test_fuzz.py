@@ -84,7 +84,9 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
     ]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["run.py", *arguments])
-        patched.setattr(run_folder, "draw", lambda _figure, paths: [Path(path).write_bytes(b"") for path in paths])
+        patched.setattr(
+            run_folder, "draw", lambda _figure, paths, _look: [Path(path).write_bytes(b"") for path in paths]
+        )
         patched.setattr(session, "_texts", lambda *_: [])
         patched.setattr(publish, "page", lambda *_: "")
         with pytest.raises(SystemExit) as exit_:

@@ -280,8 +280,8 @@ def test_the_map_of_a_pair_is_that_of_the_best_layer_and_setting_of_each_method(
     for row in (2, 5):
         figure = figures[f"map_{row}"]
         assert figure.panel_titles == {
-            "attn_w": "α: weights, layer 7, awo",
-            "attn_n": "‖αf(x)‖: vectors, layer 3, awi",
+            "attn_w": "α: weights, layer 7, alignment with output",
+            "attn_n": "‖αf(x)‖: vectors, layer 3, alignment with input",
         }
         assert set(figure.table["row"]) == {row}
         shown = set(zip(figure.table["method"], figure.table["value"], strict=True))

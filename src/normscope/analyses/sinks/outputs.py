@@ -161,4 +161,11 @@ OUTPUTS = Outputs(
         "kurtosis": "Kurtosis of the activations of a sequence, averaged over sequences.",
         "massive": "Number of dimensions with massive activations.",
     },
+    labels={
+        "<inputs>/<bos>/sink_rate/<position>": "sink rate",
+        "f_norm/<key>": "mean ‖f(x)‖",
+        "max_abs": "largest |x|",
+        "kurtosis": "kurtosis",
+        "massive": "massive dimensions",
+    },
 )
