@@ -107,6 +107,8 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
     wide = (width - 0.7) / len(figure.values)
     high = max(cell * len(rows), 0.6)
     scale = 1.3 if figure.value_label else 1.15
+    has_words = any(isinstance(column, str) for column in columns)
+    scale += 0.35 * has_words
     canvas = Canvas(figsize=(width, (high + 0.14) * len(grid_rows) + scale), layout="constrained")
     canvas.get_layout_engine().set(wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]
     panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
@@ -125,6 +127,8 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
         panels[-1, j].set_xlabel(figure.column)
         shown = every(columns, wide - 0.15, 0.16)
         panels[-1, j].set_xticks(shown, [columns[at] for at in shown])
+        if has_words:
+            panels[-1, j].tick_params("x", rotation=60)
         if not figure.diverging and figure.limits is None:
             _scale_below(canvas, image, panels[:, j], wide)
     if figure.diverging or figure.limits is not None:
