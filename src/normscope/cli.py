@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -270,10 +270,9 @@ def _merge_sweep() -> int:
 
     for number, folders in enumerate(merging_folders(_sweep.folder)):
         options = options_of(folders[0], OmegaConf.create(), [], "merge")
-        options.shard, options.shards, options.merge = None, 1, list(map(str, folders))
-        options.output_dir = None
+        _merge(options, folders, None)
         name = "merged" if number == 0 else f"merged_{number + 1}"
-        command = shlex.join([*program().split(), "merge", *options.merge])
+        command = shlex.join([*program().split(), "merge", *map(str, folders)])
         run_pipeline(options, _sweep.folder / name, command, fresh=True)
     return 0
 
@@ -389,11 +388,16 @@ def _options(config: DictConfig, overrides: Sequence[str], key: str, earlier: Pa
     if key == "resume":
         options.resume = str(earlier)
     elif key == "merge":
-        options.shard, options.shards, options.merge = None, 1, [os.path.abspath(folder) for folder in config.merge]
-        options.resume, options.reproduce, options.output_dir = None, None, config.output_dir
+        _merge(options, config.merge, config.output_dir)
     else:
         options.resume, options.reproduce, options.output_dir = None, str(earlier), config.output_dir
     return options
+
+
+def _merge(options: RunOptions, folders: Iterable[str | Path], output_dir: str | None) -> None:
+    """Make the options of one shard those of the run that merges all of them."""
+    options.shard, options.shards, options.merge = None, 1, [os.path.abspath(folder) for folder in folders]
+    options.resume, options.reproduce, options.output_dir = None, None, output_dir
 
 
 def _several() -> bool:

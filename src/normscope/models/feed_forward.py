@@ -156,17 +156,22 @@ class FeedForwardBlock:
             rule: Where integrated gradients leave the network's biases.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
-        block, composition = self.attention, self.composition(rule)
-        value, output_weight = block.value, block.parameters.output_weight
-        if in_double:
-            composition = composition.double()
-            value, output_weight = value.cpu().double(), output_weight.cpu().double()
+        block = self.attention
+        composition, value, output_weight = self._factors(rule, in_double=in_double)
         tiles = (
             Tile(sequence, keys, self._strips(sequence, keys, value))
             for sequence in range(len(value))
             for keys in _pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
         )
         return composition.pair_norms(tiles, value, output_weight, is_cross_attention=block.is_cross_attention)
+
+    def _factors(self, rule: BiasRule, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
+        """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
+        composition, value = self.composition(rule), self.attention.value
+        output_weight = self.attention.parameters.output_weight
+        if in_double:
+            return composition.double(), value.cpu().double(), output_weight.cpu().double()
+        return composition, value, output_weight
 
     def _at_once(self, like: Tensor) -> int:
         """The number of pairs whose neurons may be materialised at once."""
@@ -199,11 +204,8 @@ class FeedForwardBlock:
             rule: Where integrated gradients leave the network's biases.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
-        block, composition = self.attention, self.composition(rule)
-        value, output_weight = block.value, block.parameters.output_weight
-        if in_double:
-            composition = composition.double()
-            value, output_weight = value.cpu().double(), output_weight.cpu().double()
+        block = self.attention
+        composition, value, output_weight = self._factors(rule, in_double=in_double)
         return layer_word_norms(composition, block.weights_of, value, output_weight, groups.like(value), stages)
 
 

@@ -9,10 +9,7 @@ from normscope.analyses.mixing.options import MIXING, MixingOptions
 from normscope.analyses.mixing.sentences import sentences_of
 from normscope.analyses.ratio_table import RatioTable, mean_curves, overall_rows, percentages, reported_rows, summarised
 from normscope.data.batching import Batch
-from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
-
-TITLES = {Method(name): title for name, title in METHODS.items()}
 
 
 class MixingAnalysis(Analysis):
@@ -51,7 +48,6 @@ class MixingAnalysis(Analysis):
         def percent(table: pd.DataFrame) -> pd.DataFrame:
             return table.assign(mean=table["mean"] * 100)
 
-        titles = {str(method): title for method, title in TITLES.items()}
         return {
             "heatmap": HeatmapPanels(
                 table=percent(shown),
@@ -59,7 +55,7 @@ class MixingAnalysis(Analysis):
                 row="layer",
                 column="category",
                 value="mean",
-                panel_titles=titles,
+                panel_titles=METHODS,
                 value_label="mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(
@@ -74,7 +70,7 @@ class MixingAnalysis(Analysis):
                 y="mean",
                 series="method",
                 series_titles={
-                    method: title for method, title in titles.items() if (overall["method"] == method).any()
+                    method: title for method, title in METHODS.items() if (overall["method"] == method).any()
                 },
                 y_label="mean mixing ratio (%)",
                 limits=(0.0, 100.0),
