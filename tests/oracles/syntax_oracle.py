@@ -215,15 +215,24 @@ class Counted:
     """Counts of sentences, from which shares are taken."""
 
     def __init__(self, trees: Sequence[Tree], punctuation: bool) -> None:
-        self.trees, self.punctuation = trees, punctuation
+        self.trees = trees
+        self._arcs = {
+            relation: [
+                [
+                    place
+                    for place, (*_, label, _offset) in enumerate(sentence.arcs)
+                    if label == relation or (relation == "all" and (punctuation or label != "punct"))
+                ]
+                for sentence in trees
+            ]
+            for relation in RELATIONS
+        }
+        # Every row of a table asks for the same baselines.
+        self._at_offset: dict[tuple[int, str, str], dict[str, float]] = {}
+        self._offset: dict[tuple[str, str], int] = {}
 
     def chosen(self, number: int, relation: str) -> list[int]:
-        arcs = self.trees[number].arcs
-        return [
-            place
-            for place, (*_, label, _offset) in enumerate(arcs)
-            if label == relation or (relation == "all" and (self.punctuation or label != "punct"))
-        ]
+        return self._arcs[relation][number]
 
     def share(self, found, relation: str, half: str) -> dict[str, float]:
         """Of `found(sentence, arc)`."""
@@ -241,10 +250,18 @@ class Counted:
         def accuracy(offset: int) -> float:
             return self.at_offset(offset, relation, half)["share"]
 
-        return max(range(-10, 11), key=lambda offset: np.nan_to_num(accuracy(offset), nan=-1.0))
+        if (relation, half) not in self._offset:
+            best = max(range(-10, 11), key=lambda offset: np.nan_to_num(accuracy(offset), nan=-1.0))
+            self._offset[relation, half] = best
+        return self._offset[relation, half]
 
     def at_offset(self, offset: int, relation: str, half: str) -> dict[str, float]:
-        return self.share(lambda number, arc: self.trees[number].arcs[arc][3] == offset, relation, half)
+        place = offset, relation, half
+        if place not in self._at_offset:
+            self._at_offset[place] = self.share(
+                lambda number, arc: self.trees[number].arcs[arc][3] == offset, relation, half
+            )
+        return self._at_offset[place]
 
 
 def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) -> Expected:
@@ -271,15 +288,16 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
     trees_table = _trees(counted, maps, names, layers)
     probe = _probe(specimen, counted, layers, options)
     metrics, pooled = _metrics(best, trees_table, probe, counted, dropped)
+    largest = _by_layer(heads, layers)
     curves = {
         f"{measure}/uuas": {layer: trees_table.loc[(layer, 0, measure), "uuas"] for layer in layers}
         for measure in measures
-    } | {f"{measure}/all": _by_layer(heads, measure, "all", layers) for measure in measures}
+    } | {f"{measure}/all": largest[measure, "all"] for measure in measures}
     return Expected(
         tables={"heads": heads, "best": best, "trees": trees_table, "probe": probe},
         metrics=metrics,
         curves=curves,
-        figures=_figures(pooled, heads, trees_table, measures, layers, counted),
+        figures=_figures(pooled, largest, trees_table, measures, layers),
         summary=_summary(metrics, measures),
         sentences=_sentences(metrics, measures),
         notes=[
@@ -317,22 +335,22 @@ def _heads(counted: Counted, maps: Mapping, names: Sequence, layers: Sequence[in
 
 
 def _best(heads: pd.DataFrame, counted: Counted, measures: Sequence[str]) -> pd.DataFrame:
-    frame = heads.reset_index()
+    # Plain dictionaries: pandas needs milliseconds for each of thousands of selections.
+    choices: dict[tuple, dict[tuple, dict]] = {}
+    for (layer, head, measure, relation, direction, candidates, half), values in heads.to_dict("index").items():
+        if head or measure not in ("attn_w", "attn_n"):
+            place = measure, relation, candidates, half
+            choices.setdefault(place, {})[layer, head, direction] = values
     rows = []
     for measure, relation, candidates, half in itertools.product(measures, RELATIONS, SINKS, HALVES[:2]):
         other = HALVES[1 - HALVES.index(half)]
-        chosen = frame[
-            (frame["measure"] == measure)
-            & (frame["relation"] == relation)
-            & (frame["candidates"] == candidates)
-            & ((frame["head"] > 0) if measure in ("attn_w", "attn_n") else True)
-        ].sort_values(["layer", "head", "direction"])
-        here = chosen[chosen["half"] == half].set_index(["layer", "head", "direction"])
-        if not len(here):
+        here = choices.get((measure, relation, candidates, half), {})
+        if not here:
             continue
-        there = chosen[chosen["half"] == other].set_index(["layer", "head", "direction"])["accuracy"]
-        layer, head, direction = there.idxmax() if len(there) else here.index[0]
-        scored = here.loc[(layer, head, direction)]
+        there = choices.get((measure, relation, candidates, other), {})
+        # Of equally accurate heads, the first.
+        layer, head, direction = min(here, key=lambda k: (-there[k]["accuracy"] if there else 0, k))
+        scored = here[layer, head, direction]
         offset = counted.offset(relation, other)
         rows.append(
             {
@@ -420,11 +438,18 @@ def _trained(maps: Sequence[np.ndarray], counted: Counted) -> list[list[bool]]:
 
     arcs = [(n, *counted.trees[n].arcs[arc][:2]) for n in training for arc in counted.chosen(n, "all")]
 
-    def loss(parameters: np.ndarray) -> float:
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss, and its gradient: expected minus observed maps of the arcs."""
         by_sentence = {n: scipy.special.log_softmax(scores(parameters, n), axis=1) for n in training}
-        return -np.mean([by_sentence[n][d, h] for n, d, h in arcs]) + 1e-3 * (parameters**2).sum()
+        gradient = np.zeros((2, len(scale)))
+        for n, d, h in arcs:
+            share = np.exp(by_sentence[n][d])
+            share[h] -= 1
+            gradient += np.stack([maps[n][:, :, d] @ share, maps[n][:, d] @ share]) / scale / len(arcs)
+        value = -np.mean([by_sentence[n][d, h] for n, d, h in arcs]) + 1e-3 * (parameters**2).sum()
+        return value, gradient.flatten() + 2e-3 * parameters
 
-    best = scipy.optimize.minimize(loss, np.zeros(2 * len(scale)), method="BFGS", options={"gtol": 1e-6}).x
+    best = scipy.optimize.minimize(loss, np.zeros(2 * len(scale)), jac=True, method="BFGS", options={"gtol": 1e-6}).x
     predicted = [scores(best, n).argmax(axis=1) for n in range(len(maps))]
     return [
         [predicted[n][dependent] == head for dependent, head, *_ in counted.trees[n].arcs] for n in range(len(maps))
@@ -453,20 +478,23 @@ def _metrics(
     return metrics | {"dropped/inside": dropped[0], "dropped/missing": dropped[1]}, pooled
 
 
-def _by_layer(heads: pd.DataFrame, measure: str, relation: str, layers: Sequence[int]) -> dict[int, float]:
+def _by_layer(heads: pd.DataFrame, layers: Sequence[int]) -> dict[tuple[str, str], dict[int, float]]:
+    """The largest accuracy of each layer by measure and relation."""
     frame = heads.reset_index()
     chosen = frame[
-        (frame["measure"] == measure)
-        & (frame["relation"] == relation)
+        frame["layer"].isin(layers)
         & (frame["candidates"] == "words")
         & (frame["half"] == "both")
-        & ((frame["head"] > 0) if measure in ("attn_w", "attn_n") else True)
+        & ((frame["head"] > 0) | ~frame["measure"].isin(["attn_w", "attn_n"]))
     ]
-    return {layer: chosen[chosen["layer"] == layer]["accuracy"].max() for layer in layers}
+    largest: dict[tuple[str, str], dict[int, float]] = {}
+    for (measure, relation, layer), value in chosen.groupby(["measure", "relation", "layer"])["accuracy"].max().items():
+        largest.setdefault((measure, relation), {})[layer] = value
+    return largest
 
 
-def _figures(pooled, heads, trees, measures, layers, counted: Counted) -> dict[str, Picture]:
-    relations = [name for name in RELATIONS if counted.at_offset(1, name, "both")["count"]]
+def _figures(pooled, largest, trees, measures, layers) -> dict[str, Picture]:
+    relations = [name for name in RELATIONS if ("attn_w", name) in largest]
     gain = {
         (sinks, "vectors − weights (percentage points)", itself, relation): 100
         * (pooled["attn_n", relation, candidates] - pooled["attn_w", relation, candidates])
@@ -477,7 +505,7 @@ def _figures(pooled, heads, trees, measures, layers, counted: Counted) -> dict[s
         (TITLES[measure], layer, relation): 100 * value
         for measure in measures
         for relation in relations
-        for layer, value in _by_layer(heads, measure, relation, layers).items()
+        for layer, value in largest[measure, relation].items()
     }
     lines = {
         (None, TITLES[measure], layer): tuple(

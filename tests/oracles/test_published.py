@@ -93,8 +93,9 @@ def test_feedforward(specimen, choice, bias):
     assert_published(found, expected, tolerance=2e-5 if specimen.loaded.layout.feed_forward[0].float32_inside else 1e-9)
 
 
-@pytest.mark.parametrize("punctuation", [False, True])
-def test_syntax(specimen, punctuation):
+@pytest.mark.parametrize(("name", "punctuation"), [("bert", False), ("qwen2", True)])
+def test_syntax(name, punctuation):
+    specimen = made(name)
     options = SyntaxOptions(punctuation=punctuation, seed=3)
     annotated = syntax_oracle.annotated(specimen)
     found = annotated.findings("syntax", options, [1, 3], ["all"], resources={TREEBANK: syntax_oracle.treebank()})
