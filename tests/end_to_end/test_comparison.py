@@ -18,7 +18,7 @@ from normscope.reporting.comparison.map_pairs import heatmap_data
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.run_tables import COMPARISON
 from tests.end_to_end.browser import needs_browser, opened
-from tests.end_to_end.shell import run_here, run_once
+from tests.end_to_end.shell import run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 
@@ -37,14 +37,14 @@ def deeper_model(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="module")
 def sweep(saved_model, deeper_model, tmp_path_factory):
-    """Two models and two analyses; layer 5 is not in the smaller model, so that jobs fail."""
+    """Two analyses of two models; there is no third one, so that a job fails."""
     folder = tmp_path_factory.mktemp("sweep") / "sweep"
     outcome = run_once(
         "-m",
-        f"model.name={saved_model},{deeper_model}",
-        "analysis=mixing,norms",
-        "dataset.limit=6",
-        "layers=all,[5]",
+        f"model.name={saved_model},{deeper_model},{folder}/missing",
+        "analysis=[mixing,norms]",
+        "dataset.limit=4",
+        "dataset.max_length=16",
         "tracking=disabled",
         "device=cpu",
         f"output_dir={folder}",
@@ -55,20 +55,20 @@ def sweep(saved_model, deeper_model, tmp_path_factory):
 def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_model):
     outcome, folder = sweep
     assert outcome.status == 1
-    assert "2 of 8 jobs failed" in outcome.err
+    assert "1 of 3 jobs failed" in outcome.err
     assert "comparison.html" in outcome.err
     values = pd.read_parquet(folder / "comparison.parquet")
     assert list(values) == list(COMPARISON.columns)
     runs = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/results.json")}
     completed = {name for name, result in runs.items() if result["status"] == "completed"}
     assert set(values["run"]) == completed
-    assert len(completed) == 6
+    assert len(completed) == 2
     for row in values[values["layer"] == 0].itertuples():
         assert row.value == runs[row.run]["metrics"][row.metric]
     deepest = values[(values["layer"] > 0) & (values["depth"] == 1)]
     assert set(deepest["layer"]) == {FAMILY_CONFIGS["bert"]["num_hidden_layers"], 5}
     page = (folder / "comparison.html").read_text()
-    assert page.count("expected all or numbers from 1 to") >= 2, "failed jobs are named with their reasons"
+    assert "missing: expected an existing folder" in page, "a failed job is named with its reason"
     assert f'<td class="word">{deeper_model.name}</td>' in page
 
 
@@ -131,31 +131,33 @@ def test_the_page_in_a_browser(sweep):
     assert re.search(r'<select id="along">.*</select>', shown)
 
 
-def test_differences_and_seeds(capsys, monkeypatch, saved_model, tmp_path):
-    outcome = run_here(
-        capsys,
-        monkeypatch,
-        "-m",
-        f"model.name={saved_model}",
-        "model.random_init=true",
-        "model.seed=1,2,3",
-        "dataset.limit=4",
-        "tracking=disabled",
-        f"output_dir={tmp_path}",
-    )
-    assert outcome.status == 0, outcome.err
-    runs, failures = compare_runs.run_folders.read([tmp_path])
-    found = compare_runs.compared(runs, failures, tmp_path / "1")
+def test_differences_and_seeds(tmp_path):
+    metric = "mixing/attn_n/mean"
+    numbers = [0.31, 0.34, 0.29]
+    runs = [_run(tmp_path, seed=seed, metrics={metric: value}) for seed, value in enumerate(numbers, 1)]
+    found = compare_runs.compared(runs, [], runs[1].folder)
     assert list(found.runs["label"]) == ["model.seed=1", "model.seed=2", "model.seed=3"]
     assert found.baseline == "model.seed=2"
-    own = found.values[found.values["label"] == found.baseline]
-    assert (own["difference"] == 0).all()
-    row = found.seeds[found.seeds["metric"] == "mixing/attn_n/mean"].iloc[0]
-    numbers = [run.metrics["mixing/attn_n/mean"] for run in runs]
+    assert found.values.set_index("label")["difference"].to_dict() == pytest.approx(
+        {"model.seed=1": -0.03, "model.seed=2": 0, "model.seed=3": -0.05}
+    )
+    row = found.seeds.iloc[0]
     assert row["runs"] == 3
     assert row["mean"] == pytest.approx(sum(numbers) / 3)
     # Student's t with two degrees of freedom is 4.303 at 97.5 %.
     assert row["high"] - row["mean"] == pytest.approx(4.30265 * pd.Series(numbers).std() / 3**0.5, rel=1e-4)
+
+
+def test_different_analyses_of_one_model_share_a_label(tmp_path):
+    runs = [
+        _run(tmp_path, name=name, metrics={metric: 1.0}, analysis=metric.partition("/")[0])
+        for name in "ab"
+        for metric in ("mixing/attn_n/mean", "norms/f/mean")
+    ]
+    found = compare_runs.compared(runs, [])
+    assert list(found.runs["label"]) == ["a", "a", "b", "b"]
+    assert list(found.metrics) == ["metric", "a", "b"]
+    assert found.metrics.notna().all(axis=None)
 
 
 def test_the_command_on_any_folders(sweep, capsys, tmp_path):
