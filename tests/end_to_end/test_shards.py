@@ -5,10 +5,15 @@ import shutil
 
 import pandas as pd
 import pytest
+import torch
 
-from normscope.running.shards import FILE
+from normscope.data.examples import CorpusCounts
+from normscope.errors import InputError
+from normscope.models.loading import OpenedModel
+from normscope.running.checkpoint import packed
+from normscope.running.shards import FILE, complete_set
 from tests.end_to_end.disturbed import SMALL, results
-from tests.end_to_end.shell import run_here
+from tests.end_to_end.shell import run_here, run_once
 from tests.end_to_end.test_trust import assert_same_numbers, tables
 
 
@@ -43,13 +48,15 @@ def refused(capsys, monkeypatch):
     return refused
 
 
-@pytest.fixture
-def shards(command, given, tmp_path):
+@pytest.fixture(scope="module")
+def shards(given, tmp_path_factory):
     """The run folders of three shards."""
-    folders = [tmp_path / f"shard {number}" for number in range(3)]
+    place = tmp_path_factory.mktemp("shards")
+    folders = [place / f"shard {number}" for number in range(3)]
     for number, folder in enumerate(folders):
-        said = command(*given, f"shard={number}", "shards=3", f"output_dir='{folder}'")
-        assert "normscope merge RUN" in said
+        outcome = run_once(*given, f"shard={number}", "shards=3", f"output_dir='{folder}'")
+        assert outcome.status == 0, outcome.err
+        assert "normscope merge RUN" in outcome.err
     return folders
 
 
@@ -67,27 +74,67 @@ def test_merged_shards_are_the_whole_run_in_any_order(command, shards, undisturb
     assert tables(merged[0]) == tables(merged[1])
 
 
-def test_sets_that_are_not_whole_are_refused_by_name(refused, command, shards, given, tmp_path):
+@pytest.fixture
+def parts(tmp_path):
+    """Three folders with files of shards that hold no state."""
+    folders = [tmp_path / f"part {number}" for number in range(3)]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        write_shard(folder, number)
+    return folders
+
+
+def write_shard(folder, number, shards=3, **identity):
+    content = {"shard": number, "shards": shards, "identity": {"seed": 0} | identity, "counts": CorpusCounts().packed()}
+    (folder / FILE).write_bytes(packed(content, {"state": torch.zeros(9)}))
+
+
+def test_a_complete_set_is_put_in_order(parts):
+    assert complete_set(parts[::-1]) == parts
+
+
+def test_sets_that_are_not_whole_are_refused_by_name(parts, tmp_path):
+    first, second, third = parts
+    other = tmp_path / "other"
+    other.mkdir()
+
+    def refused(*folders) -> str:
+        with pytest.raises(InputError) as error:
+            complete_set(folders)
+        return str(error.value)
+
+    assert "expected all 3 shards; missing: 2" in refused(first, second)
+    write_shard(other, 1)
+    assert f"{second} and {other} are both shard 1 of 3" in refused(first, second, other, third)
+    write_shard(other, 0, shards=2)
+    assert f"{other} is one of 2 shards and {second} one of 3" in refused(other, second)
+    write_shard(other, 2, seed=5)
+    assert f"seed is 5 in this shard, but 0 in {first}" in refused(first, second, other)
+    (other / FILE).write_bytes((third / FILE).read_bytes()[:40])
+    assert "cannot be read" in refused(first, second, other)
+    (other / FILE).unlink()
+    assert "expected the folder of a run with shard=" in refused(first, other)
+    (other / "config.yaml").touch()
+    assert f"if it was stopped, continue it with resume={other}" in refused(first, second, other)
+
+
+def test_merging_is_refused_before_a_model_is_loaded(monkeypatch, refused, shards):
+    monkeypatch.setattr(OpenedModel, "load", None)
     first, second, third = map(str, shards)
     assert "expected all 3 shards; missing: 2" in refused("merge", first, second)
-    copy = tmp_path / "copy"
-    shutil.copytree(shards[1], copy)
-    assert f"{second} and {copy} are both shard 1 of 3" in refused("merge", first, second, str(copy), third)
-    other = tmp_path / "other"
-    command(*given, "shard=0", "shards=2", f"output_dir={other}")
-    assert f"{other} is one of 2 shards" in refused("merge", str(other), second)
-    command(*given, "shard=2", "shards=3", "seed=5", f"output_dir={tmp_path / 'seed'}")
-    assert "seed is 5 in this shard, but 0 in the run that merges" in refused(
-        "merge", first, second, str(tmp_path / "seed")
-    )
-    content = (shards[2] / FILE).read_bytes()
-    (shards[2] / FILE).write_bytes(content[:-50])
-    assert "cannot be read" in refused("merge", first, second, third)
-    (shards[2] / FILE).unlink()
-    assert f"if it was stopped, continue it with resume={third}" in refused("merge", first, second, third)
-    assert "expected the folder of a run with shard=" in refused("merge", first, str(tmp_path))
     assert "leave layers=[1] out" in refused("merge", first, second, third, "layers=[1]")
     assert "the run is already complete" in refused(f"resume={first}")
+
+
+def test_a_damaged_state_is_named(refused, shards, tmp_path):
+    for folder in shards:
+        shutil.copytree(folder, tmp_path / folder.name)
+    damaged = tmp_path / shards[1].name
+    content = bytearray((damaged / FILE).read_bytes())
+    content[-50] ^= 1
+    (damaged / FILE).write_bytes(content)
+    said = refused("merge", *(str(tmp_path / folder.name) for folder in shards))
+    assert f"{damaged / FILE}: cannot be read: the checksum does not match" in said
 
 
 @pytest.mark.parametrize(

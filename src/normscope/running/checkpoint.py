@@ -137,8 +137,8 @@ class Checkpoint:
 
 def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """State and what is known about it, as a safetensors file with a checksum."""
-    header = json.dumps(content)
-    return safetensors.torch.save(dict(tensors), metadata={"normscope": header, "sha256": checksum(header, tensors)})
+    text = json.dumps(content)
+    return safetensors.torch.save(dict(tensors), metadata={"normscope": text, "sha256": checksum(text, tensors)})
 
 
 DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError)
@@ -153,14 +153,27 @@ def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     with safetensors.safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-        header, saved = metadata["normscope"], metadata["sha256"]
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    if checksum(header, tensors) != saved:
+    if checksum(metadata["normscope"], tensors) != metadata["sha256"]:
         raise ValueError("the checksum does not match, so the file is damaged")
-    content = json.loads(header)
+    return _content(metadata), tensors
+
+
+def header(path: Path) -> dict[str, Any]:
+    """What `packed` was given apart from the tensors, which are not read.
+
+    Raises:
+        DAMAGE: If the file cannot be read.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        return _content(file.metadata())
+
+
+def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
+    content = json.loads(metadata["normscope"])
     if not isinstance(content, dict):
         raise TypeError("the header has no content")
-    return content, tensors
+    return content
 
 
 def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> str:

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.config.schema import DeviceOptions
@@ -22,6 +23,7 @@ from normscope.data.batching import Batch, batches_of_window, windows
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
+from normscope.running.rendezvous import launcher_store, new_store
 
 # How long a process that has finished its batches waits for the others.
 _TIMEOUT = datetime.timedelta(hours=2)
@@ -63,6 +65,8 @@ class ProcessGroup:
 
     rank: int = 0
     size: int = 1
+    store: Store | None = None
+    """torchrun's store, which outlives the processes."""
 
     @property
     def is_main(self) -> bool:
@@ -114,8 +118,18 @@ class ProcessGroup:
                 dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def every(self, condition: bool) -> bool:
+        """Whether a condition holds in all processes."""
+        conditions = [condition] * self.size
+        if self.size > 1:
+            with self._communication():
+                dist.all_gather_object(conditions, condition)
+        return all(conditions)
+
     def reduce(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
-        """Merge the states of all processes in the main process.
+        """Merge the states of all processes in the main process, pairwise: in log₂ N steps, with two states in memory.
+
+        The order is that of `reduction.Reduction`.
 
         Args:
             analyses: This process's analyses; those of the main process end up with the state of all.
@@ -124,21 +138,21 @@ class ProcessGroup:
         Raises:
             InputError: If another process has failed.
         """
-        if self.size == 1:
-            return
-        if self.is_main:
-            for rank in range(1, self.size):
+        step = 1
+        while step < self.size:
+            if self.rank % (2 * step):
+                parts = counts.packed().encode(), safetensors.torch.save(state_of(analyses))
                 with self._communication():
-                    packed, content = _received(rank), _received(rank)
+                    for part in parts:
+                        _send(part, self.rank - step)
+                return
+            other = self.rank + step
+            if other < self.size:
+                with self._communication():
+                    packed, content = _received(other), _received(other)
                 counts.add(CorpusCounts.unpacked(packed.numpy().tobytes().decode()))
                 merge_state(analyses, safetensors.torch.load(content.numpy().tobytes()))
-            return
-        parts = counts.packed().encode(), safetensors.torch.save(state_of(analyses))
-        with self._communication():
-            for part in parts:
-                content = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-                dist.send(torch.tensor([len(content)]), 0)
-                dist.send(content, 0)
+            step *= 2
 
     @contextlib.contextmanager
     def _communication(self) -> Iterator[None]:
@@ -146,9 +160,15 @@ class ProcessGroup:
             yield
         except RuntimeError as error:
             raise InputError(
-                f"one of the {self.size} processes ended before it sent its results; its message says why. Nothing of this "
-                f"run is kept; start it again ({one_line(error)})"
+                f"one of the {self.size} processes ended before it sent its results; its message says why. Continue the run "
+                f"with resume=FOLDER ({one_line(error)})"
             ) from error
+
+
+def _send(part: bytes, rank: int) -> None:
+    content = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    dist.send(torch.tensor([len(content)]), rank)
+    dist.send(content, rank)
 
 
 def _received(rank: int) -> Tensor:
@@ -170,6 +190,16 @@ def _from_environment(name: str, default: str, meaning: str, allowed: range) -> 
 
 
 @contextlib.contextmanager
+def _reaching(size: int) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"WORLD_SIZE={size}: the other processes cannot be reached: {one_line(error)}; start with torchrun, or unset it"
+        ) from error
+
+
+@contextlib.contextmanager
 def process_group() -> Iterator[ProcessGroup]:
     """The processes started by torchrun, or this one alone.
 
@@ -178,18 +208,18 @@ def process_group() -> Iterator[ProcessGroup]:
     """
     size = _from_environment("WORLD_SIZE", "1", "the number of processes", range(1, _MOST_PROCESSES))
     if size == 1:
-        yield ProcessGroup()
+        with _reaching(size):
+            store = launcher_store(_TIMEOUT)
+        yield ProcessGroup(store=store)
         return
-    _from_environment("RANK", "0", f"the rank of this process among {size}", range(size))
+    rank = _from_environment("RANK", "0", f"the rank of this process among {size}", range(size))
     _from_environment("LOCAL_RANK", "0", "the rank of this process on its machine", range(size))
-    try:
+    with _reaching(size):
+        store = launcher_store(_TIMEOUT)
+        own = None if store is None else new_store(store, rank, size, _TIMEOUT)
         # States are small, so they are sent from CPU memory: gloo is available everywhere.
-        dist.init_process_group("gloo", timeout=_TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        raise InputError(
-            f"WORLD_SIZE={size}: the other processes cannot be reached: {one_line(error)}; start with torchrun, or unset it"
-        ) from error
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
-        yield ProcessGroup(dist.get_rank(), size)
+        yield ProcessGroup(rank, size, store)
     finally:
         dist.destroy_process_group()

@@ -16,7 +16,7 @@ from normscope.running.loop import accumulate
 from normscope.running.provenance import Origin
 from normscope.running.publish import publish
 from normscope.running.session import Session
-from normscope.running.shards import keep, merge
+from normscope.running.shards import complete_set, keep, merge
 from normscope.running.status import tracked
 
 
@@ -59,6 +59,8 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
             value = getattr(options, key)
             if value is not None and group.size > 1:
                 raise InputError(f"{key}={value}: not for several processes; start it without torchrun")
+        if options.merge is not None:
+            complete_set(options.merge)  # before a model is loaded
         check_installed(options.tracking)
         if options.recipe.paper is not None:
             published(options.recipe.paper)  # fail before the run if it is missing

@@ -7,20 +7,23 @@ result has the same bytes whichever finished first.
 import collections
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from normscope.analyses.base import merge_state, state_of
+from normscope.analyses.base import state_of
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
-from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.run_folder import CONFIG, RunFolder, Status
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
-from normscope.running.checkpoint import DAMAGE, loading_problem, packed, unpacked
+from normscope.running.checkpoint import DAMAGE, header, loading_problem, packed, unpacked
+from normscope.running.reduction import Reduction
 from normscope.running.session import Session, identity
+
+T = TypeVar("T")
 
 FILE = "shard.safetensors"
 
@@ -61,6 +64,32 @@ def keep(session: Session, results: RunFolder, _tracker: Tracker) -> KeptShard:
     return KeptShard(session, results)
 
 
+def complete_set(folders: Sequence[str | Path]) -> list[Path]:
+    """The folders of all shards of a run, in the order of the shards. Reads nothing but the headers of their files.
+
+    Raises:
+        InputError: If a shard is missing, given twice, damaged or not complete, or shards have different configs.
+    """
+    headers = {Path(folder): _header(Path(folder)) for folder in folders}
+    first, expected = next(iter(headers.items()))
+    numbered: dict[int, Path] = {}
+    for folder, content in headers.items():
+        number, shards = content["shard"], content["shards"]
+        if shards != expected["shards"]:
+            raise InputError(f"merge: {first} is one of {expected['shards']} shards and {folder} one of {shards}")
+        if number in numbered:
+            raise InputError(
+                f"merge: {numbered[number]} and {folder} are both shard {number} of {shards}; leave one out"
+            )
+        numbered[number] = folder
+    missing = sorted(set(range(expected["shards"])) - set(numbered))
+    if missing:
+        raise InputError(f"merge: expected all {expected['shards']} shards; missing: {_numbers(missing)}")
+    for folder, content in headers.items():
+        _refuse_others(folder, content["identity"], expected["identity"], str(first))
+    return [numbered[number] for number in sorted(numbered)]
+
+
 def merge(session: Session, folders: Sequence[str]) -> None:
     """Give the analyses of a session the state of all shards.
 
@@ -69,19 +98,19 @@ def merge(session: Session, folders: Sequence[str]) -> None:
         folders: The run folders of all shards, in any order.
 
     Raises:
-        InputError: If a shard is missing, given twice, damaged or not complete, or its config, model or software differs.
+        InputError: If the folders are no complete set, or a shard's state, model or software does not fit this run.
     """
-    contents = _of_all({Path(folder): _content(Path(folder)) for folder in folders})
     current = json.loads(json.dumps(_common(session)))
-    for folder, (content, tensors) in contents.items():
-        _refuse_others(folder, content["identity"], current)
-        before = state_of(session.analyses)
+    reduction = Reduction(session.analyses)
+    for folder in complete_set(folders):
+        content, tensors = _content(folder)
+        _refuse_others(folder, content["identity"], current, "the run that merges")
         problem = loading_problem(session.analyses, tensors)
         if problem:
             raise InputError(f"merge={folder}: its {FILE} cannot be used: {problem}; run the shard again")
-        if content["shard"] > 0:
-            merge_state(session.analyses, before)
+        reduction.add()
         session.counts.add(CorpusCounts.unpacked(content["counts"]))
+    reduction.finish()
 
 
 def merging_folders(sweep: Path) -> Iterator[list[Path]]:
@@ -89,7 +118,7 @@ def merging_folders(sweep: Path) -> Iterator[list[Path]]:
     sets: dict[str, dict[int, Path]] = collections.defaultdict(dict)
     counts: dict[str, int] = {}
     for path in sorted(sweep.glob(f"*/{FILE}")):
-        content, _ = _content(path.parent)
+        content = _header(path.parent)
         key = json.dumps(content["identity"], sort_keys=True)
         sets[key][content["shard"]] = path.parent
         counts[key] = content["shards"]
@@ -106,55 +135,42 @@ def _common(session: Session) -> dict[str, object]:
     return {key: value for key, value in identity(session).items() if key not in ("shard", "shards")}
 
 
-Content = tuple[dict[str, Any], dict[str, Tensor]]
+def _header(folder: Path) -> dict[str, Any]:
+    """What the file of a shard says about itself."""
+    return _read(folder, header)
 
 
-def _content(folder: Path) -> Content:
+def _content(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The same, and the state of the analyses."""
+    return _read(folder, unpacked)
+
+
+def _read(folder: Path, read: Callable[[Path], T]) -> T:
     path = folder / FILE
     if not path.is_file():
-        if (folder / "config.yaml").is_file():
+        if (folder / CONFIG).is_file():
             raise InputError(
                 f"merge={folder}: expected a complete shard; if it was stopped, continue it with resume={folder}"
             )
         raise InputError(f"merge={folder}: expected the folder of a run with shard=… shards=…")
     try:
-        content, tensors = unpacked(path)
+        content = header(path)
         numbers = [int(content[name]) for name in ("shard", "shards")]
         if not isinstance(content["identity"], dict) or not 0 <= numbers[0] < numbers[1]:
             raise ValueError("its header is not that of a shard")
         CorpusCounts.unpacked(content["counts"])
+        return read(path)
     except DAMAGE as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}; run the shard again") from error
-    return content, tensors
 
 
-def _of_all(contents: Mapping[Path, Content]) -> dict[Path, Content]:
-    """The same in the order of the shards, each of which must be there once."""
-    folders: dict[int, Path] = {}
-    shards = next(iter(contents.values()))[0]["shards"]
-    for folder, (content, _) in contents.items():
-        number = content["shard"]
-        if content["shards"] != shards:
-            other = next(iter(contents))
-            raise InputError(f"merge: {other} is one of {shards} shards and {folder} one of {content['shards']}")
-        if number in folders:
-            raise InputError(
-                f"merge: {folders[number]} and {folder} are both shard {number} of {shards}; leave one out"
-            )
-        folders[number] = folder
-    missing = sorted(set(range(shards)) - set(folders))
-    if missing:
-        raise InputError(f"merge: expected all {shards} shards; missing: {_numbers(missing)}")
-    return {folders[number]: contents[folders[number]] for number in sorted(folders)}
-
-
-def _refuse_others(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def _refuse_others(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any], where: str) -> None:
     different = [key for key in {**saved, **current} if saved.get(key) != current.get(key)]
     if different:
         key = different[0]
         raise InputError(
-            f"merge={folder}: {key} is {saved.get(key)!r} in this shard, but {current.get(key)!r} in the run that merges; run "
-            "the shard again"
+            f"merge={folder}: {key} is {saved.get(key)!r} in this shard, but {current.get(key)!r} in {where}; run the shard "
+            "again"
         )
 
 
