@@ -16,9 +16,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run besid
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-from jaxtyping import install_import_hook
+from tests.shapes import check_shapes
 
-install_import_hook("normscope", "beartype.beartype")
+check_shapes("normscope")
 
 from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
@@ -88,6 +88,25 @@ def quick_configs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def quick_figures(request, monkeypatch) -> None:
+    """Empty figures, but for tests that look at them: those are marked `draws`."""
+    if "draws" not in request.keywords:
+        from tests.end_to_end.shell import draw_nothing
+
+        draw_nothing(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def quick_report(request, monkeypatch) -> None:
+    """No explorer and an empty page, but for tests that look at them: those are marked `reports`."""
+    if "reports" not in request.keywords:
+        from normscope.running import publish, session
+
+        monkeypatch.setattr(session, "_texts", lambda *_: [])
+        monkeypatch.setattr(publish, "page", lambda *_: "")
+
+
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's files."""
@@ -107,21 +126,27 @@ def tokenizer(minilm_folder):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`family`: the name of every family in turn, unless a test lists its own.
 
-    `dense` leaves out mixtures of experts; with `kinds`, families that differ from others in names alone are slow.
+    `dense` leaves out mixtures of experts.
     """
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     names = {name.strip() for given in own for name in (given.split(",") if isinstance(given, str) else given)}
     if "family" in metafunc.fixturenames and "family" not in names:
-        from tests.tiny import FAMILY_CONFIGS, KINDS, MIXTURES, STACK_CONFIGS
+        from tests.tiny import FAMILY_CONFIGS, MIXTURES, STACK_CONFIGS
 
         without = MIXTURES if any(metafunc.definition.iter_markers("dense")) else frozenset()
-        quick = KINDS if any(metafunc.definition.iter_markers("kinds")) else {*FAMILY_CONFIGS, *STACK_CONFIGS}
-        families = [
-            pytest.param(name, marks=() if name in quick else pytest.mark.slow)
-            for name in (*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS))
-            if name not in without
-        ]
-        metafunc.parametrize("family", families, scope="session")
+        families = [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)]
+        metafunc.parametrize("family", [name for name in families if name not in without], scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `kinds`, tests of the families that differ from others in names alone, or of all but those given, are slow."""
+    from tests.tiny import KINDS
+
+    for item in items:
+        marker = item.get_closest_marker("kinds")
+        if marker and item.callspec.params["family"] not in (marker.args or KINDS):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Every preset composes, and what is written in several places agrees."""
 
 import dataclasses
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from normscope import cli  # registers the schema and the resolvers
 from normscope.alignment.symmetrisation import Heuristic
@@ -27,21 +28,46 @@ PRESETS = sorted(path for path in CONF.glob("*/*.yaml"))
 
 
 def composed(*overrides: str) -> RunOptions:
-    assert cli
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        options = OmegaConf.to_object(compose("config", overrides=list(overrides)))
+    options = OmegaConf.to_object(_composed(overrides))
     assert isinstance(options, RunOptions)
     return options
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}={path.stem}")
-def test_every_preset_composes_and_shows_its_command(path):
+def changed(*overrides: str) -> RunOptions:
+    """The default config with other values, in a fraction of the time; for tests of what is no concern of Hydra."""
+    config = _composed(()).copy()
+    config.merge_with_dotlist(list(overrides))
+    return OmegaConf.to_object(config)
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
+    assert cli
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def only_names_a_checkpoint(path: Path) -> bool:
+    return path.parent.name == "model" and set(yaml.safe_load(path.read_text())) == {"name"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if only_names_a_checkpoint(path) else ()) for path in PRESETS],
+    ids=[f"{path.parent.name}={path.stem}" for path in PRESETS],
+)
+def test_every_preset_composes(path):
     group, name = path.parent.name, path.stem
     given = ["dataset.path=x.txt"] if group == "dataset" and name in ("text", "stsb", "stsb-pairs") else []
     given += ["analysis.alignment.gold.path=x"] if "alignment" in name else []
     check(composed(f"{group}={name}", *given))
-    head = "\n".join(path.read_text().splitlines()[:2])
-    assert re.search(rf"^# python run.py .*{group}={name}\b", head, re.MULTILINE), f"{path}: its head shows its command"
+
+
+def test_every_preset_shows_its_command():
+    for path in PRESETS:
+        head = "\n".join(path.read_text().splitlines()[:2])
+        command = rf"^# python run.py .*{path.parent.name}={path.stem}\b"
+        assert re.search(command, head, re.MULTILINE), f"{path}: its head shows its command"
 
 
 def test_defaults():
@@ -95,7 +121,7 @@ def test_analyses_are_chosen_as_a_list_or_alone():
 )
 def test_bad_values_of_tracking_report_and_figures_name_their_key(override):
     with pytest.raises(InputError) as error:
-        check(composed(override))
+        check(changed(override))
     assert str(error.value).startswith(override.partition("=")[0])
     assert "\n" not in str(error.value)
 
@@ -109,7 +135,7 @@ def test_the_longest_values_of_tracking_and_report_are_taken():
 
 @pytest.mark.parametrize("width", ["column", "page", "3", "3.35", "40"])
 def test_figures_take_names_and_numbers_of_inches(width):
-    options = composed(f"figures.width={width}", "figures.format=[pdf,svg]", "figures.dpi=600")
+    options = changed(f"figures.width={width}", "figures.format=[pdf,svg]", "figures.dpi=600")
     check(options)
     assert str(options.figures.width) == width
     assert options.figures.format == ["pdf", "svg"]

@@ -135,6 +135,7 @@ def test_every_stack_that_has_a_network_says_where():
         }
 
 
+@pytest.mark.kinds
 def test_attention_and_network_make_the_layer(family, family_model):
     assert_exact(family_model, layout_of(family))
 

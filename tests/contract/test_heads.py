@@ -34,6 +34,7 @@ def assert_same_predictions(whole, loaded, head, tokenizer):
     torch.testing.assert_close(observed[token_mask], expected[token_mask], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("family", sorted(set(FAMILY_CONFIGS) - DECODERS))
 def test_the_masked_language_model_is_put_around_the_base_model(family, tmp_path, tokenizer):
     """Its predictions are those of the checkpoint's own masked language model, also while it is observed."""
@@ -47,6 +48,7 @@ def test_the_masked_language_model_is_put_around_the_base_model(family, tmp_path
 HEADS = ["bloom", "cohere", "falcon", "gemma2", "gpt2", "gpt_oss", "gptj", "granite", "llama", "mixtral", "opt", "phi"]
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("family", HEADS)
 def test_the_causal_language_model_is_put_around_the_base_model(family, tmp_path, tokenizer):
     """Its predictions are those of the checkpoint's own language model: caps, sinks and biases of the scores included."""

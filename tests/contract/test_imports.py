@@ -1,6 +1,7 @@
 """Imports point one way (CONTRIBUTING.md, 'Architecture')."""
 
 import ast
+import functools
 import graphlib
 import re
 from collections.abc import Iterator, Mapping
@@ -145,7 +146,7 @@ def module_of(path: Path, source: Path) -> str:
 def imports(path: Path, source: Path) -> set[str]:
     """Names of the modules that a file imports; `from normscope import x` imports normscope.x where that is a module."""
     found = set()
-    for node in running(ast.parse(path.read_text())):
+    for node in _nodes(path.read_text()):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -155,6 +156,11 @@ def imports(path: Path, source: Path) -> set[str]:
                 is_module = place.with_suffix(".py").exists() or (place / "__init__.py").exists()
                 found.add(f"{module}.{alias.name}" if is_module else module)
     return found
+
+
+@functools.cache
+def _nodes(text: str) -> list[ast.AST]:
+    return list(running(ast.parse(text)))
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:

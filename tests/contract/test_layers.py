@@ -156,6 +156,7 @@ def assert_parts(model, layout, bound=None):
             assert keys.any()
 
 
+@pytest.mark.kinds
 def test_parts_of_every_family(family, family_model):
     assert_parts(family_model, layout_of(family))
 

@@ -102,6 +102,7 @@ def test_batch_size_changes_nothing(family, rope_type):
             assert_close(shown[row, :length], expected[0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 @pytest.mark.parametrize("family", ROTARY)
 def test_length_dependent_types_are_verified_in_every_rotary_family(family, rope_type):

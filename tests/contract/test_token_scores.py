@@ -17,7 +17,7 @@ LENGTHS = (7, 4)
 
 
 @pytest.mark.dense
-@pytest.mark.kinds
+@pytest.mark.kinds("bert", "gpt2", "olmo2", "qwen2")
 def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
     layout = layout_of(family)
     readout = EmbeddingReadout(family_model, Pooling.MEAN)

@@ -1,24 +1,7 @@
 import pytest
 
-from normscope.running import publish, session
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL
-from tests.end_to_end.shell import draw_nothing
-
-
-@pytest.fixture(autouse=True)
-def quick_figures(request, monkeypatch):
-    """Empty figures, but for tests that look at them: those are marked `draws`."""
-    if "draws" not in request.keywords:
-        draw_nothing(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def quick_report(request, monkeypatch):
-    """No explorer and an empty page, but for tests that look at them: those are marked `reports`."""
-    if "reports" not in request.keywords:
-        monkeypatch.setattr(session, "_texts", lambda *_: [])
-        monkeypatch.setattr(publish, "page", lambda *_: "")
 
 
 @pytest.fixture(scope="session")

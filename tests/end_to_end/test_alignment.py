@@ -374,6 +374,7 @@ def test_trained_models_translate(monkeypatch, tmp_path):
     assert model.generate(**inputs, max_length=8).shape[0] == 1
 
 
+@pytest.mark.slow
 def test_the_translation_recipe_trains_goes_on_and_measures(capsys, monkeypatch, tmp_path):
     script = str(ROOT / "experiments/translation/train.py")
     sides = [tmp_path / "train.de", tmp_path / "train.en"]

@@ -28,6 +28,7 @@ def test_the_tour_is_stored_with_its_outputs(tour):
     assert_clean(tour)
 
 
+@pytest.mark.slow
 def test_the_tour(monkeypatch, tour):
     from nbclient import NotebookClient
 

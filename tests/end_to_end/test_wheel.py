@@ -122,6 +122,7 @@ def test_the_wheel_holds_every_file_of_the_program_and_no_other(wheel):
     assert wheel.name == f"normscope-{VERSION}-py3-none-any.whl"
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_is_the_whole_program(environment, saved_model, tmp_path):
     command = str(environment / "bin/normscope")
     presets = tmp_path / "presets"

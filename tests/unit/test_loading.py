@@ -160,6 +160,7 @@ def test_misspelled_keys_of_an_architecture(minilm_folder, architecture, message
         load(options, DeviceOptions(name="cpu"))
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
 def test_known_keys_of_an_architecture_are_accepted(family, minilm_folder):
     architecture = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": 30522}

@@ -88,7 +88,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
                     Largest.size = max(Largest.size, tensor.untyped_storage().nbytes())
             return found
 
-    for family in ("bert", "modernbert", "llama", "mistral", "eurobert"):
+    for family in ("modernbert", "mistral"):  # windows, one of them causal, rotations and grouped heads
         model = tiny_model(FAMILY_CONFIGS[family] | {"max_position_embeddings": TOKENS}, torch.float32)
         Largest.size = 0
         analyses = analyses_of(model, EVERYTHING.split("+"))

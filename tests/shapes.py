@@ -1,0 +1,47 @@
+"""Array shapes in signatures are checked while the tests run, at the price of an eighth of their time."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+
+CALLS = 50
+"""How often each function's shapes are checked in a process: tests call some of them a hundred thousand times."""
+
+
+def check_shapes(package: str) -> None:
+    """Check the shapes in the signatures of a package's functions and dataclasses; other types are mypy's."""
+    jaxtyping.jaxtyped = _for_arrays(jaxtyping.jaxtyped)
+    jaxtyping.install_import_hook(package, "beartype.beartype")
+
+
+def _for_arrays(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
+    def decorator(*, typechecker: Any) -> Callable[[Any], Any]:
+        return functools.partial(_checked, jaxtyped(typechecker=typechecker))
+
+    return decorator
+
+
+def _checked(check: Callable[[Any], Any], member: Any) -> Any:
+    if "jaxtyping." not in str(getattr(member, "__annotations__", "")):
+        return member
+    if not isinstance(member, type):
+        return _at_first(check(member), member)
+    unchecked = member.__init__
+    member = check(member)
+    if member.__init__ is not unchecked:
+        member.__init__ = _at_first(member.__init__, unchecked)
+    return member
+
+
+def _at_first(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
+    calls = 0
+
+    @functools.wraps(unchecked)
+    def function(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (checked if calls <= CALLS else unchecked)(*arguments, **named)
+
+    return function

@@ -1,0 +1,37 @@
+"""Shapes in signatures are checked while these tests run; otherwise a wrong one would pass unnoticed."""
+
+import dataclasses
+
+import jaxtyping
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.mixing import ratio
+from tests.shapes import CALLS
+
+
+def first(left: Float[Tensor, " length"], right: Float[Tensor, " length"]) -> Tensor:
+    assert right.ndim == 1
+    return left
+
+
+@dataclasses.dataclass
+class Pair:
+    left: Float[Tensor, " length"]
+    right: Float[Tensor, " length"]
+
+
+@pytest.mark.parametrize("member", [first, Pair])
+def test_a_wrong_shape_is_an_error_in_the_first_calls(member):
+    checked = jaxtyping.jaxtyped(typechecker=beartype)(member)
+    for _ in range(CALLS):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            checked(torch.ones(2), torch.ones(3))
+    checked(torch.ones(2), torch.ones(3))
+
+
+def test_our_own_functions_are_checked():
+    assert hasattr(ratio, "__wrapped__")
