@@ -9,11 +9,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
+from normscope.maths.feed_forward import BiasRule
+from normscope.maths.mixing import ratio as mixing_ratio
 from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import stacked_heads
 from normscope.models.loading import run_experts_in_float64
 from normscope.models.observer import Observer
-from tests.end_to_end.shell import run_here
+from tests.contract.test_layers import brute_force
+from tests.end_to_end.shell import draw_nothing, run_here
 from tests.tiny import FAMILY_CONFIGS, KINDS, STACK_CONFIGS, tiny_model
 
 TEXTS = [
@@ -120,6 +123,52 @@ def test_stacks_of_an_encoder_decoder(
             expected.append((block.weights[0] * f.norm(dim=-1)[:, None]).sum(dim=-1).mean().item())
     everything = norms[norms["category"] == "all"].sort_values("layer")["sequence_mean"]
     np.testing.assert_allclose(everything, np.array(expected).reshape(len(TEXTS), -1).mean(axis=0), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stack", "methods"),
+    [
+        ("olmo2", None, ["atb_n", "atbff_n", "atbffresln_n"]),
+        ("gpt_neox", None, ["atb_n", "atbff_n", "atbffres_n"]),
+        ("marian", "cross", ["atb_n", "atbff_n", "atbffres_n", "atbffresln_n"]),
+    ],
+    ids=["norm of the output", "parallel", "cross-attention"],
+)
+def test_whole_layers(capsys, monkeypatch, tmp_path, byte_tokenizer, parallel, model_type, stack, methods):
+    draw_nothing(monkeypatch)
+    config = (FAMILY_CONFIGS | STACK_CONFIGS)[model_type] | {"vocab_size": 300}
+    model = tiny_model(config | ({"use_parallel_residual": True} if model_type == "gpt_neox" else {}), torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    byte_tokenizer.save_pretrained(tmp_path / "model")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(TEXTS))
+    given = ["analysis=feedforward", f"model.name={tmp_path / 'model'}", "dataset=text", "device=cpu"]
+    given += [f"model.stack={stack}", f"dataset.path={parallel}"] if stack else [f"dataset.path={corpus}"]
+    quick = ["tracking=disabled", "report.enabled=false", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *given, *quick)
+    assert outcome.status == 0, outcome.err
+    table = pd.read_parquet(tmp_path / "run/tables/feedforward_mixing_by_layer.parquet").query("category == 'all'")
+    assert list(dict.fromkeys(table["method"])) == methods
+
+    expected = {method: [[] for _ in range(table["layer"].nunique())] for method in methods}
+    for text, pair in zip(TEXTS, reversed(TEXTS), strict=True):
+        ids = torch.tensor([byte_tokenizer(text)["input_ids"]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if stack:
+            target = torch.tensor([[model.config.decoder_start_token_id, *byte_tokenizer(pair)["input_ids"][:-1]]])
+            inputs |= {"decoder_input_ids": target, "decoder_attention_mask": torch.ones_like(target)}
+        blocks = []
+        layout = layout_of(model_type, stack, config=model.config)
+        with Observer(model.double(), layout, feed_forward=True) as observer:
+            observer.run(inputs, lambda _block: None, None, blocks.append)
+        for number, block in enumerate(blocks):
+            for stage, (pairs, apart, _) in brute_force(block, BiasRule.SUMMAND).items():
+                own = apart if stack else apart + pairs.diagonal(dim1=1, dim2=2).transpose(1, 2)
+                others = pairs.sum(dim=2) - (0.0 if stack else own)
+                expected[f"{stage}_n"][number].append(mixing_ratio(others.norm(dim=-1), own.norm(dim=-1)).flatten())
+    for method, layers in expected.items():
+        means = [torch.cat(layer).mean().item() for layer in layers]
+        np.testing.assert_allclose(table[table["method"] == method]["mean"], means, atol=2e-4, err_msg=method)
 
 
 def test_analyses_that_do_not_support_cross_attention_refuse_it(

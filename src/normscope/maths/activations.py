@@ -208,7 +208,7 @@ class Gelu(_Smooth):
     """g(u) = u Φ(u), with Φ the normal distribution function."""
 
     def _slope(self, u: Tensor) -> Tensor:
-        return torch.erfc(u * -math.sqrt(0.5)).mul_(0.5)
+        return (u * -math.sqrt(0.5)).erfc_().mul_(0.5)
 
     def _slope_derivative(self, u: Tensor) -> Tensor:
         return (u.square() / -2).exp() / math.sqrt(2 * math.pi)

@@ -84,6 +84,17 @@ class Composition:
         return context if self.output_bias is None else context.sub_(self.output_bias)
 
     @cached_property
+    def block_output(self) -> Float[Tensor, "batch token model"]:
+        """What the block hands over: the sum of the parts at the last stage, computed from the whole vectors."""
+        match self.norm_position:
+            case "post":
+                return self._norm.normalised(self.inputs + self.attention_output)
+            case "branch":
+                return self.inputs + self._norm.normalised(self.attention_output)
+            case "pre" | "parallel":
+                return self.inputs + self.attention_output
+
+    @cached_property
     def deviation(self) -> Float[Tensor, "batch token"]:
         """σ_i of the block's norm."""
         branch = self.norm_position == "branch"
@@ -101,8 +112,8 @@ class Composition:
         if stage is Stage.RESIDUAL:
             return self.preserving + self.inputs
         if self.norm_position == "branch":
-            return self._normalised(self.preserving) + self.inputs
-        return self._normalised(self.preserving + self.inputs)
+            return self._normalised(self.preserving).add_(self.inputs)
+        return self._norm.scaled_(self.preserving + self.inputs).div_(self.deviation.unsqueeze(-1))
 
     def others(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """Σ_{j≠i} V_ij, what each token takes from the others.
@@ -112,6 +123,11 @@ class Composition:
         """
         self._check(stage)
         return self._normalised(self.mixing) if stage is Stage.NORMALISED else self.mixing
+
+    @cached_property
+    def last_parts(self) -> tuple[Float[Tensor, "batch token model"], Float[Tensor, "batch token model"]]:
+        """`own` and `others` at the last stage, which the rest of the layer reads more than once."""
+        return self.own(self.stages[-1]), self.others(self.stages[-1])
 
     def constant(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """The part of the output that comes from no token: b_O; after the norm, γ ⊙ (b_O − mean(b_O)) / σ_i + β.
@@ -161,17 +177,22 @@ class Composition:
     def relative_norms(self) -> dict[Stage, tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]]:
         """‖Σ_{j≠i} V_ij‖ and ‖V_ii‖ by stage, up to a factor common to both norms of a token.
 
-        The factor is 1, except after a `post` norm. There it is σ_i, which cancels in every ratio and is never computed.
+        The factor is 1, except after a `post` norm. There it may be σ_i, which cancels in every ratio: unless `last_parts` are
+        there already, it is not computed.
         """
-        mixing = torch.linalg.vector_norm(self.mixing, dim=-1)
-        norms = {Stage.ATTENTION: (mixing, torch.linalg.vector_norm(self.preserving, dim=-1))}
-        if self.norm_position == "branch":
-            own = torch.linalg.vector_norm(self.own(Stage.NORMALISED), dim=-1)
-            return norms | {Stage.NORMALISED: (scaled_norm(self.mixing, self._norm) / self.deviation, own)}
-        residual = self.own(Stage.RESIDUAL)
-        norms[Stage.RESIDUAL] = mixing, torch.linalg.vector_norm(residual, dim=-1)
-        if self.norm_position == "post":
-            norms[Stage.NORMALISED] = scaled_norm(self.mixing, self._norm), scaled_norm(residual, self._norm)
+        mixing = _lengths(self.mixing)
+        norms = {Stage.ATTENTION: (mixing, _lengths(self.preserving))}
+        residual = self.own(Stage.RESIDUAL) if Stage.RESIDUAL in self.stages else None
+        if residual is not None:
+            norms[Stage.RESIDUAL] = mixing, _lengths(residual)
+        if "last_parts" in vars(self):  # where `cached_property` keeps it
+            own, others = self.last_parts
+            norms[self.stages[-1]] = _lengths(others), _lengths(own)
+        elif self.norm_position == "post" and residual is not None:
+            norms[Stage.NORMALISED] = scaled_norm(self.mixing, self._norm), _lengths(self._norm.scaled_(residual))
+        elif self.norm_position == "branch":
+            own = _lengths(self.own(Stage.NORMALISED))
+            norms[Stage.NORMALISED] = scaled_norm(self.mixing, self._norm) / self.deviation, own
         return norms
 
     def pair_norms(
@@ -290,8 +311,12 @@ class Composition:
         return self.normalisation
 
     def _normalised(self, vectors: Tensor) -> Tensor:
-        return self._norm.scaled(vectors) / self.deviation.unsqueeze(-1)
+        return self._norm.scaled(vectors).div_(self.deviation.unsqueeze(-1))
 
     def _check(self, stage: Stage) -> None:
         if stage not in self.stages:
             raise ValueError(f"a block with norm_position={self.norm_position!r} has no stage {stage}")
+
+
+def _lengths(vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token"]:
+    return torch.linalg.vector_norm(vectors, dim=-1)

@@ -44,6 +44,30 @@ class Slopes(NamedTuple):
     """B, on v V; None if the network is not gated."""
 
 
+class Read(NamedTuple):
+    """What some vectors make of a network's neurons, before the slopes."""
+
+    input: Float[Tensor, "*vector neuron"]
+    """v W_1."""
+    multiplier: Float[Tensor, "*vector neuron"] | None
+    """v V; None if the network is not gated."""
+
+    def sloped_(self, slopes: Slopes) -> Float[Tensor, "*vector neuron"]:
+        """(v W_1) ⊙ A + (v V) ⊙ B, written over `input`."""
+        neurons = self.input.mul_(slopes.input)
+        if self.multiplier is None or slopes.multiplier is None:
+            return neurons
+        return neurons.addcmul_(self.multiplier, slopes.multiplier)
+
+    def combined(self, coefficients: Float[Tensor, "token vector"]) -> "Read":
+        """That of linear combinations of the vectors."""
+        return Read(coefficients @ self.input, None if self.multiplier is None else coefficients @ self.multiplier)
+
+    def some(self, rows: slice) -> "Read":
+        """That of some of the vectors."""
+        return Read(self.input[rows], None if self.multiplier is None else self.multiplier[rows])
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeedForwardNetwork:
     """The weights of a feed-forward network, whatever way its family stores them, and its activation."""
@@ -97,6 +121,11 @@ class FeedForwardNetwork:
         path_slope = activation.path_slope(u)
         return Slopes(activation.slope(u).sub_(path_slope).mul_(w), path_slope.mul_(u))
 
+    def read(self, vectors: Float[Tensor, "*vector model"]) -> "Read":
+        """What summands of the input make of the neurons, before the slopes."""
+        weight = self.multiplier_weight
+        return Read(vectors @ self.input_weight, None if weight is None else vectors @ weight)
+
     def contribution(self, vectors: Float[Tensor, "*vector model"], slopes: Slopes) -> Float[Tensor, "*vector model"]:
         """What the network makes of summands of its input, given the slopes of the tokens that read them.
 
@@ -104,52 +133,42 @@ class FeedForwardNetwork:
             vectors: The summands.
             slopes: Of shapes that broadcast to the vectors'.
         """
-        neurons = (vectors @ self.input_weight).mul_(slopes.input)
-        if self.multiplier_weight is not None and slopes.multiplier is not None:
-            neurons.addcmul_(vectors @ self.multiplier_weight, slopes.multiplier)
-        return neurons @ self.output_weight
+        return self.read(vectors).sloped_(slopes) @ self.output_weight
 
-    def constant(
-        self,
-        coefficients: Float[Tensor, "token rank"],
-        basis: Float[Tensor, "rank model"],
-        slopes: Slopes,
-        rule: BiasRule = BiasRule.SUMMAND,
-    ) -> Float[Tensor, "token model"] | None:
-        """What the network makes of no token's vector: of the constant part of its input, and of its biases.
+    def constant_read(
+        self, coefficients: Float[Tensor, "token rank"], basis: Float[Tensor, "rank model"], rule: BiasRule
+    ) -> tuple[Float[Tensor, "token rank_and_bias"], "Read"] | None:
+        """What the constant part of the input and the biases make of the neurons, as coefficients by token and a few rows.
 
         The constant part is nearly the same for all tokens, so it needs no product with W_1 for each.
 
         Args:
             coefficients: The constant part of what token i reads is Σ_r coefficients_ir basis_r.
             basis: Some vectors.
-            slopes: The slopes of the tokens.
             rule: Where integrated gradients leave the biases.
 
         Returns:
-            The constant part of the network's output; None if it is zero.
+            Coefficients and rows; None if there is nothing.
         """
-        inside = rule is BiasRule.INSIDE
-        parts: list[Tensor] = []
-        for weight, bias, slope in (
-            (self.input_weight, self.input_bias, slopes.input),
-            (self.multiplier_weight, self.multiplier_bias, slopes.multiplier),
-        ):
-            if weight is None or slope is None:
-                continue
-            rows, scale = basis @ weight, coefficients
-            if bias is not None and not inside:
-                rows = torch.cat([rows, bias.unsqueeze(0)])
-                scale = torch.cat([coefficients, torch.ones_like(slope[:, :1])], dim=1)
-            if len(rows):
-                parts.append((scale @ rows).mul_(slope))
-        result = None
-        if parts:
-            result = (parts[0] if len(parts) == 1 else parts[0].add_(parts[1])) @ self.output_weight
-        for constant in (self._baseline() if inside else None, self.output_bias):
-            if constant is not None:
-                result = constant.expand(len(coefficients), -1) if result is None else result + constant
-        return result
+        read = self.read(basis)
+        if rule is BiasRule.SUMMAND and not (self.input_bias is None and self.multiplier_bias is None):
+            biases = [
+                read.input.new_zeros(read.input.shape[1]) if bias is None else bias
+                for bias in (self.input_bias, self.multiplier_bias)
+            ]
+            rows = [
+                None if part is None else torch.vstack([part, bias]) for part, bias in zip(read, biases, strict=True)
+            ]
+            assert rows[0] is not None
+            read = Read(rows[0], rows[1])
+            coefficients = torch.cat([coefficients, coefficients.new_ones(len(coefficients), 1)], dim=1)
+        return (coefficients, read) if len(read.input) else None
+
+    def offset(self, rule: BiasRule) -> Float[Tensor, " model"] | None:
+        """The part of the output that is the same for every input: b_2, and with `inside` what the biases give alone."""
+        constants = [self.output_bias, self._baseline() if rule is BiasRule.INSIDE else None]
+        given = [constant for constant in constants if constant is not None]
+        return torch.stack(given).sum(dim=0) if given else None
 
     def _baseline(self) -> Float[Tensor, " model"] | None:
         """What the network gives at y = 0, less b_2; None if that is zero."""

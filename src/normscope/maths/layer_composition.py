@@ -33,7 +33,8 @@ from torch import Tensor
 
 from normscope.maths.composition import Composition, NormPosition, Stage
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork, Slopes
-from normscope.maths.normalisation import Normalisation, scaled_norm
+from normscope.maths.normalisation import Normalisation
+from normscope.maths.pieces import pieces
 
 
 class LayerStage(enum.StrEnum):
@@ -60,8 +61,14 @@ LAYER_STAGES: Mapping[NormPosition, tuple[LayerStage, ...]] = {
 WHOLE_LAYER = "layer"
 """The name of a family's last stage, whichever it is, where a stage is chosen."""
 
-# Numbers of one matrix of neurons to hold at once: larger ones are slower, because they do not fit into a CPU's cache.
-_AT_ONCE = 2**21
+NEURONS_AT_ONCE = {"cpu": 2**21}
+"""Neurons to hold at once, by device: larger matrices are slower on a CPU, because they do not fit into its cache."""
+
+NEURONS_IN_CACHE = {"cpu": 2**17}
+"""Neurons whose slopes are computed and applied at once, by device: 2¹⁷ stay in the cache of one of a CPU's cores."""
+
+NEURONS_ON_ACCELERATORS = 2**28
+"""Both on other devices, which need large pieces of work to be busy."""
 
 
 class Tile(NamedTuple):
@@ -109,10 +116,10 @@ class LayerComposition:
         """The stages of the layer."""
         return LAYER_STAGES[self.norm_position]
 
-    @cached_property
+    @property
     def block_output(self) -> Float[Tensor, "batch token model"]:
         """y_i."""
-        return self.attention.output(self.attention.stages[-1])
+        return self.attention.block_output
 
     @cached_property
     def deviation(self) -> Float[Tensor, "batch token"] | None:
@@ -139,22 +146,28 @@ class LayerComposition:
     @cached_property
     def parts(self) -> Parts:
         """What the network's output takes from the token itself, from the others, and from no token."""
-        own_input = None if self.norm_position == "parallel" else self._own_input()
-        coefficients, basis = self._constant_input()
-        tokens, model = self.output.flatten(0, 1).shape
-        own, constant = self.output.new_empty(tokens, model), self.output.new_zeros(tokens, model)
-        neurons = self.pre_activations.shape[-1]
-        for start in range(0, tokens, size := max(1, _AT_ONCE // neurons)):
-            rows = slice(start, start + size)
-            slopes = self._slopes(rows)
-            unowned = self.network.constant(coefficients[rows], basis, slopes, self.rule)
-            if unowned is not None:
-                constant[rows] = unowned
-            if own_input is not None:
-                own[rows] = self.network.contribution(own_input.flatten(0, 1)[rows], slopes)
-        own, constant = own.view_as(self.output), constant.view_as(self.output)
+        own_input = None if self.norm_position == "parallel" else self._own_input().flatten(0, 1)
+        unread = self.network.constant_read(*self._constant_input(), self.rule)
+        own, constant = (torch.zeros_like(self.output).flatten(0, 1) for _ in range(2))
+        at_once, in_cache = (
+            sizes.get(self.output.device.type, NEURONS_ON_ACCELERATORS) // self.pre_activations.shape[-1]
+            for sizes in (NEURONS_AT_ONCE, NEURONS_IN_CACHE)
+        )
+        for rows in pieces(slice(0, len(own)), at_once):
+            reads = [] if own_input is None else [(own, self.network.read(own_input[rows]))]
+            if unread is not None:
+                reads.append((constant, unread[1].combined(unread[0][rows])))
+            for some in pieces(rows, in_cache):
+                slopes = self._slopes(some)
+                for _, read in reads:
+                    read.some(slice(some.start - rows.start, some.stop - rows.start)).sloped_(slopes)
+            for result, read in reads:
+                torch.matmul(read.input, self.network.output_weight, out=result[rows])
+        offset = self.network.offset(self.rule)
+        constant = (constant if offset is None else constant.add_(offset)).view_as(self.output)
         if own_input is None:
             return Parts(self.output - constant, torch.zeros_like(constant), constant)
+        own = own.view_as(self.output)
         return Parts(own, (self.output - own).sub_(constant), constant)
 
     def own(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
@@ -163,7 +176,7 @@ class LayerComposition:
         Raises:
             ValueError: If the layer does not have the stage.
         """
-        return self._of_tokens(stage, self.parts.own, self.attention.own(self.attention.stages[-1]))
+        return self._of_tokens(stage, self.parts.own, self.attention.last_parts[0])
 
     def others(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """What each token takes from the others.
@@ -171,7 +184,7 @@ class LayerComposition:
         Raises:
             ValueError: If the layer does not have the stage.
         """
-        return self._of_tokens(stage, self.parts.others, self.attention.others(self.attention.stages[-1]))
+        return self._of_tokens(stage, self.parts.others, self.attention.last_parts[1])
 
     def constant(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """The part of the output that comes from no token.
@@ -191,7 +204,7 @@ class LayerComposition:
         """
         if self.norm_position == "parallel":
             return torch.zeros_like(self.output)
-        vectors = self._as_input(self.attention.others(self.attention.stages[-1]))
+        vectors = self._as_input(self.attention.last_parts[1])
         return self.network.contribution(vectors, self.query_slopes)
 
     def made_of_itself(self) -> Float[Tensor, "batch token model"]:
@@ -211,8 +224,7 @@ class LayerComposition:
 
         The factor is 1, except after a `post` norm: there it is σ_i, which cancels in every ratio.
         """
-        last = self.attention.stages[-1]
-        block = self.attention.others(last), self.attention.own(last)
+        block = self.attention.last_parts[::-1]
         network = self.parts.others, self.parts.own
         norms = {LayerStage.BLOCK: _norms(*block), LayerStage.NETWORK: _norms(*network)}
         if self.norm_position == "branch":
@@ -221,8 +233,8 @@ class LayerComposition:
         sums = network[0] + block[0], network[1] + block[1]
         norms[LayerStage.RESIDUAL] = _norms(*sums)
         if self.norm_position == "post" and self.normalisation is not None:
-            others, own = (scaled_norm(part, self.normalisation) for part in sums)
-            norms[LayerStage.NORMALISED] = others, own
+            others, own = (self.normalisation.scaled_(part) for part in sums)
+            norms[LayerStage.NORMALISED] = _norms(others, own)
         return norms
 
     def pair_norms(
@@ -247,7 +259,7 @@ class LayerComposition:
         heads = self._pair_heads(value, output_weight)
         own = None
         if not is_cross_attention:
-            own = self.attention.own(self.attention.stages[-1]), self.made_of_itself()
+            own = self.attention.last_parts[0], self.made_of_itself()
         for sequence, keys, strips in tiles:
             part = heads.of(sequence, keys)
             for queries, seen, weights in strips:
@@ -341,14 +353,14 @@ class LayerComposition:
         if self.norm_position == "parallel":
             norm = self._input_norm
             return self.inputs if norm is None or norm.bias is None else self.inputs - norm.bias
-        return self._as_input(self.attention.own(self.attention.stages[-1]))
+        return self._as_input(self.attention.last_parts[0])
 
     def _as_input(self, vectors: Tensor) -> Tensor:
         """What the network reads of parts of y_i: γ ⊙ (v − mean(v)) / σ_i if a norm stands before it."""
         norm, deviation = self._input_norm, self.input_deviation
         if norm is None or deviation is None:
             return vectors
-        return norm.scaled(vectors) / deviation.unsqueeze(-1)
+        return norm.scaled(vectors).div_(deviation.unsqueeze(-1))
 
     def _constant_input(self) -> tuple[Float[Tensor, "token rank"], Float[Tensor, "rank model"]]:
         """The constant part of what the network reads, as coefficients by token and a few vectors."""

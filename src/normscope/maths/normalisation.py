@@ -24,8 +24,8 @@ class Normalisation(NamedTuple):
 
     def deviation(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch"]:
         """σ of each input vector: √(Var + ε), or √(mean square + ε) without centring."""
-        centred = self.centre(vectors)
-        return (centred.square().mean(dim=-1) + self.epsilon).sqrt()
+        length = torch.linalg.vector_norm(self.centre(vectors), dim=-1)
+        return (length.square() / vectors.shape[-1] + self.epsilon).sqrt()
 
     def centre(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
         """The vectors minus their mean over `model`; unchanged if the norm does not centre."""
@@ -34,7 +34,16 @@ class Normalisation(NamedTuple):
     def scaled(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
         """γ ⊙ (v − mean(v)): the part of the linear map that does not depend on σ."""
         # The sum of centred parts is the centred sum, so the parts of a vector can be scaled separately.
-        return self.centre(vectors) * self.weight
+        centred = self.centre(vectors)
+        # The centred vectors are a copy, which can hold the result.
+        in_place = self.centred and self.weight.dim() == 1 and self.weight.dtype == vectors.dtype
+        return centred.mul_(self.weight) if in_place else centred * self.weight
+
+    def scaled_(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
+        """`scaled`, written over the vectors."""
+        if self.centred:
+            vectors.sub_(vectors.mean(dim=-1, keepdim=True))
+        return vectors.mul_(self.weight)
 
     def normalised(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
         """The normalised vectors: LN(v), or RMSNorm(v)."""
@@ -43,9 +52,5 @@ class Normalisation(NamedTuple):
 
 
 def scaled_norm(vectors: Float[Tensor, "*batch model"], normalisation: Normalisation) -> Float[Tensor, "*batch"]:
-    """‖γ ⊙ (v − mean(v))‖ with one temporary tensor, where `normalisation.scaled` would make two."""
-    if normalisation.centred:
-        temporary = (vectors - vectors.mean(dim=-1, keepdim=True)).mul_(normalisation.weight)
-    else:
-        temporary = vectors * normalisation.weight
-    return torch.linalg.vector_norm(temporary, dim=-1)
+    """‖γ ⊙ (v − mean(v))‖."""
+    return torch.linalg.vector_norm(normalisation.scaled(vectors), dim=-1)

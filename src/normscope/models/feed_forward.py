@@ -26,6 +26,7 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage, Tile
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.pieces import pieces
 from normscope.maths.word_layers import layer_word_norms
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
@@ -85,20 +86,10 @@ class FeedForwardBlock:
         activated = self.parameters.activation(self.pre_activations)
         return activated if self.multipliers is None else activated * self.multipliers
 
-    @cached_property
+    @property
     def residual(self) -> Float[Tensor, "batch token model"]:
-        """s_i: the output of the attention block, which the residual connection carries past the network.
-
-        Computed from the attention block's input, output and norm.
-        """
-        block = self.attention
-        match block.norm_position:
-            case "post":
-                return _normalised(block.inputs + block.attention_output, block.normalisation)
-            case "branch":
-                return block.inputs + _normalised(block.attention_output, block.normalisation)
-            case "pre" | "parallel":
-                return block.inputs + block.attention_output
+        """s_i: the output of the attention block, which the residual connection carries past the network."""
+        return self.attention.composition.block_output
 
     @cached_property
     def residual_sum(self) -> Float[Tensor, "batch token model"]:
@@ -161,7 +152,7 @@ class FeedForwardBlock:
         tiles = (
             Tile(sequence, keys, self._strips(sequence, keys, value))
             for sequence in range(len(value))
-            for keys in _pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
+            for keys in pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
         )
         return composition.pair_norms(tiles, value, output_weight, is_cross_attention=block.is_cross_attention)
 
@@ -180,7 +171,7 @@ class FeedForwardBlock:
     def _strips(self, sequence: int, keys: slice, like: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Ranges of queries of a sequence, the range of the given keys that they see, and α of both in the type of `like`."""
         block = self.attention
-        for queries in _pieces(_extent(self.token_mask[sequence]), self._at_once(like) // (keys.stop - keys.start)):
+        for queries in pieces(_extent(self.token_mask[sequence]), self._at_once(like) // (keys.stop - keys.start)):
             seen = keys
             if not block.everything_visible:
                 visible = block.visible(queries, slice(sequence, sequence + 1))[0].flatten(0, 1).any(dim=0)[keys]
@@ -213,12 +204,6 @@ def _extent(mask: Bool[Tensor, " token"], offset: int = 0) -> slice:
     """From the first to the last True of a mask whose first entry has the number `offset`; empty without one."""
     true = mask.nonzero().flatten()[[0, -1]].tolist() if mask.any() else [0, -1]
     return slice(offset + true[0], offset + true[1] + 1)
-
-
-def _pieces(whole: slice, size: int) -> Iterator[slice]:
-    """A range in pieces of a size, but of one at least."""
-    for start in range(whole.start, whole.stop, size := max(1, size)):
-        yield slice(start, min(whole.stop, start + size))
 
 
 def _normalised(vectors: Tensor, norm: Normalisation | None) -> Tensor:

@@ -53,8 +53,9 @@ class FeedForwardAnalysis(Analysis):
 
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:
         """Add the mixing ratios of a layer's tokens."""
-        attention = block.attention.mixing_ratios
+        # The layer's norms come first: they leave vectors from which the attention block's follow.
         norms = block.composition(self._rule).relative_norms()
+        attention = block.attention.mixing_ratios
         values = [ratios for method, ratios in attention.items() if str(method) in self._attention]
         values += [ratio(*norms[stage]) for stage in self._stages]
         self._ratios.update(block.layer, values, batch)
