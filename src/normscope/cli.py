@@ -313,11 +313,15 @@ def job(config: DictConfig) -> dict[str, float]:
         check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
+        if not sweeping and key != "resume" and (begun := _restarted_run()) is not None:
+            if _is_complete(begun):
+                return {}
+            options.resume = str(begun)
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
         if sweeping and options.tracking.group is None:
             options.tracking.group = _job_folder(hydra).parent.name[:NAME_LENGTH]
-        if earlier is not None and key == "resume":
-            run_folder, fresh = earlier, False
+        if options.resume is not None:
+            run_folder, fresh = Path(options.resume), False
         elif sweeping:
             run_folder, fresh = _job_folder(hydra), False
         else:
@@ -403,6 +407,21 @@ def _merge(options: RunOptions, folders: Iterable[str | Path], output_dir: str |
 def _several() -> bool:
     """Whether torchrun has started several processes."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _restarted_run() -> Path | None:
+    """The folder of the run that torchrun has begun before it restarted its processes; None if it has begun none."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    from normscope.running.rendezvous import begun_run  # torch takes seconds to import
+
+    return begun_run()
+
+
+def _is_complete(folder: Path) -> bool:
+    from normscope.reporting.run_folder import is_complete  # pandas takes seconds to import
+
+    return is_complete(folder)
 
 
 def _is_first() -> bool:

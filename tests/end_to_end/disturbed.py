@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -43,10 +44,10 @@ def python(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[
 
 
 def torchrun(
-    processes: int, *arguments: str, program: str = "run.py", **environment: str
+    processes: int, *arguments: str, program: str = "run.py", launcher: Sequence[str] = (), **environment: str
 ) -> "subprocess.CompletedProcess[str]":
     """`torchrun` on this machine."""
-    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={processes}"]
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--nproc-per-node={processes}", *launcher]
     return python(
         "-m", "torch.distributed.run", *rendezvous, program, *arguments, **{"OMP_NUM_THREADS": "1"} | environment
     )

@@ -16,6 +16,7 @@ from normscope.running import checkpoint as checkpoints
 from normscope.running import distributed
 from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.distributed import ProcessGroup
+from normscope.running.reduction import Reduction
 from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.per_example import PerExampleTensors
@@ -187,6 +188,32 @@ def test_the_first_process_gathers_without_building_an_analysis(monkeypatch):
     assert Counting.built == built
     assert counts[0].tokens == 15
     assert first.accumulators["tally"].compute()[:, 1].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8])
+def test_processes_merge_in_the_order_of_a_reduction(monkeypatch, size):
+    """The same bytes, and as few messages to each process as a tree has levels."""
+    states, sent = [], {}
+    for number in range(size):
+        analysis = Counting()
+        analysis.see(number)
+        analysis.see(number + 100)
+        states.append(analysis)
+    merged = Counting()
+    reduction = Reduction([merged])
+    for state in states:
+        load_state([merged], state_of([state]))
+        reduction.add()
+    reduction.finish()
+    for rank in reversed(range(size)):
+        monkeypatch.setattr(
+            distributed, "_send", lambda part, to, rank=rank: sent.setdefault((rank, to), []).append(part)
+        )
+        monkeypatch.setattr(distributed, "_received", lambda other, rank=rank: sent_bytes(sent[other, rank].pop(0)))
+        ProcessGroup(rank, size).reduce([states[rank]], CorpusCounts(read=1))
+    assert same(state_of([states[0]]), state_of([merged]))
+    assert len(sent) == size - 1
+    assert sum(to == 0 for _, to in sent) == (size - 1).bit_length()
 
 
 def sent_bytes(content: bytes) -> torch.Tensor:

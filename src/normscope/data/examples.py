@@ -86,6 +86,10 @@ class CorpusCounts:
         counters = {name: collections.Counter(fields[name]) for name in ("skipped", "categories")}
         return cls(**fields | counters)
 
+    def clear(self) -> None:
+        """Return to the counts of an empty corpus."""
+        vars(self).update(vars(CorpusCounts()))
+
     def add(self, other: "CorpusCounts") -> None:
         """Add the counts of another part of the corpus."""
         for name in ("read", "used", "sequences", "cut", "tokens"):

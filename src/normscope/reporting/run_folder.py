@@ -36,6 +36,37 @@ class Status(enum.StrEnum):
     """It has analysed its part of a corpus; its results are those of the run that merges the parts."""
 
 
+class PeerFolder:
+    """The run folder, in a process that has not claimed it: another process of the same run has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def visible(self) -> bool:
+        """Whether it is the folder that the main process has claimed, on a file system that both see."""
+        return (self.path / LOCK).exists()
+
+    def write(self, name: str, content: bytes) -> Path:
+        """Write a file atomically; return its path.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        path = self.path / name
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            raise _not_written(self.path, error) from error
+        return path
+
+
+def _not_written(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"output_dir={path}: cannot be written to: {one_line(error)}; free some space, then continue with resume={path}"
+    )
+
+
 class RunFolder:
     """The folder that one run has claimed, and everything that is written to it.
 
@@ -116,10 +147,7 @@ class RunFolder:
         except OSError as error:
             if not self._claim.held:
                 raise self._gone() from error
-            raise InputError(
-                f"output_dir={self.path}: cannot be written to: {one_line(error)}; free some space, then continue with "
-                f"resume={self.path}"
-            ) from error
+            raise _not_written(self.path, error) from error
 
     def _gone(self) -> InputError:
         return InputError(
@@ -215,6 +243,14 @@ def results_content(
     if status is Status.FAILED:
         content["error"] = " ".join(error.split())
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a run that has nothing left to do."""
+    try:
+        return json.loads((folder / RESULTS).read_text())["status"] in (Status.COMPLETED, Status.SHARD)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def fail_abandoned(folder: Path, error: str) -> None:

@@ -2,14 +2,17 @@
 
 The file is safetensors: tensors and a text header, nothing that is executed on reading. It is written atomically, and a
 checksum detects damage. A resumed run makes the same batches again, skips those already done, and continues from
-the saved sums. In a single process the result is bit for bit that of an uninterrupted run, as long as every batch fits into
-memory.
+the saved sums. The result is bit for bit that of an uninterrupted run, as long as every batch fits into memory.
+
+If several processes share a corpus, each saves its own part, and the parts need no agreement: none depends on another before
+all are merged. As many processes as began the run, or any other number, continue with the parts (`Session.parts`).
 """
 
 import contextlib
 import dataclasses
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +25,12 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.data.batching import Batch
+from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
-from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.run_folder import PeerFolder, RunFolder
 
 FILE = "checkpoint.safetensors"
+_FILE_OF_PART = re.compile(r"checkpoint\.([0-9]{1,9})-of-([0-9]{1,9})\.safetensors")
 
 # Saving takes at most a twentieth of the time, however large the state is.
 _PAUSE_PER_SAVE = 20
@@ -44,19 +49,63 @@ class Position:
         return Position(self.batches + 1, hashlib.sha256(content).hexdigest())
 
 
+def file_of(part: int, parts: int) -> str:
+    """The name of the checkpoint of one of the parts that a run's corpus is divided into."""
+    return FILE if parts == 1 else f"checkpoint.{part}-of-{parts}.safetensors"
+
+
+def saved_parts(folder: Path) -> int | None:
+    """The number of parts that the corpus of a stopped run is divided into; None if it has no checkpoint.
+
+    Raises:
+        InputError: If there are checkpoints of different numbers.
+    """
+    names = [path.name for path in folder.glob("checkpoint*.safetensors")]
+    numbers = {int(match[2]) for match in map(_FILE_OF_PART.fullmatch, names) if match is not None}
+    numbers |= {1} if FILE in names else set()
+    if len(numbers) > 1:
+        raise InputError(
+            f"resume={folder}: it has checkpoints of runs with {' and '.join(map(str, sorted(numbers)))} processes; remove "
+            "those of one"
+        )
+    return next(iter(numbers), None)
+
+
 class Checkpoint:
-    """The checkpoint of a run folder.
+    """A checkpoint in a run folder.
 
     Args:
         folder: The run folder.
         identity: What a resumed run must share: config, model and relevant software, as plain values.
         every_seconds: Minimum number of seconds between two saves; 0 saves after every batch.
+        name: Name of the file.
     """
 
-    def __init__(self, folder: RunFolder, identity: Mapping[str, Any], every_seconds: float) -> None:
+    def __init__(
+        self, folder: RunFolder | PeerFolder, identity: Mapping[str, Any], every_seconds: float, name: str = FILE
+    ) -> None:
         self._folder, self._identity, self._every = folder, dict(identity), every_seconds
-        self._path = folder.path / FILE
+        self._name, self.path = name, folder.path / name
         self._due = time.monotonic() + every_seconds
+
+    def finished(self, analyses: Sequence[Analysis]) -> CorpusCounts | None:
+        """Load the saved state if it is that of the whole part; return the counts of its examples.
+
+        Raises:
+            InputError: If the checkpoint is unreadable or damaged, or the config or model has changed.
+        """
+        if not self.path.is_file():
+            return None
+        try:
+            counts = header(self.path).get("counts")
+            counted = None if counts is None else CorpusCounts.unpacked(counts)
+        except DAMAGE as error:
+            raise self._unreadable(error) from error
+        if counted is not None:
+            identity, _, tensors = self._read()
+            self._compare(identity)
+            self._load(analyses, tensors)
+        return counted
 
     def resume(self, analyses: Sequence[Analysis], stream: Iterator[tuple[Batch, bool]]) -> Position:
         """Load the saved state and skip the batches that it covers.
@@ -65,7 +114,7 @@ class Checkpoint:
             InputError: If the checkpoint is unreadable or damaged, or the config, model or corpus has changed; the message
                 says which.
         """
-        if not self._path.is_file():
+        if not self.path.is_file():
             return Position()
         identity, wanted, tensors = self._read()
         self._compare(identity)
@@ -83,15 +132,22 @@ class Checkpoint:
         self._load(analyses, tensors)
         return position
 
-    def save(self, analyses: Sequence[Analysis], position: Position) -> None:
+    def save(self, analyses: Sequence[Analysis], position: Position, counts: CorpusCounts | None = None) -> None:
         """Save the state of the analyses.
+
+        Args:
+            analyses: The analyses.
+            position: How far the corpus has been read.
+            counts: The counts of its examples, if the whole part has been analysed.
 
         Raises:
             InputError: If the run folder is not writable.
         """
         start = time.monotonic()
-        content = {"identity": self._identity, "batches": position.batches, "digest": position.digest}
-        self._folder.write(FILE, packed(content, state_of(analyses)))
+        content = {"identity": self._identity} | dataclasses.asdict(position)
+        if counts is not None:
+            content["counts"] = counts.packed()
+        self._folder.write(self._name, packed(content, state_of(analyses)))
         now = time.monotonic()
         self._due = now + max(self._every, _PAUSE_PER_SAVE * (now - start) if self._every else 0.0)
 
@@ -103,25 +159,26 @@ class Checkpoint:
     def remove(self) -> None:
         """Remove the checkpoint of a completed run. One that cannot be removed does no harm."""
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[dict[str, Any], Position, dict[str, Tensor]]:
         """Identity, position and state, verified by the checksum."""
         try:
-            content, tensors = unpacked(self._path)
+            content, tensors = unpacked(self.path)
             identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
             if not isinstance(identity, dict):
                 raise TypeError("the header has no config")
         except DAMAGE as error:
-            raise InputError(
-                f"{self._path}: the checkpoint cannot be read: {one_line(error)}; remove it to start again"
-            ) from error
+            raise self._unreadable(error) from error
         return identity, position, tensors
+
+    def _unreadable(self, error: Exception) -> InputError:
+        return InputError(f"{self.path}: the checkpoint cannot be read: {one_line(error)}; remove it to start again")
 
     def _load(self, analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
         problem = loading_problem(analyses, tensors)
         if problem:
-            raise InputError(f"{self._path}: the checkpoint cannot be used: {problem}; remove it to begin again")
+            raise InputError(f"{self.path}: the checkpoint cannot be used: {problem}; remove it to begin again")
 
     def _compare(self, saved: Mapping[str, Any]) -> None:
         current = json.loads(json.dumps(self._identity))

@@ -10,6 +10,7 @@ import datetime
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import safetensors.torch
 import torch
@@ -24,6 +25,8 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 from normscope.running.rendezvous import launcher_store, new_store
+
+T = TypeVar("T")
 
 # How long a process that has finished its batches waits for the others.
 _TIMEOUT = datetime.timedelta(hours=2)
@@ -73,11 +76,6 @@ class ProcessGroup:
         """Whether this process writes the results."""
         return self.rank == 0
 
-    @property
-    def share(self) -> Share:
-        """The share of this process."""
-        return Share(self.rank, self.size)
-
     def local_device(self, options: DeviceOptions) -> DeviceOptions:
         """The options with a device of this process: one accelerator for each process on a machine."""
         if self.size == 1 or options.name not in ("auto", "cuda") or not torch.cuda.is_available():
@@ -98,10 +96,7 @@ class ProcessGroup:
             yield
         except InputError as raised:
             error = raised
-        has_failed = [error is not None] * self.size
-        if self.size > 1:
-            with self._communication():
-                dist.all_gather_object(has_failed, error is not None)
+        has_failed = self.gathered(error is not None)
         if not any(has_failed):
             return
         printing = has_failed.index(True)
@@ -118,13 +113,13 @@ class ProcessGroup:
                 dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def every(self, condition: bool) -> bool:
-        """Whether a condition holds in all processes."""
-        conditions = [condition] * self.size
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        values = [value] * self.size
         if self.size > 1:
             with self._communication():
-                dist.all_gather_object(conditions, condition)
-        return all(conditions)
+                dist.all_gather_object(values, value)
+        return values
 
     def reduce(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
         """Merge the states of all processes in the main process, pairwise: in log₂ N steps, with two states in memory.
@@ -160,8 +155,8 @@ class ProcessGroup:
             yield
         except RuntimeError as error:
             raise InputError(
-                f"one of the {self.size} processes ended before it sent its results; its message says why. Continue the run "
-                f"with resume=FOLDER ({one_line(error)})"
+                f"one of the {self.size} processes ended before it sent its results; its message says why. Continue with "
+                f"resume=FOLDER ({one_line(error)})"
             ) from error
 
 

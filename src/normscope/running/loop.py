@@ -2,9 +2,9 @@
 
 from normscope.reporting.tracker import Tracker
 from normscope.running.memory import BatchRunner, explain_out_of_memory
-from normscope.running.progress import progress_meter
+from normscope.running.progress import ProgressMeter, progress_meter
 from normscope.running.session import Session
-from normscope.running.shutdown import deferred_signals
+from normscope.running.shutdown import ShutdownRequest, deferred_signals
 
 
 def accumulate(session: Session, tracker: Tracker) -> None:
@@ -18,20 +18,28 @@ def accumulate(session: Session, tracker: Tracker) -> None:
         KeyboardInterrupt: If a signal requests shutdown; the current batch is finished and the state saved first.
         InputError: If a batch of one sequence does not fit into the device's memory.
     """
-    checkpoint, position = session.checkpoint, session.position
     runner = BatchRunner(session.observer, session.model.device, session.analyses, session.pair_entries)
     with (
         explain_out_of_memory(session.options.device.batch_tokens, session.model.device),
         session.observer,
-        progress_meter(session, tracker) as meter,
         deferred_signals() as request,
     ):
-        for batch, mine in session.stream:
-            if mine:
-                runner.run(batch)
-            position = position.after(batch)
-            meter.update()
-            if checkpoint is not None:
-                checkpoint.save_if_due(session.analyses, position, at_once=request.error is not None)
-            if request.error is not None:
-                raise request.error
+        for number, share in enumerate(session.parts.own):
+            if number:  # the first has begun
+                session.begin(share)
+            with progress_meter(session, tracker) as meter:
+                _accumulate_part(session, runner, meter, request)
+
+
+def _accumulate_part(session: Session, runner: BatchRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
+    checkpoint, position = session.checkpoint, session.position
+    for batch, mine in session.stream:
+        if mine:
+            runner.run(batch)
+        position = position.after(batch)
+        meter.update()
+        if checkpoint is not None:
+            checkpoint.save_if_due(session.analyses, position, at_once=request.error is not None)
+        if request.error is not None:
+            raise request.error
+    session.finish_part(position)

@@ -40,7 +40,7 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
         session = Session.prepare(options, results, group, origin)  # everything that can fail before the first batch
         with tracked(session) as tracker:
             accumulate(session, tracker) if options.merge is None else merge(session, options.merge)
-            group.reduce(session.analyses, session.counts)
+            session.reduce()
             finish = publish if options.shard is None else keep
             publication = finish(session, results, tracker) if results is not None else None
         return publication.complete() if publication is not None else {}
@@ -55,7 +55,7 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
     """
     with group.agreeing():
         check(options)
-        for key in ("resume", "shard", "merge"):
+        for key in ("shard", "merge"):
             value = getattr(options, key)
             if value is not None and group.size > 1:
                 raise InputError(f"{key}={value}: not for several processes; start it without torchrun")

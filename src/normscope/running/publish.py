@@ -68,8 +68,7 @@ class Publication:
     def complete(self) -> dict[str, float]:
         """Record that the run has completed and print the summary; returns the metrics."""
         self.results.finish(Status.COMPLETED, self.metrics, self.facts)
-        if self.session.checkpoint is not None:
-            self.session.checkpoint.remove()
+        self.session.remove_checkpoints()
         for name, findings in self.findings.items():
             show_table(name, findings.summary, findings.summary_digits, findings.summary_caption)
         # Several analyses may have the same note.

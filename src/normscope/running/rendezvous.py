@@ -4,10 +4,13 @@ import datetime
 import os
 import time
 import uuid
+from pathlib import Path
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+_RUN = "normscope/run"
 _PAUSE = 0.05
+_PATIENCE = datetime.timedelta(minutes=1)
 
 
 def launcher_store(timeout: datetime.timedelta) -> Store | None:
@@ -20,6 +23,21 @@ def launcher_store(timeout: datetime.timedelta) -> Store | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port.isdecimal():
         return None
     return TCPStore(address, int(port), is_master=False, timeout=timeout)
+
+
+def begun_run() -> Path | None:
+    """The folder of the run that this torchrun has begun before it restarted its processes; None if there is none."""
+    try:
+        store = launcher_store(_PATIENCE)
+        return Path(store.get(_RUN).decode()) if store is not None and store.check([_RUN]) else None
+    except RuntimeError:  # the process group will say that it cannot be reached
+        return None
+
+
+def remember_run(store: Store | None, folder: Path) -> None:
+    """Note the folder of a run for the processes that replace this one if it dies."""
+    if store is not None:
+        store.set(_RUN, str(folder.absolute()))
 
 
 def new_store(store: Store, rank: int, size: int, timeout: datetime.timedelta) -> Store:

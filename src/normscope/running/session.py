@@ -1,9 +1,10 @@
 """Everything that a run needs before its first batch, and everything that can fail before it."""
 
 import dataclasses
+import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts
+from normscope.data.examples import Corpus, CorpusCounts
 from normscope.data.resources import Prepared, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
@@ -41,13 +42,15 @@ from normscope.models.observer import Observer
 from normscope.models.pooling import pooling_of
 from normscope.models.verification import verify
 from normscope.reporting.drawing import Appearance, appearance
-from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
-from normscope.running.checkpoint import Checkpoint, Position
+from normscope.running.checkpoint import Checkpoint, Position, file_of
 from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
+from normscope.running.parts import Parts, merge_saved
 from normscope.running.provenance import Origin, Provenance
+from normscope.running.rendezvous import remember_run
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
 
 
@@ -78,17 +81,25 @@ class Session:
     digests: Mapping[str, str]
     """Hashes of the analyses' resources, by name."""
     counts: CorpusCounts
-    stream: Iterator[tuple[Batch, bool]]
-    """All batches, and whether each is this process's."""
+    """The counts of the part of the corpus that is being analysed."""
+    open_stream: Callable[[Share], Iterator[tuple[Batch, bool]]]
+    """All batches that a share of the corpus is concerned with, and whether each belongs to it."""
+    parts: Parts
     total: int | None
     """Number of examples to read, if known."""
     provenance: Provenance
     look: Appearance
     """How figures are drawn."""
+    stream: Iterator[tuple[Batch, bool]] = dataclasses.field(default_factory=lambda: iter(()))
+    """What is left of the part."""
+    saves: bool = False
+    """Whether checkpoints are saved: all processes see the run folder."""
     checkpoint: Checkpoint | None = None
-    """None if there are several processes."""
+    """The checkpoint of the part; None if none is saved."""
     position: Position = dataclasses.field(default_factory=Position)
-    """How far the run had come when it was stopped, if it is resumed."""
+    """How far the part had been read when the run was stopped, if it is resumed."""
+    finished: bool = False
+    """Whether the whole part had been analysed by then."""
 
     @classmethod
     def prepare(cls, options: RunOptions, results: RunFolder | None, group: ProcessGroup, origin: Origin) -> "Session":
@@ -99,14 +110,20 @@ class Session:
         """
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
-            session = _prepared(options, results, folder, group, origin, ConfiguredInputs(options, group))
+            parts = Parts.of(options, folder, group)
+            session = _prepared(options, results, folder, group, origin, ConfiguredInputs(options, group), parts)
+        session.saves = all(group.gathered(PeerFolder(folder).visible))
+        with group.agreeing():
             if group.is_main:
                 session._announce()
-            if results is not None and group.size == 1:
-                session._resume(results)
-        if results is not None:
-            options.tracking = with_environment(options.tracking)
-            results.begin(options)
+            for share in parts.own[:1]:
+                session.begin(share)
+        session._announce_resumed()
+        with group.agreeing():  # nothing is saved before the main process has begun the run
+            if results is not None:
+                options.tracking = with_environment(options.tracking)
+                results.begin(options)
+                remember_run(group.store, results.path)
         return session
 
     @classmethod
@@ -116,7 +133,63 @@ class Session:
         Raises:
             InputError: If the input is invalid.
         """
-        return _prepared(options, None, Path(), ProcessGroup(), Origin(time.monotonic(), ""), inputs)
+        whole = Parts(1, [Share(0, 1)])
+        session = _prepared(options, None, Path(), ProcessGroup(), Origin(time.monotonic(), ""), inputs, whole)
+        session.begin(whole.own[0])
+        return session
+
+    def begin(self, share: Share) -> None:
+        """Turn to one of the parts, and continue where it was stopped if the run is resumed.
+
+        Raises:
+            InputError: If there is no usable example in the corpus, or the checkpoint does not fit the run.
+        """
+        for analysis in self.analyses:
+            for accumulator in analysis.accumulators.values():
+                accumulator.reset()
+        self.counts.clear()
+        checkpoint = self.checkpoint = self._checkpoint(share) if self.saves else None
+        saved = None if checkpoint is None else checkpoint.finished(self.analyses)
+        self.finished, self.position = saved is not None, Position()
+        self.stream = iter(()) if self.finished else self.open_stream(share)
+        if saved is not None:
+            self.counts.add(saved)
+        elif checkpoint is not None:
+            self.position = checkpoint.resume(self.analyses, self.stream)
+
+    def finish_part(self, position: Position) -> None:
+        """Save the state of a whole part, if there are other parts or processes."""
+        if self.checkpoint is not None and not self.finished and max(self.parts.number, self.group.size) > 1:
+            self.checkpoint.save(self.analyses, position, self.counts)
+
+    def reduce(self) -> None:
+        """Merge the parts: the analyses and counts of the main process end up with those of the whole corpus.
+
+        Raises:
+            InputError: If another process has failed.
+        """
+        if self.parts.number == self.group.size:
+            self.group.reduce(self.analyses, self.counts)
+            return
+        self.group.gathered(True)  # once every process has come here, all parts are saved
+        if self.group.is_main:
+            merge_saved(map(self._checkpoint, self.parts.all), self.analyses, self.counts)
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a completed run."""
+        for share in self.parts.all if self.saves else []:
+            self._checkpoint(share).remove()
+
+    def _checkpoint(self, share: Share) -> Checkpoint:
+        """The checkpoint of one of the parts."""
+        number = self.parts.number
+        part = {} if number == 1 else {"the part of the corpus": f"{share.number} of {number}"}
+        return Checkpoint(
+            PeerFolder(self.folder) if self.results is None else self.results,
+            identity(self) | part,
+            self.options.checkpoint.every_seconds,
+            file_of(share.number, number),
+        )
 
     def _announce(self) -> None:
         model = self.model
@@ -125,11 +198,24 @@ class Session:
             f"verified to {self.provenance.verification.error:.1e}",
         )
 
-    def _resume(self, results: RunFolder) -> None:
-        self.checkpoint = Checkpoint(results, identity(self), self.options.checkpoint.every_seconds)
-        self.position = self.checkpoint.resume(self.analyses, self.stream)
-        if self.position.batches:
-            say(f"resuming after {self.position.batches:,} batches")
+    def _announce_resumed(self) -> None:
+        batches = sum(self.group.gathered(self.position.batches))
+        finished = sum(self.group.gathered(self.finished))
+        if not self.group.is_main:
+            return
+        if batches or finished:
+            say(
+                f"resuming after {batches:,} batches"
+                + (
+                    f"; {finished:,} of {self.group.size} processes begin with a part that is finished"
+                    if finished
+                    else ""
+                )
+            )
+        if not self.saves:
+            say(
+                f"{self.folder} is not on a file system that all {self.group.size} processes share: this run cannot be resumed"
+            )
 
 
 def identity(session: Session) -> dict[str, object]:
@@ -144,17 +230,17 @@ def identity(session: Session) -> dict[str, object]:
 
 
 def _prepared(
-    options: RunOptions, results: RunFolder | None, folder: Path, group: ProcessGroup, origin: Origin, inputs: Inputs
+    options: RunOptions,
+    results: RunFolder | None,
+    folder: Path,
+    group: ProcessGroup,
+    origin: Origin,
+    inputs: Inputs,
+    parts: Parts,
 ) -> Session:
     torch.manual_seed(options.seed)
     look = appearance(options.figures)
-    kinds = _enabled(options)
-    if any(kind.info.requires_cross_attention for kind in kinds):
-        options.model.stack = ModelStack.cross
-    info = inputs.info
-    _refuse_other_attention(kinds, info)
-    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), info) for kind in kinds}
-    _refuse_missing_feed_forward(needs, options.model, info)
+    needs = _needs(options, inputs)
     model = inputs.load()
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
@@ -177,10 +263,6 @@ def _prepared(
     added = sum(requirements.token_maps for requirements in needs.values())
     texts = _texts(options, encoder, len(layers), maps_per_layer(model.layout, rule) + added, inputs)
     counts = CorpusCounts()
-    share = Share(options.shard, options.shards) if options.shard is not None else group.share
-    stream = share.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
-    if share.of == 1 and options.merge is None:
-        stream = _not_empty(stream, options, counts)
     return Session(
         options=options,
         group=group,
@@ -194,15 +276,31 @@ def _prepared(
         analyses=analyses,
         texts=texts,
         bias_rule=rule,
-        pair_entries=info.hidden_size * sum(requirements.vectors_of_pairs for requirements in needs.values()),
+        pair_entries=inputs.info.hidden_size * sum(requirements.vectors_of_pairs for requirements in needs.values()),
         added_maps=added,
         digests={name: resource.digest for name, resource in resources.items()},
         counts=counts,
-        stream=stream,
-        total=corpus.total if share.of == 1 else None,  # the size of a share is not known
+        open_stream=functools.partial(_stream, options, corpus, encoder, counts),
+        parts=parts,
+        total=corpus.total if all(share.of == 1 for share in parts.own) else None,  # the size of a share is not known
         provenance=Provenance(origin, options, model, verification, counts),
         look=look,
     )
+
+
+def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirements]:
+    """What the enabled analyses need of the model; cross-attention is observed if one of them requires it.
+
+    Raises:
+        InputError: If the model does not have it.
+    """
+    kinds = _enabled(options)
+    if any(kind.info.requires_cross_attention for kind in kinds):
+        options.model.stack = ModelStack.cross
+    _refuse_other_attention(kinds, inputs.info)
+    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), inputs.info) for kind in kinds}
+    _refuse_missing_feed_forward(needs, options.model, inputs.info)
+    return needs
 
 
 def _enabled(options: RunOptions) -> list[type[Analysis]]:
@@ -330,6 +428,14 @@ def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs
     if options.shard is not None or not options.report.enabled or not (options.report.examples or options.report.text):
         return []
     return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers, maps)
+
+
+def _stream(
+    options: RunOptions, corpus: Corpus, encoder: Encoder, counts: CorpusCounts, share: Share
+) -> Iterator[tuple[Batch, bool]]:
+    """All batches that a share of the corpus is concerned with, and whether each belongs to it."""
+    stream = share.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
+    return _not_empty(stream, options, counts) if share.of == 1 and options.merge is None else stream
 
 
 def _not_empty(

@@ -39,8 +39,7 @@ class KeptShard:
         """Record that the shard is complete; it has no metrics of its own."""
         session, options = self.session, self.session.options
         self.results.finish(Status.SHARD, {}, session.provenance.facts())
-        if session.checkpoint is not None:
-            session.checkpoint.remove()
+        session.remove_checkpoints()
         say(
             f"{session.counts.sequences:,} sequences of shard {options.shard} of {options.shards} in {self.results.path}"
         )

@@ -1,0 +1,154 @@
+"""Runs of several processes that are killed, resumed and restarted."""
+
+import random
+import shutil
+import signal
+
+import pytest
+
+from normscope.running import session
+from normscope.running.checkpoint import FILE, file_of
+from normscope.running.distributed import Share
+from normscope.running.memory import BatchRunner
+from normscope.running.parts import Parts
+from tests.end_to_end import forks
+from tests.end_to_end.disturbed import SMALL, results, torchrun
+from tests.end_to_end.shell import run_here, run_once
+from tests.end_to_end.test_trust import Killed, assert_same_numbers, tables
+
+PARTS = 3
+
+
+@pytest.fixture(scope="module")
+def given(saved_model):
+    return [*SMALL, f"model.name={saved_model}", "checkpoint.every_seconds=0"]
+
+
+@pytest.fixture(scope="module")
+def merged(given, tmp_path_factory):
+    """The run that merges three shards: what three processes together must give."""
+    place = tmp_path_factory.mktemp("merged")
+    folders = [place / str(number) for number in range(PARTS)]
+    for number, folder in enumerate(folders):
+        assert run_once(*given, f"shard={number}", f"shards={PARTS}", f"output_dir={folder}").status == 0
+    assert run_once("merge", *map(str, folders), f"output_dir={place / 'merged'}").status == 0
+    return place / "merged"
+
+
+@pytest.fixture
+def killed(capsys, monkeypatch, given, tmp_path):
+    """A run of three parts, killed in its second one; one process takes the parts of three."""
+
+    def die_in_the_second(self, batch):
+        if (tmp_path / "run" / file_of(1, PARTS)).exists():
+            raise Killed
+        original(self, batch)
+
+    original = BatchRunner.run
+    three = Parts(PARTS, [Share(part, PARTS) for part in range(PARTS)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Parts, "of", lambda *_: three)
+        patched.setattr(BatchRunner, "run", die_in_the_second)
+        patched.setattr("normscope.running.status._recorded", lambda *_: Untouched())
+        with pytest.raises(Killed):
+            run_here(capsys, monkeypatch, *given, f"output_dir={tmp_path / 'run'}")
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint*")} == {file_of(0, PARTS), file_of(1, PARTS)}
+    return tmp_path / "run"
+
+
+class Untouched:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeypatch, killed, merged):
+    def refused() -> str:
+        outcome = run_here(capsys, monkeypatch, f"resume={killed}")
+        assert outcome.status == 2, outcome.err
+        return outcome.err
+
+    first, second = (killed / file_of(part, PARTS) for part in (0, 1))
+    content = first.read_bytes()
+    shutil.copy(second, first)
+    assert "the part of the corpus was '1 of 3' when the run was stopped and is '0 of 3' now" in refused()
+    first.write_bytes(content)
+    shutil.copy(second, killed / FILE)
+    assert "it has checkpoints of runs with 1 and 3 processes" in refused()
+    (killed / FILE).unlink()
+    outcome = run_here(capsys, monkeypatch, f"resume={killed}")
+    assert outcome.status == 0, outcome.err
+    assert "3 processes began this run: 1 continue" in outcome.err
+    assert "1 of 1 processes begin with a part that is finished" in outcome.err
+    assert results(killed)["metrics"] == results(merged)["metrics"]
+    assert tables(killed) == tables(merged)
+    assert not list(killed.glob("checkpoint*"))
+
+
+def test_processes_that_do_not_see_the_folder_save_nothing(capsys, monkeypatch, given, tmp_path):
+    monkeypatch.setattr(session.PeerFolder, "visible", False)
+    outcome = run_here(capsys, monkeypatch, *given, "analysis=mixing", f"output_dir={tmp_path / 'run'}")
+    assert outcome.status == 0, outcome.err
+    assert "this run cannot be resumed" in outcome.err
+
+
+@pytest.mark.slow
+def test_four_processes_killed_at_random_twenty_times(given, tmp_path):
+    """Each time one of them dies at a random batch, and the same number or another one continues."""
+    (tmp_path / "dying.py").write_text(
+        "import os, runpy, signal\n"
+        "from normscope.running.memory import BatchRunner\n"
+        "run, left = BatchRunner.run, [int(os.environ['DIES']) if os.environ['RANK'] == os.environ['DYING'] else 99]\n"
+        "def die(runner, batch):\n"
+        "    left[0] -= 1\n"
+        "    if not left[0]:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return run(runner, batch)\n"
+        "BatchRunner.run = die\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert {outcome.status for outcome in forks.run_several(4, *given, f"output_dir={whole}")} == {0}
+    draw, deaths = random.Random(0), 0
+    for _ in range(20):
+        processes = 4 if not deaths else draw.choice([2, 3, 4, 4, 4, 5])
+        arguments = [f"resume={folder}", "checkpoint.every_seconds=0"] if deaths else [*given, f"output_dir={folder}"]
+        dies = {"DYING": str(draw.randrange(min(4, processes))), "DIES": str(draw.randint(1, 2))}
+        outcomes = forks.run_several(processes, *arguments, program=tmp_path / "dying.py", **dies)
+        deaths += -signal.SIGKILL in [outcome.status for outcome in outcomes]
+        if results_exist(folder):
+            break
+    if not results_exist(folder):
+        outcomes = forks.run_several(4, f"resume={folder}")
+        assert {outcome.status for outcome in outcomes} == {0}, outcomes
+    assert deaths > 3
+    assert results(folder)["metrics"] == results(whole)["metrics"]
+    assert tables(folder) == tables(whole)
+
+
+def results_exist(folder) -> bool:
+    return (folder / "results.json").exists() and results(folder)["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_that_goes_on(monkeypatch, tmp_path, given, undisturbed):
+    (tmp_path / "dying.py").write_text(
+        "import os, runpy, signal\n"
+        "from normscope.running.memory import BatchRunner\n"
+        "run, seen = BatchRunner.run, []\n"
+        "def die(runner, batch):\n"
+        "    seen.append(1)\n"
+        "    if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] < '2' and len(seen) == 2:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return run(runner, batch)\n"
+        "BatchRunner.run = die\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    folder = tmp_path / "run"
+    outcome = torchrun(
+        2, *given, f"output_dir={folder}", program=str(tmp_path / "dying.py"), launcher=["--max-restarts=3"]
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr.count("resuming after") == 2
+    assert_same_numbers(folder, undisturbed)
