@@ -234,7 +234,8 @@ class Composition:
     def word_norms(
         self,
         weights_of: Callable[[slice, slice], Float[Tensor, "batch head _ key"]],
-        transformed: Float[Tensor, "batch head key model"],
+        value: Float[Tensor, "batch head key head_dim"],
+        output_weight: Float[Tensor, "head head_dim model"],
         groups: WordGroups,
         stages: Iterable[Stage] | None = None,
     ) -> dict[Stage, Float[Tensor, "batch word unit"]]:
@@ -242,48 +243,45 @@ class Composition:
 
         Args:
             weights_of: α of a range of queries of a range of sequences.
-            transformed: f(x) of every head.
+            value: v, with b_V inside.
+            output_weight: W_O.
             groups: The words.
             stages: The stages to measure; all by default, in cross-attention F alone.
         """
         stages = list(stages or (self.stages if groups.is_self_attention else self.stages[:1]))
-        shape = *groups.rows.shape[:2], groups.count
-        norms = {stage: transformed.new_zeros(shape) for stage in stages}
+        norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
         own = {stage: self.own(stage) for stage in stages} if groups.is_self_attention else {}
-        for strip in groups.strips(transformed.shape[-1]):
-            weights = groups.others(weights_of(strip.queries, strip.sequences).to(transformed), strip)
-            keys = transformed[strip.sequences].transpose(1, 2)
-            for stage in stages:
+        for part in groups.parts(output_weight.shape[-1]):
+            vectors = {
+                normed: part.key_vectors(value, self.stage_weight(output_weight, normed=normed))
+                for normed in {stage is Stage.NORMALISED for stage in stages}
+            }
+            for strip in part.strips:
+                weights = groups.others(weights_of(strip.queries, strip.sequences).to(value), strip)
                 rows = groups.rows_of(strip)
-                vectors = self.word_vectors(weights, keys, rows, strip, groups, stage)
-                vectors = groups.with_own(vectors, rows, own[stage], strip) if own else vectors
-                norms[stage][strip.sequences, strip.words] = torch.linalg.vector_norm(vectors, dim=-1).transpose(1, 2)
+                # F and R differ in a word's pair with itself alone.
+                pairs: dict[bool, tuple[Tensor, Tensor]] = {}
+                for stage in stages:
+                    normed = stage is Stage.NORMALISED
+                    if normed not in pairs:
+                        scaled = self.scaled_rows(rows, strip) if normed else rows
+                        merged = groups.merged(part, strip, scaled, weights, vectors[normed])
+                        pairs[normed] = merged, torch.linalg.vector_norm(merged, dim=-1).transpose(1, 2)
+                    lengths = pairs[normed][1]
+                    if own:
+                        lengths = groups.with_own_norms(*pairs[normed], rows, own[stage], strip)
+                    norms[stage][strip.sequences, strip.words, part.units] = lengths
         return norms
 
-    def word_vectors(
-        self,
-        weights: Float[Tensor, "batch head query key"],
-        keys: Float[Tensor, "batch key head model"],
-        rows: Float[Tensor, "batch word query"],
-        strip: Strip,
-        groups: WordGroups,
-        stage: Stage,
-    ) -> Float[Tensor, "batch unit word model"]:
-        """What target words take from source words at a stage, without what tokens take from themselves.
+    def scaled_rows(self, rows: Float[Tensor, "batch word query"], strip: Strip) -> Float[Tensor, "batch word query"]:
+        """1/σ_i times the share of each of a strip's queries in its words."""
+        return rows / self.deviation[strip.sequences, strip.queries].unsqueeze(1)
 
-        Args:
-            weights: α of the strip's queries, zero on themselves.
-            keys: f(x) of every head.
-            rows: The share of each query in each target word.
-            strip: The queries and words.
-            groups: The words.
-            stage: F, R or T.
-        """
-        if stage is Stage.NORMALISED:
-            rows = rows / self.deviation[strip.sequences, strip.queries].unsqueeze(1)
-        means = (rows.unsqueeze(1) @ weights).permute(0, 3, 2, 1)  # batch, key, word, head
-        vectors = groups.merged(means @ keys, strip)
-        return self._norm.scaled(vectors) if stage is Stage.NORMALISED else vectors
+    def stage_weight(
+        self, output_weight: Float[Tensor, "head head_dim model"], *, normed: bool
+    ) -> Float[Tensor, "head head_dim model"]:
+        """W_O, followed by γ ⊙ (· − mean) if it is normed."""
+        return self._norm.scaled(output_weight) if normed else output_weight
 
     def double(self) -> "Composition":
         """A copy in float64 on the CPU. σ_i keeps its value from the model's precision."""

@@ -1,14 +1,14 @@
 """Maps of words through whole layers: see `words.py` and `layer_composition.py`."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.layer_composition import LayerComposition, LayerStage
-from normscope.maths.words import Strip, WordGroups
+from normscope.maths.words import KeyVectors, Part, Strip, WordGroups
 
 
 def layer_word_norms(
@@ -22,7 +22,7 @@ def layer_word_norms(
     """The norm of the vector that a layer passes between two words, by stage.
 
     Slopes and deviations belong to tokens, so the network's neurons are computed for every token of a target word. They are
-    then averaged, and the last projection runs once per pair of words.
+    then averaged, and the last projection runs once per pair of words: 2 · neuron · model operations, nearly all of the cost.
 
     Args:
         composition: The layer.
@@ -33,19 +33,63 @@ def layer_word_norms(
         stages: The stages to measure; all by default.
     """
     stages = list(stages or composition.stages)
-    transformed = torch.einsum("bhkd,hdm->bhkm", value, output_weight)
-    norms = {stage: transformed.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
-    heads = None if composition.norm_position == "parallel" else _head_neurons(composition, value, output_weight)
-    own = composition.attention.own(composition.attention.stages[-1])
-    for strip in groups.strips(composition.pre_activations.shape[-1]):
-        weights = groups.others(weights_of(strip.queries, strip.sequences).to(transformed), strip)
-        keys = transformed[strip.sequences].transpose(1, 2)
-        neurons = None if heads is None else _neurons(composition, groups, strip, weights, *heads)
-        pairs = _Pairs(composition, own, groups, strip, weights, keys, neurons)
-        for stage in stages:
-            vectors = pairs.at(stage, groups.rows_of(strip))
-            norms[stage][strip.sequences, strip.words] = torch.linalg.vector_norm(vectors, dim=-1).transpose(1, 2)
+    norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
+    linear = _LinearStages.of(composition, output_weight, stages)
+    for part in groups.parts(composition.pre_activations.shape[-1]):
+        neurons = [part.key_vectors(value, weight) for weight in linear.read]
+        blocks = {stage: part.key_vectors(value, weight) for stage, weight in linear.block.items()}
+        for strip in part.strips:
+            weights = groups.others(weights_of(strip.queries, strip.sequences).to(value), strip)
+            pairs = _Pairs(composition, linear, groups, part, strip, weights, neurons, blocks)
+            for stage in stages:
+                lengths = torch.linalg.vector_norm(pairs.at(stage), dim=-1).transpose(1, 2)
+                norms[stage][strip.sequences, strip.words, part.units] = lengths
     return norms
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _LinearStages:
+    """Weights of the maps that lead to the stages. Norms are linear given their deviations, so they are part of the weights."""
+
+    read: tuple[Tensor, ...]
+    """From v to the neurons, W_1 and V after W_O and the norms; empty if the network does not read attention."""
+    block: dict[LayerStage, Tensor]
+    """From v to the block's part of the vector, for the stages that have one."""
+    written: dict[LayerStage, Tensor]
+    """From the neurons to the network's part of the vector, for the stages that have one."""
+    own_block: dict[LayerStage, Float[Tensor, "batch token model"]]
+    """The block's part of what every token takes from itself, but for σ_i of the stage's norm."""
+    own_network: dict[LayerStage, Float[Tensor, "batch token model"]]
+    """The network's part."""
+
+    @classmethod
+    def of(cls, composition: LayerComposition, output_weight: Tensor, stages: Sequence[LayerStage]) -> "_LinearStages":
+        """The weights of a layer's stages."""
+        network, attention = composition.network, composition.attention.normalisation
+        if composition.attention_deviation is not None and attention is not None:
+            output_weight = attention.scaled(output_weight)
+        read = output_weight
+        if composition.norm_position != "post" and composition.normalisation is not None:
+            read = composition.normalisation.scaled(read)
+        weights = network.input_weight, network.multiplier_weight
+        inputs = () if composition.norm_position == "parallel" else (read @ w for w in weights if w is not None)
+        branch = composition.norm_position == "branch"
+        norm = composition.output_normalisation if branch else composition.normalisation
+        own = composition.attention.own(composition.attention.stages[-1])
+
+        def normed(stage: LayerStage, values: Tensor, *, by: bool = True) -> Tensor:
+            return norm.scaled(values) if norm is not None and by and stage is LayerStage.NORMALISED else values
+
+        of_block = [stage for stage in stages if stage is not LayerStage.NETWORK]
+        of_network = [stage for stage in stages if stage is not LayerStage.BLOCK]
+        return cls(
+            read=tuple(inputs),
+            # The norm of a `branch` is that of the network's part alone.
+            block={stage: normed(stage, output_weight, by=not branch) for stage in of_block},
+            written={stage: normed(stage, network.output_weight) for stage in of_network},
+            own_block={stage: normed(stage, own, by=not branch) for stage in of_block},
+            own_network={stage: normed(stage, composition.parts.own) for stage in of_network},
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,94 +97,49 @@ class _Pairs:
     """The vectors of a strip's pairs of words: batch, unit, word, model."""
 
     composition: LayerComposition
-    own: Tensor
-    """What every token takes from itself through the attention block."""
+    linear: _LinearStages
     groups: WordGroups
+    part: Part
     strip: Strip
-    weights: Tensor
-    keys: Tensor
-    neurons: Tensor | None
-    """What the last projection reads for each query and source word; None if the network does not read attention."""
+    weights: Float[Tensor, "batch head query key"]
+    """α, zero on itself."""
+    neurons: list[KeyVectors]
+    blocks: dict[LayerStage, KeyVectors]
 
-    def at(self, stage: LayerStage, rows: Tensor) -> Tensor:
-        """The vectors at a stage, of target words that hold each query with the share in `rows`."""
-        composition = self.composition
-        match stage:
-            case LayerStage.BLOCK:
-                return self._block(rows)
-            case LayerStage.NETWORK:
-                return self._network(rows)
-            case LayerStage.RESIDUAL:
-                return self._network(rows) + self._block(rows)
-            case LayerStage.NORMALISED:
-                assert composition.deviation is not None
-                scaled = rows / composition.deviation[self.strip.sequences, self.strip.queries].unsqueeze(1)
-                if composition.norm_position == "branch":
-                    assert composition.output_normalisation is not None
-                    return composition.output_normalisation.scaled(self._network(scaled)) + self._block(rows)
-                assert composition.normalisation is not None
-                return composition.normalisation.scaled(self._network(scaled) + self._block(scaled))
+    def at(self, stage: LayerStage) -> Float[Tensor, "batch unit word model"]:
+        """The vectors at a stage."""
+        rows = self.groups.rows_of(self.strip)
+        scaled = rows
+        if stage is LayerStage.NORMALISED:
+            assert self.composition.deviation is not None
+            scaled = rows / self._of_queries(self.composition.deviation).unsqueeze(1)
+        if stage is LayerStage.BLOCK:
+            return self._block(stage, rows)
+        vectors = self._network(stage, scaled)
+        if stage is LayerStage.NETWORK:
+            return vectors
+        return vectors.add_(self._block(stage, rows if self.composition.norm_position == "branch" else scaled))
 
-    def _block(self, rows: Tensor) -> Tensor:
-        attention = self.composition.attention
-        vectors = attention.word_vectors(self.weights, self.keys, rows, self.strip, self.groups, attention.stages[-1])
-        return self.groups.with_own(vectors, rows, self.own, self.strip)
+    def _block(self, stage: LayerStage, rows: Tensor) -> Tensor:
+        shares = rows
+        if self.composition.attention_deviation is not None:
+            shares = rows / self._of_queries(self.composition.attention_deviation).unsqueeze(1)
+        vectors = self.groups.merged(self.part, self.strip, shares, self.weights, self.blocks[stage])
+        return self.groups.with_own(vectors, rows, self.linear.own_block[stage], self.strip)
 
-    def _network(self, rows: Tensor) -> Tensor:
-        if self.neurons is None:
-            batch, words, _ = rows.shape
-            vectors = rows.new_zeros(batch, self.groups.count, words, self.keys.shape[-1])
-        else:
-            vectors = (rows.unsqueeze(1) @ self.neurons) @ self.composition.network.output_weight
-        return self.groups.with_own(vectors, rows, self.composition.parts.own, self.strip)
+    def _network(self, stage: LayerStage, rows: Tensor) -> Tensor:
+        own = self.linear.own_network[stage]
+        if not self.neurons:
+            shape = len(rows), len(self.part.units), rows.shape[1], own.shape[-1]
+            return self.groups.with_own(rows.new_zeros(shape), rows, own, self.strip)
+        shares = rows
+        for deviation in (self.composition.attention_deviation, self.composition.input_deviation):
+            if deviation is not None:
+                shares = shares / self._of_queries(deviation).unsqueeze(1)
+        slopes = (slope for slope in self.composition.query_slopes if slope is not None)
+        gates = list(zip(self.neurons, map(self._of_queries, slopes), strict=True))
+        neurons = self.groups.merged_neurons(self.part, self.strip, shares, self.weights, gates)
+        return self.groups.with_own(neurons @ self.linear.written[stage], rows, own, self.strip)
 
-
-def _head_neurons(composition: LayerComposition, value: Tensor, output_weight: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What each head's f(x_j) adds to the neurons of a query with weight 1 and deviations 1: batch, key, head, neuron.
-
-    As in `LayerComposition.pair_norms`, but W_O, the norms and W_1 are multiplied first: W_1 reads as many numbers as a head
-    has, not as a hidden vector.
-    """
-    if composition.attention_deviation is not None and composition.attention.normalisation is not None:
-        output_weight = composition.attention.normalisation.scaled(output_weight)
-    if composition.norm_position != "post" and composition.normalisation is not None:
-        output_weight = composition.normalisation.scaled(output_weight)
-    network = composition.network
-
-    def neurons(weight: Tensor) -> Tensor:
-        return (value @ (output_weight @ weight)).transpose(1, 2).contiguous()
-
-    return neurons(network.input_weight), None if network.multiplier_weight is None else neurons(
-        network.multiplier_weight
-    )
-
-
-def _neurons(
-    composition: LayerComposition,
-    groups: WordGroups,
-    strip: Strip,
-    weights: Tensor,
-    inputs: Tensor,
-    multipliers: Tensor | None,
-) -> Tensor:
-    """N_iJ W_1 ⊙ A_i of every query i and source word J of a strip: batch, unit, query, neuron.
-
-    Args:
-        composition: The layer.
-        groups: The words.
-        strip: The queries and words.
-        weights: α of the strip's queries, zero on themselves.
-        inputs: See `_head_neurons`.
-        multipliers: The same of a gated network; else None.
-    """
-    sequences, queries = strip.sequences, strip.queries
-    for deviation in (composition.attention_deviation, composition.input_deviation):
-        if deviation is not None:
-            weights = weights / deviation[sequences, None, queries, None]
-    by_key = weights.permute(0, 3, 2, 1)  # batch, key, query, head
-    slopes = composition.query_slopes
-    neurons = groups.merged(by_key @ inputs[sequences], strip).mul_(slopes.input[sequences, None, queries])
-    if multipliers is not None and slopes.multiplier is not None:
-        gated = groups.merged(by_key @ multipliers[sequences], strip)
-        neurons.addcmul_(gated, slopes.multiplier[sequences, None, queries])
-    return neurons
+    def _of_queries(self, values: Tensor) -> Tensor:
+        return values[self.strip.sequences, self.strip.queries]

@@ -14,14 +14,57 @@ Source: word maps of weights are those of Clark et al. 2019, section 4.1 (arXiv:
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# Entries of a tensor with axes query × key × width to hold at once; a CPU's cache holds few more.
+# Entries of a tensor with axes unit × word × width to hold at once; a CPU's cache holds few more.
 _AT_ONCE = 2**20
+_AT_ONCE_ON_ACCELERATORS = 2**26
+
+
+class Pieces(NamedTuple):
+    """The tokens of words: the first of each, and the others. Most words have one token, so little has to be merged."""
+
+    first: Int[Tensor, "batch word"]
+    """0 for words that a sequence does not have."""
+    exists: Bool[Tensor, "batch word"]
+    others: Int[Tensor, "batch piece"]
+    """0 where a sequence has fewer."""
+    owners: Int[Tensor, "batch piece"]
+    """The word of each; 0 where a sequence has fewer."""
+    is_other: Bool[Tensor, "batch piece"]
+
+    @classmethod
+    def of(cls, words: Int[Tensor, "batch token"], count: int) -> "Pieces":
+        """The pieces of words.
+
+        Args:
+            words: The word of each token, counted from 0; −1 for none. Those from `count` on are left out.
+            count: Number of words.
+        """
+        _, tokens = words.shape
+        known = (words >= 0) & (words < count)
+        bins = words.where(known, torch.full_like(words, count))
+        places = torch.arange(tokens, device=words.device).expand_as(words)
+        first = words.new_full((len(words), count + 1), tokens).scatter_reduce(1, bins, places, "amin")
+        is_other = known & (first.gather(1, bins) < places)
+        first = first[:, :count]
+        # The other pieces move to the left; columns that no sequence needs are cut off.
+        order = is_other.logical_not().to(torch.int8).argsort(dim=1, stable=True)
+        others = order[:, : int(is_other.sum(dim=1).amax()) if tokens else 0]
+        is_other = is_other.gather(1, others)
+        owners = bins.gather(1, others)
+        return cls(
+            first.masked_fill(first == tokens, 0),
+            first < tokens,
+            others.masked_fill(~is_other, 0),
+            owners.masked_fill(~is_other, 0),
+            is_other,
+        )
 
 
 class Strip(NamedTuple):
@@ -32,12 +75,69 @@ class Strip(NamedTuple):
     queries: slice
 
 
+class KeyVectors(NamedTuple):
+    """What each head gives with weight 1, for the tokens of source words of some sequences."""
+
+    first: Float[Tensor, "batch unit head width"]
+    others: Float[Tensor, "batch piece head width"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """Some sequences, their target words in strips, and their source words.
+
+    Source words are numbered without those that no sequence of the part has; the first are the target words.
+    """
+
+    sequences: slice
+    units: Int[Tensor, " unit"]
+    """Numbers of the source words."""
+    keys: Pieces
+    """Their tokens."""
+    strips: tuple[Strip, ...]
+
+    def key_vectors(
+        self, value: Float[Tensor, "batch head key head_dim"], transform: Float[Tensor, "head head_dim width"]
+    ) -> KeyVectors:
+        """v M of every head, for the tokens of the source words.
+
+        Args:
+            value: v of all sequences.
+            transform: M: W_O, perhaps followed by other linear maps.
+        """
+        by_token = value[self.sequences].transpose(1, 2)  # batch, key, head, head_dim
+        rows = torch.arange(len(by_token), device=by_token.device)[:, None]
+
+        def of(tokens: Tensor) -> Tensor:
+            batch, count = tokens.shape
+            chosen = by_token[rows, tokens].flatten(0, 1).transpose(0, 1)
+            return (chosen @ transform).transpose(0, 1).unflatten(0, (batch, count))
+
+        return KeyVectors(of(self.keys.first), of(self.keys.others))
+
+    def over_keys(
+        self, weights: Float[Tensor, "batch head query key"], vectors: KeyVectors
+    ) -> Float[Tensor, "batch unit query width"]:
+        """Σ_{j∈J} Σ_h weights^h_ij v^h_j M of all source words J."""
+        by_key = weights.permute(0, 3, 2, 1)  # batch, key, query, head
+        rows = torch.arange(len(by_key), device=by_key.device)[:, None]
+        keys = self.keys
+        sums = _products(by_key[rows, keys.first] * keys.exists[..., None, None], vectors.first)
+        if keys.others.shape[1]:
+            more = _products(by_key[rows, keys.others] * keys.is_other[..., None, None], vectors.others)
+            for piece in range(more.shape[1]):
+                sums[rows[:, 0], keys.owners[:, piece]] += more[:, piece]
+        return sums
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class WordGroups:
     """Which tokens make up which words. In self-attention, the first units of the keys are the target words, in order."""
 
     rows: Float[Tensor, "batch word query"]
     """1/|I| at the tokens of a target word; zero for words that a sequence does not have."""
+    targets: Int[Tensor, "batch query"]
+    """The target word of each query, counted from 0; other numbers for none."""
     units: Int[Tensor, "batch key"]
     """The source word of each key, counted from 0; −1 for none, as at padding."""
     count: int
@@ -66,7 +166,7 @@ class WordGroups:
         of_query = units if queries is None else queries
         members = (of_query.unsqueeze(1) == torch.arange(targets, device=units.device)[:, None]).to(dtype)
         rows = members / members.sum(dim=-1, keepdim=True).clamp(min=1)
-        return cls(rows, units, count, queries is None)
+        return cls(rows, of_query, units, count, queries is None)
 
     @property
     def together(self) -> Bool[Tensor, "batch key key"]:
@@ -78,23 +178,52 @@ class WordGroups:
         """1 at the source word of each key."""
         return (self.units.unsqueeze(-1) == torch.arange(self.count, device=self.units.device)).to(self.rows.dtype)
 
-    def strips(self, width: int) -> Iterator[Strip]:
-        """The target words in portions for which tensors with axes query × key × width are small."""
-        batch, words, queries = self.rows.shape
-        size = queries * self.units.shape[1] * width
-        whole = slice(0, words), slice(0, queries)
-        if size <= _AT_ONCE or words == 1:
-            step = max(1, _AT_ONCE // max(1, size))
-            for start in range(0, batch, step):
-                yield Strip(slice(start, min(batch, start + step)), *whole)
-            return
-        step = max(1, words * _AT_ONCE // size)
-        for row in range(batch):
-            for start in range(0, words, step):
-                chosen = slice(start, min(words, start + step))
-                used = self.rows[row, chosen].any(dim=0).nonzero()
-                if len(used):
-                    yield Strip(slice(row, row + 1), chosen, slice(int(used[0]), int(used[-1]) + 1))
+    @cached_property
+    def _targets(self) -> Pieces:
+        return Pieces.of(self.targets, self.rows.shape[1])
+
+    def parts(self, width: int) -> Iterator[Part]:
+        """The sequences in parts for which tensors with axes unit × word × width are small, of one sequence at least."""
+        at_once = (_AT_ONCE if self.rows.device.type == "cpu" else _AT_ONCE_ON_ACCELERATORS) // max(1, width)
+        keys = Pieces.of(self.units, self.count)
+        words, units = _lengths(self._targets.exists), keys.exists.sum(dim=1).tolist()
+        start = 0
+        while start < len(words):
+            stop, most = start + 1, (words[start], units[start])
+            while stop < len(words):
+                longer = max(most[0], words[stop]), max(most[1], units[stop])
+                if (stop + 1 - start) * longer[0] * longer[1] > at_once:
+                    break
+                stop, most = stop + 1, longer
+            if most[0]:
+                yield self._part(slice(start, stop), keys, most[0], max(1, at_once // max(1, most[1])))
+            start = stop
+
+    def _part(self, sequences: slice, keys: Pieces, words: int, at_once: int) -> Part:
+        keys = Pieces(*(field[sequences] for field in keys))
+        used = keys.exists.any(dim=0)
+        if self.is_self_attention:
+            used[:words] = True
+        units = used.nonzero()[:, 0]
+        numbers = used.cumsum(0) - 1
+        width = _width(keys.is_other)
+        keys = Pieces(
+            keys.first[:, units],
+            keys.exists[:, units],
+            keys.others[:, :width],
+            numbers[keys.owners[:, :width]].clamp(min=0),
+            keys.is_other[:, :width],
+        )
+        whole = slice(0, self.rows.shape[2])
+        if sequences.stop - sequences.start > 1 or words <= at_once:
+            return Part(sequences, units, keys, (Strip(sequences, slice(0, words), whole),))
+        strips = []
+        for start in range(0, words, at_once):
+            chosen = slice(start, min(words, start + at_once))
+            held = self.rows[sequences.start, chosen].any(dim=0).nonzero()
+            if len(held):
+                strips.append(Strip(sequences, chosen, slice(int(held[0]), int(held[-1]) + 1)))
+        return Part(sequences, units, keys, tuple(strips))
 
     def rows_of(self, strip: Strip) -> Float[Tensor, "batch word query"]:
         """The rows of a strip."""
@@ -109,16 +238,69 @@ class WordGroups:
         weights[:, :, own, own + strip.queries.start] = 0
         return weights
 
-    def merged(self, values: Float[Tensor, "batch key ..."], strip: Strip) -> Float[Tensor, "batch unit ..."]:
-        """Sums over the keys of each source word."""
-        batch, _, *rest = values.shape
-        units = self.units[strip.sequences]
-        bins = torch.arange(batch, device=units.device)[:, None] * (self.count + 1) + units.where(
-            units >= 0, torch.full_like(units, self.count)
-        )
-        sums = values.new_zeros(batch * (self.count + 1), *rest)
-        sums.index_add_(0, bins.flatten(), values.flatten(0, 1))
-        return sums.unflatten(0, (batch, self.count + 1))[:, :-1]
+    def merged(
+        self,
+        part: Part,
+        strip: Strip,
+        rows: Float[Tensor, "batch word query"],
+        weights: Float[Tensor, "batch head query key"],
+        vectors: KeyVectors,
+    ) -> Float[Tensor, "batch unit word width"]:
+        """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M: linear, so queries are merged first.
+
+        Args:
+            part: The source words.
+            strip: The target words.
+            rows: The share of each query in each target word.
+            weights: α of the strip's queries.
+            vectors: v M.
+        """
+        return part.over_keys(rows.unsqueeze(1) @ weights, vectors)
+
+    def merged_neurons(
+        self,
+        part: Part,
+        strip: Strip,
+        rows: Float[Tensor, "batch word query"],
+        weights: Float[Tensor, "batch head query key"],
+        gates: "list[tuple[KeyVectors, Float[Tensor, 'batch query width']]]",
+    ) -> Float[Tensor, "batch unit word width"]:
+        """Σ_{i∈I} rows_Ii Σ_g A^g_i ⊙ Σ_{j∈J} Σ_h weights^h_ij v^h_j M^g, where every query has slopes A_i of its own.
+
+        Args:
+            part: The source words.
+            strip: The target words.
+            rows: The share of each query in each target word.
+            weights: α of the strip's queries.
+            gates: v M^g, and A^g of the strip's queries.
+        """
+        pieces = self._targets
+        here = slice(strip.words.start, strip.words.stop)
+        of_strip = (pieces.is_other & (pieces.owners >= here.start) & (pieces.owners < here.stop))[strip.sequences]
+        columns = of_strip.any(dim=0).nonzero()[:, 0]
+        of_strip = of_strip[:, columns]
+        owners = pieces.owners[strip.sequences][:, columns].sub(here.start).masked_fill(~of_strip, 0)
+
+        def of(tokens: Tensor, words: Tensor, exist: Tensor) -> Tensor:
+            tokens = tokens.sub(strip.queries.start).masked_fill(~exist, 0)
+            batch = torch.arange(len(tokens), device=tokens.device)[:, None]
+            shares = rows[batch, words, tokens] * exist
+            chosen = weights.transpose(1, 2)[batch, tokens].mul_(shares[..., None, None]).transpose(1, 2)
+            sums = None
+            for vectors, slopes in gates:
+                neurons = part.over_keys(chosen, vectors).mul_(slopes[batch, tokens].unsqueeze(1))
+                sums = neurons if sums is None else sums.add_(neurons)
+            assert sums is not None
+            return sums
+
+        words = torch.arange(here.stop - here.start, device=rows.device)[None]
+        sums = of(pieces.first[strip.sequences, here], words, pieces.exists[strip.sequences, here])
+        if len(columns):
+            more = of(pieces.others[strip.sequences][:, columns], owners, of_strip)
+            batch = torch.arange(len(more), device=rows.device)
+            for piece in range(len(columns)):
+                sums[batch, :, owners[:, piece]] += more[:, :, piece]
+        return sums
 
     def with_own(
         self,
@@ -127,24 +309,65 @@ class WordGroups:
         own: Float[Tensor, "sequences queries model"],
         strip: Strip,
     ) -> Float[Tensor, "batch unit word model"]:
-        """The vectors of a strip's pairs, with what tokens take from themselves added to the pair of their word with itself.
+        """The vectors of a strip's pairs, to which what tokens take from themselves is added at their word and itself.
 
         Args:
-            vectors: Of all source words and the strip's target words.
+            vectors: Of all source words and the strip's target words; changed in place.
             rows: The share of each of the strip's queries in each target word.
             own: What every token takes from itself.
             strip: The queries and words.
         """
-        if not self.is_self_attention:
-            return vectors
-        words = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
-        vectors = vectors.clone()
-        vectors[:, words, words - strip.words.start] += rows @ own[strip.sequences, strip.queries]
+        if self.is_self_attention:
+            itself = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
+            vectors[:, itself, itself - strip.words.start] += rows @ own[strip.sequences, strip.queries]
         return vectors
+
+    def with_own_norms(
+        self,
+        vectors: Float[Tensor, "batch unit word model"],
+        norms: Float[Tensor, "batch word unit"],
+        rows: Float[Tensor, "batch word query"],
+        own: Float[Tensor, "sequences queries model"],
+        strip: Strip,
+    ) -> Float[Tensor, "batch word unit"]:
+        """The norms of `with_own`, from those of the vectors: they differ in a word's pair with itself alone.
+
+        Args:
+            vectors: See `with_own`; left as they are.
+            norms: Of the vectors.
+            rows: See `with_own`.
+            own: See `with_own`.
+            strip: See `with_own`.
+        """
+        itself = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
+        pairs = vectors[:, itself, itself - strip.words.start] + rows @ own[strip.sequences, strip.queries]
+        norms = norms.clone()
+        norms[:, itself - strip.words.start, itself] = torch.linalg.vector_norm(pairs, dim=-1)
+        return norms
 
     def like(self, tensor: Tensor) -> "WordGroups":
         """The groups with the dtype and on the device of a tensor."""
-        return dataclasses.replace(self, rows=self.rows.to(tensor), units=self.units.to(tensor.device))
+        return dataclasses.replace(
+            self, rows=self.rows.to(tensor), targets=self.targets.to(tensor.device), units=self.units.to(tensor.device)
+        )
+
+
+def _products(
+    weights: Float[Tensor, "batch unit query head"], vectors: Float[Tensor, "batch unit head width"]
+) -> Float[Tensor, "batch unit query width"]:
+    return torch.bmm(weights.flatten(0, 1), vectors.flatten(0, 1)).unflatten(0, weights.shape[:2])
+
+
+def _lengths(exists: Bool[Tensor, "batch word"]) -> list[int]:
+    """1 + the number of the last word that exists."""
+    numbers = torch.arange(1, exists.shape[1] + 1, device=exists.device)
+    lengths: list[int] = (exists * numbers).amax(dim=1).tolist() if exists.shape[1] else [0] * len(exists)
+    return lengths
+
+
+def _width(mask: Bool[Tensor, "batch piece"]) -> int:
+    """The number of columns that a mask needs, whose rows have their True entries on the left."""
+    return int(mask.sum(dim=1).amax()) if mask.shape[1] else 0
 
 
 def word_weights(

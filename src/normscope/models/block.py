@@ -334,18 +334,14 @@ class AttentionBlock:
             groups: The words; see `maths/words.py`.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
-        composition, transformed = self.composition, self.transformed()
+        composition, value, output_weight = self.composition, self.value, self.parameters.output_weight
         if in_double:
-            composition, transformed = composition.double(), transformed.cpu().double()
-        groups = groups.like(transformed)
-
-        def weights_of(queries: slice, sequences: slice) -> Tensor:
-            return self.weights_of(queries, sequences).to(transformed)
-
-        norms = composition.word_norms(weights_of, transformed, groups)
+            composition, value, output_weight = composition.double(), value.cpu().double(), output_weight.cpu().double()
+        groups = groups.like(value)
+        norms = composition.word_norms(self.weights_of, value, output_weight, groups)
         means = torch.cat(
             [
-                self.weights_of(slice(start, start + self.queries_at_once)).to(transformed).mean(dim=1)
+                self.weights_of(slice(start, start + self.queries_at_once)).to(value).mean(dim=1)
                 for start in range(0, self.query.shape[2], self.queries_at_once)
             ],
             dim=1,
