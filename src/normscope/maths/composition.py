@@ -265,7 +265,7 @@ class Composition:
                     normed = stage is Stage.NORMALISED
                     if normed not in pairs:
                         scaled = self.scaled_rows(rows, strip) if normed else rows
-                        merged = groups.merged(part, strip, scaled, weights, vectors[normed])
+                        merged = part.merged(scaled, weights, vectors[normed])
                         pairs[normed] = merged, torch.linalg.vector_norm(merged, dim=-1).transpose(1, 2)
                     lengths = pairs[normed][1]
                     if own:

@@ -72,10 +72,12 @@ class _LinearStages:
         if composition.norm_position != "post" and composition.normalisation is not None:
             read = composition.normalisation.scaled(read)
         weights = network.input_weight, network.multiplier_weight
-        inputs = () if composition.norm_position == "parallel" else (read @ w for w in weights if w is not None)
+        reads = composition.norm_position != "parallel"
+        inputs = tuple(read @ weight for weight in weights if reads and weight is not None)
         branch = composition.norm_position == "branch"
         norm = composition.output_normalisation if branch else composition.normalisation
         own = composition.attention.own(composition.attention.stages[-1])
+        own_network = composition.made_of_itself() if inputs else composition.parts.own
 
         def normed(stage: LayerStage, values: Tensor, *, by: bool = True) -> Tensor:
             return norm.scaled(values) if norm is not None and by and stage is LayerStage.NORMALISED else values
@@ -83,12 +85,12 @@ class _LinearStages:
         of_block = [stage for stage in stages if stage is not LayerStage.NETWORK]
         of_network = [stage for stage in stages if stage is not LayerStage.BLOCK]
         return cls(
-            read=tuple(inputs),
+            read=inputs,
             # The norm of a `branch` is that of the network's part alone.
             block={stage: normed(stage, output_weight, by=not branch) for stage in of_block},
             written={stage: normed(stage, network.output_weight) for stage in of_network},
             own_block={stage: normed(stage, own, by=not branch) for stage in of_block},
-            own_network={stage: normed(stage, composition.parts.own) for stage in of_network},
+            own_network={stage: normed(stage, own_network) for stage in of_network},
         )
 
 
@@ -124,7 +126,7 @@ class _Pairs:
         shares = rows
         if self.composition.attention_deviation is not None:
             shares = rows / self._of_queries(self.composition.attention_deviation).unsqueeze(1)
-        vectors = self.groups.merged(self.part, self.strip, shares, self.weights, self.blocks[stage])
+        vectors = self.part.merged(shares, self.weights, self.blocks[stage])
         return self.groups.with_own(vectors, rows, self.linear.own_block[stage], self.strip)
 
     def _network(self, stage: LayerStage, rows: Tensor) -> Tensor:

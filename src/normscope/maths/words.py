@@ -79,7 +79,7 @@ class KeyVectors(NamedTuple):
     """What each head gives with weight 1, for the tokens of source words of some sequences."""
 
     first: Float[Tensor, "batch unit head width"]
-    others: Float[Tensor, "batch piece head width"]
+    others: Float[Tensor, "piece head width"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,8 +92,13 @@ class Part:
     sequences: slice
     units: Int[Tensor, " unit"]
     """Numbers of the source words."""
-    keys: Pieces
-    """Their tokens."""
+    first: Int[Tensor, "batch unit"]
+    """The first token of each source word; 0 for words that a sequence does not have."""
+    exists: Bool[Tensor, "batch unit"]
+    others: Int[Tensor, "piece 2"]
+    """The other tokens: sequence and token."""
+    owners: Int[Tensor, " piece"]
+    """The source words of these, counted over all sequences."""
     strips: tuple[Strip, ...]
 
     def key_vectors(
@@ -108,12 +113,26 @@ class Part:
         by_token = value[self.sequences].transpose(1, 2)  # batch, key, head, head_dim
         rows = torch.arange(len(by_token), device=by_token.device)[:, None]
 
-        def of(tokens: Tensor) -> Tensor:
-            batch, count = tokens.shape
-            chosen = by_token[rows, tokens].flatten(0, 1).transpose(0, 1)
-            return (chosen @ transform).transpose(0, 1).unflatten(0, (batch, count))
+        def of(chosen: Tensor) -> Tensor:
+            return (chosen.transpose(0, 1) @ transform).transpose(0, 1)
 
-        return KeyVectors(of(self.keys.first), of(self.keys.others))
+        first = of(by_token[rows, self.first].flatten(0, 1)).unflatten(0, self.first.shape)
+        return KeyVectors(first, of(by_token[self.others[:, 0], self.others[:, 1]]))
+
+    def merged(
+        self,
+        rows: Float[Tensor, "batch word query"],
+        weights: Float[Tensor, "batch head query key"],
+        vectors: KeyVectors,
+    ) -> Float[Tensor, "batch unit word width"]:
+        """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M: linear, so queries are merged first.
+
+        Args:
+            rows: The share of each query in each target word.
+            weights: α of the same queries.
+            vectors: v M.
+        """
+        return self.over_keys(rows.unsqueeze(1) @ weights, vectors)
 
     def over_keys(
         self, weights: Float[Tensor, "batch head query key"], vectors: KeyVectors
@@ -121,13 +140,12 @@ class Part:
         """Σ_{j∈J} Σ_h weights^h_ij v^h_j M of all source words J."""
         by_key = weights.permute(0, 3, 2, 1)  # batch, key, query, head
         rows = torch.arange(len(by_key), device=by_key.device)[:, None]
-        keys = self.keys
-        sums = _products(by_key[rows, keys.first] * keys.exists[..., None, None], vectors.first)
-        if keys.others.shape[1]:
-            more = _products(by_key[rows, keys.others] * keys.is_other[..., None, None], vectors.others)
-            for piece in range(more.shape[1]):
-                sums[rows[:, 0], keys.owners[:, piece]] += more[:, piece]
-        return sums
+        first = by_key[rows, self.first] * self.exists[..., None, None]
+        sums = torch.bmm(first.flatten(0, 1), vectors.first.flatten(0, 1))
+        if len(self.owners):
+            others = by_key[self.others[:, 0], self.others[:, 1]]
+            sums.index_add_(0, self.owners, torch.bmm(others, vectors.others))
+        return sums.unflatten(0, self.first.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,24 +224,27 @@ class WordGroups:
             used[:words] = True
         units = used.nonzero()[:, 0]
         numbers = used.cumsum(0) - 1
-        width = _width(keys.is_other)
-        keys = Pieces(
-            keys.first[:, units],
-            keys.exists[:, units],
-            keys.others[:, :width],
-            numbers[keys.owners[:, :width]].clamp(min=0),
-            keys.is_other[:, :width],
+        others = keys.is_other.nonzero()
+        of_others = keys.others[others[:, 0], others[:, 1]], keys.owners[others[:, 0], others[:, 1]]
+        part = Part(
+            sequences=sequences,
+            units=units,
+            first=keys.first[:, units],
+            exists=keys.exists[:, units],
+            others=torch.stack([others[:, 0], of_others[0]], dim=1),
+            owners=others[:, 0] * len(units) + numbers[of_others[1]],
+            strips=(),
         )
         whole = slice(0, self.rows.shape[2])
         if sequences.stop - sequences.start > 1 or words <= at_once:
-            return Part(sequences, units, keys, (Strip(sequences, slice(0, words), whole),))
+            return dataclasses.replace(part, strips=(Strip(sequences, slice(0, words), whole),))
         strips = []
         for start in range(0, words, at_once):
             chosen = slice(start, min(words, start + at_once))
             held = self.rows[sequences.start, chosen].any(dim=0).nonzero()
             if len(held):
                 strips.append(Strip(sequences, chosen, slice(int(held[0]), int(held[-1]) + 1)))
-        return Part(sequences, units, keys, tuple(strips))
+        return dataclasses.replace(part, strips=tuple(strips))
 
     def rows_of(self, strip: Strip) -> Float[Tensor, "batch word query"]:
         """The rows of a strip."""
@@ -237,25 +258,6 @@ class WordGroups:
         own = torch.arange(weights.shape[2], device=weights.device)
         weights[:, :, own, own + strip.queries.start] = 0
         return weights
-
-    def merged(
-        self,
-        part: Part,
-        strip: Strip,
-        rows: Float[Tensor, "batch word query"],
-        weights: Float[Tensor, "batch head query key"],
-        vectors: KeyVectors,
-    ) -> Float[Tensor, "batch unit word width"]:
-        """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M: linear, so queries are merged first.
-
-        Args:
-            part: The source words.
-            strip: The target words.
-            rows: The share of each query in each target word.
-            weights: α of the strip's queries.
-            vectors: v M.
-        """
-        return part.over_keys(rows.unsqueeze(1) @ weights, vectors)
 
     def merged_neurons(
         self,
@@ -352,22 +354,11 @@ class WordGroups:
         )
 
 
-def _products(
-    weights: Float[Tensor, "batch unit query head"], vectors: Float[Tensor, "batch unit head width"]
-) -> Float[Tensor, "batch unit query width"]:
-    return torch.bmm(weights.flatten(0, 1), vectors.flatten(0, 1)).unflatten(0, weights.shape[:2])
-
-
 def _lengths(exists: Bool[Tensor, "batch word"]) -> list[int]:
     """1 + the number of the last word that exists."""
     numbers = torch.arange(1, exists.shape[1] + 1, device=exists.device)
     lengths: list[int] = (exists * numbers).amax(dim=1).tolist() if exists.shape[1] else [0] * len(exists)
     return lengths
-
-
-def _width(mask: Bool[Tensor, "batch piece"]) -> int:
-    """The number of columns that a mask needs, whose rows have their True entries on the left."""
-    return int(mask.sum(dim=1).amax()) if mask.shape[1] else 0
 
 
 def word_weights(

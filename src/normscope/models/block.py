@@ -193,8 +193,8 @@ class AttentionBlock:
         self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None)
     ) -> Float[Tensor, "some head chosen key"]:
         """Rows of α: the weights of some queries of some sequences, without materialising the others."""
-        if self.own_weights is not None:
-            return self.own_weights[sequences][:, :, queries]
+        if self.own_weights is not None or "weights" in self.__dict__:
+            return self.weights[sequences][:, :, queries]
         query, key = self.query[sequences][:, :, queries], self.key[sequences]
         every = slice(0, self._lengths[2])
         term = None

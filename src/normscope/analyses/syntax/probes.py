@@ -35,7 +35,13 @@ MAPS = ("raw", "normalised")
 PENALTY = 1e-3
 """Factor of Σ w² + u² in the loss: enough for a single solution, too little to matter for thousands of arcs."""
 
-_MOST_STEPS = 100
+# Newton's method roughly squares the distance from the least loss in every step.
+_MOST_STEPS, _SMALL_DECREASE = 50, 1e-10
+
+# Numbers of the features of arcs to hold at once.
+_AT_ONCE = 2**22
+
+_TINY = torch.finfo(torch.float32).tiny
 
 
 class ProbeResult(NamedTuple):
@@ -59,6 +65,11 @@ class Sample:
     words: Bool[Tensor, "sentence word"]
     arcs: Int[Tensor, "arc 3"]
     """Sentence, dependent and head."""
+
+    def prepared(self, measure: int, *, normalised: bool) -> Float[Tensor, "map sentence word word"]:
+        """The maps of a measure without a word's pair with itself; on request, with rows that add up to 1."""
+        maps = self.maps[measure].double() * _pairs(self.words)
+        return maps / maps.sum(dim=-1, keepdim=True).clamp(min=_TINY) if normalised else maps
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,42 +119,78 @@ def probe_results(
 def fit(samples: Sequence[Sample], measure: int, *, normalised: bool) -> Probe:
     """The probe of least loss: the mean of −log p(head | dependent) over the arcs, plus the penalty.
 
+    Newton's method with a line search: the loss is convex and has few parameters, so it needs few passes over the maps.
+
     Args:
         samples: The training sentences.
         measure: Index of the measure.
         normalised: Whether rows of the maps are normalised.
     """
-    parts = [
-        (_prepared(sample.maps[measure].double(), sample.words, normalised=normalised), sample) for sample in samples
-    ]
-    squares = sum(maps.square().sum(dim=(1, 2, 3)) for maps, _ in parts)
-    pairs = sum(int(_pairs(sample.words).sum()) for sample in samples)
-    assert isinstance(squares, Tensor)
-    scale = (squares / max(1, pairs)).sqrt()
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    for maps, _ in parts:
-        maps.div_(scale[:, None, None, None])
-    weights = torch.zeros(2, len(scale), dtype=torch.float64, device=scale.device, requires_grad=True)
-    arcs = max(1, sum(len(sample.arcs) for sample in samples))
-    optimizer = torch.optim.LBFGS(
-        [weights], max_iter=_MOST_STEPS, tolerance_grad=1e-7, tolerance_change=1e-10, line_search_fn="strong_wolfe"
+    squares = torch.stack(
+        [sample.prepared(measure, normalised=normalised).square().sum((1, 2, 3)) for sample in samples]
     )
+    scale = (squares.sum(dim=0) / max(1, sum(int(_pairs(sample.words).sum()) for sample in samples))).sqrt()
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    weights = scale.new_zeros(2 * len(scale))
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        total = PENALTY * weights.detach().square().sum()
-        (PENALTY * weights.square().sum()).backward()
-        for maps, sample in parts:
-            sentence, dependent, head = sample.arcs.unbind(-1)
-            rows = _scores(maps, sample.words, weights)[sentence, dependent]
-            loss = torch.nn.functional.cross_entropy(rows, head, reduction="sum") / arcs
-            loss.backward()
-            total = total + loss.detach()
-        return total
+    def loss(at: Tensor) -> "_Loss":
+        return _loss(samples, measure, at.view(2, -1) / scale, normalised=normalised).scaled(scale, at)
 
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return Probe(scale, *weights.detach())
+    here = loss(weights)
+    for _ in range(_MOST_STEPS):
+        step = torch.linalg.solve(here.hessian, here.gradient)
+        decrease, size = float(here.gradient @ step), 1.0
+        there = loss(weights - step)
+        while there.value > here.value - 1e-4 * size * decrease and size > 1e-6:
+            size /= 2
+            there = loss(weights - size * step)
+        weights, here = weights - size * step, there
+        if decrease < _SMALL_DECREASE:
+            break
+    return Probe(scale, *weights.view(2, -1))
+
+
+class _Loss(NamedTuple):
+    """The loss and its derivatives."""
+
+    value: float
+    gradient: Float[Tensor, " parameter"]
+    hessian: Float[Tensor, "parameter parameter"]
+
+    def scaled(self, scale: Float[Tensor, " map"], weights: Float[Tensor, " parameter"]) -> "_Loss":
+        """With respect to weights of maps that are divided by a scale, and with the penalty of these weights."""
+        factors = torch.cat([scale, scale])
+        penalty = PENALTY * torch.eye(len(weights), dtype=weights.dtype, device=weights.device)
+        return _Loss(
+            self.value + float(weights @ penalty @ weights),
+            self.gradient / factors + 2 * penalty @ weights,
+            self.hessian / factors / factors[:, None] + 2 * penalty,
+        )
+
+
+def _loss(
+    samples: Sequence[Sample], measure: int, weights: Float[Tensor, "direction map"], *, normalised: bool
+) -> _Loss:
+    """The mean of −log p(head | dependent) over the arcs, with derivatives."""
+    size = weights.numel()
+    value, gradient, hessian = 0.0, weights.new_zeros(size), weights.new_zeros(size, size)
+    for sample in samples:
+        maps, pairs = sample.prepared(measure, normalised=normalised), _pairs(sample.words)
+        at_once = max(1, _AT_ONCE // max(1, size * pairs.shape[-1]))
+        for arcs in sample.arcs.split(at_once):
+            sentence, dependent, head = arcs.unbind(-1)
+            # The features of every candidate: what it takes from the dependent, and what the dependent takes from it.
+            features = torch.cat([maps[:, sentence, :, dependent].transpose(0, 1), maps[:, sentence, dependent]])
+            scores = torch.einsum("f,fac->ac", weights.flatten(), features)
+            chances = scores.masked_fill(~pairs[sentence, dependent], -torch.inf).log_softmax(dim=-1)
+            value -= float(chances.gather(1, head[:, None]).sum())
+            weighted = features * chances.exp()
+            means = weighted.sum(dim=-1)
+            observed = features.gather(2, head[None, :, None].expand(size, -1, 1))[..., 0]
+            gradient += (means - observed).sum(dim=1)
+            hessian += weighted.flatten(1) @ features.flatten(1).T - means @ means.T
+    arcs = max(1, sum(len(sample.arcs) for sample in samples))
+    return _Loss(value / arcs, gradient / arcs, hessian / arcs)
 
 
 def _trained(
@@ -168,8 +215,7 @@ def _scored(
         sentence, dependent, head = sample.arcs.unbind(-1)
         counts = _by_sentence(torch.ones_like(sentence), sample)
         for (measure, maps), probe in probes.items():
-            values = sample.maps[HEAD_MEASURES.index(measure)].double()
-            prepared = _prepared(values, sample.words, normalised=maps == "normalised")
+            prepared = sample.prepared(HEAD_MEASURES.index(measure), normalised=maps == "normalised")
             found = probe.scores(prepared, sample.words).argmax(dim=-1)[sentence, dependent] == head
             correct = _by_sentence(found.long(), sample)
             sums = correct, correct**2, correct * counts, counts, counts**2, counts > 0
@@ -202,14 +248,6 @@ def _by_sentence(values: Tensor, sample: Sample) -> np.ndarray:
 def _pairs(words: Bool[Tensor, "sentence word"]) -> Bool[Tensor, "sentence word word"]:
     """Pairs of two different words."""
     return words.unsqueeze(1) & words.unsqueeze(2) & ~torch.eye(words.shape[1], dtype=torch.bool, device=words.device)
-
-
-def _prepared(
-    maps: Float[Tensor, "map sentence word word"], words: Bool[Tensor, "sentence word"], *, normalised: bool
-) -> Float[Tensor, "map sentence word word"]:
-    """The maps without a word's pair with itself; on request, with rows that add up to 1."""
-    maps = maps * _pairs(words)
-    return maps / maps.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) if normalised else maps
 
 
 def _scores(
