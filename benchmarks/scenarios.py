@@ -244,7 +244,8 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
     info = ModelInfo.of("", model.config, layout)
     needs = [analysis.requirements(analysis.options, info) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()
-    observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
+    feed_forward, received = (any(getattr(each, part) for each in needs) for part in ("feed_forward", "received"))
+    observer = Observer(model, layout, layers, hidden, feed_forward=feed_forward, received=received)
 
     def forward() -> None:
         with observer:

@@ -18,14 +18,7 @@ from tests.oracles.specimens import Specimen
 
 PLACE = ["layer", "head", "inputs", "bos"]
 BOS = {True: "with_bos", False: "without_bos"}
-WORDS = {
-    ("text", True): "text with a beginning-of-sequence token",
-    ("text", False): "text without a beginning-of-sequence token",
-    ("random", True): "random tokens with a beginning-of-sequence token",
-    ("random", False): "random tokens without a beginning-of-sequence token",
-    ("repeat", True): "one token repeated with a beginning-of-sequence token",
-    ("repeat", False): "one token repeated without a beginning-of-sequence token",
-}
+WORDS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 Variants = dict[tuple[str, bool], list[Sequence_]]
 
 
@@ -44,9 +37,9 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         tables=tables,
         metrics=metrics,
         curves=_curves(tables, main),
-        figures=_figures(tables, main),
-        summary=_summary(tables, main),
-        sentences=_sentences(tables, metrics, main, variants),
+        figures=_figures(specimen, tables, main),
+        summary=_summary(specimen, tables, main),
+        sentences=_sentences(specimen, tables, metrics, main, variants),
         notes=_notes(specimen, options, tables),
     )
 
@@ -55,6 +48,16 @@ def first_token(specimen: Specimen) -> int | None:
     """The token that begins sequences."""
     tokenizer = specimen.loaded.tokenizer
     return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+
+
+def _begins(specimen: Specimen) -> str | None:
+    token = first_token(specimen)
+    return None if token is None else str(specimen.loaded.tokenizer.convert_ids_to_tokens(token))
+
+
+def _label(specimen: Specimen, inputs: str, bos: bool) -> str:
+    begin = _begins(specimen)
+    return inputs if begin is None else f"{inputs}, {'with' if bos else 'without'} {begin}"
 
 
 def made(specimen: Specimen, options: SinksOptions) -> Variants:
@@ -378,14 +381,14 @@ def _curves(tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, dict
     return curves
 
 
-def _figures(tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, Picture]:
+def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, Picture]:
     figures: dict[str, Picture] = {}
     if main is not None:
         rows = tables["by_head"].xs(main, level="position")
         titles = {"sink_rate": "sink rate", "received": "weight received, α_k"}
         figures["rate"] = Picture(
             {
-                (f"{inputs}, {'with' if bos else 'without'} BOS", title, layer, head): row[name]
+                (_label(specimen, inputs, bos), title, layer, head): row[name]
                 for (layer, head, inputs, bos), row in rows.iterrows()
                 for name, title in titles.items()
             },
@@ -408,13 +411,13 @@ def _figures(tables: dict[str, pd.DataFrame], main: str | None) -> dict[str, Pic
     return figures
 
 
-def _summary(tables: dict[str, pd.DataFrame], main: str | None) -> pd.DataFrame:
+def _summary(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | None) -> pd.DataFrame:
     if main is None:
         return pd.DataFrame()
     rows = {}
     for (inputs, bos), found in _variants_of(tables["by_head"]):
         mass, strength = (tables[name].xs((inputs, bos), level=("inputs", "bos")) for name in ("mass", "strongest"))
-        rows[f"{inputs}, {'with' if bos else 'without'} BOS"] = {
+        rows[_label(specimen, inputs, bos)] = {
             f"{main}: sink rate %": 100 * found["sink_rate"].xs(main, level="position").mean(),
             "its weight %": 100 * mass["mass"].xs(main, level="position").mean(),
             "dormant heads %": 100 * strength["dormant"].mean(),
@@ -434,52 +437,65 @@ def _listed(parts: list[str]) -> str:
 
 
 def _sentences(
-    tables: dict[str, pd.DataFrame], metrics: dict[str, float], main: str | None, variants: Variants
+    specimen: Specimen,
+    tables: dict[str, pd.DataFrame],
+    metrics: dict[str, float],
+    main: str | None,
+    variants: Variants,
 ) -> list[str]:
     sentences = []
     if main is not None:
         rates = tables["summary"]["sink_rate"]
-        one, *others = variants
+        one, begin = next(iter(variants)), _begins(specimen)
         mass = tables["mass"].xs((*one, main), level=("inputs", "bos", "position"))["mass"].mean()
-        name, receives = (
-            ("the first token", "receives") if main == "first" else (f"a {main} token", "such tokens receive")
+        is_sink, receives = (
+            ("the first token is a sink", "receives") if main == "first" else (f"{main} tokens are sinks", "receive")
         )
+        where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
         sentences.append(
-            f"On {WORDS[one]}, {name} is a sink of {percent(rates[(*one, main)])} of the heads, and {receives} "
-            f"{percent(mass)} of all weight."
+            f"On {where}, {is_sink} in {percent(rates[(*one, main)])} of the heads, and {receives} {percent(mass)} of all "
+            "attention weight."
         )
-        rest = [f"{percent(rates[(*o, main)])} on {WORDS[o]}" for o in others if (*o, main) in rates.index]
-        if rest:
-            sentences.append(f"Its sink rate is {_listed(rest)}.")
-        shares = [f"{percent(metrics[f'{i}/{BOS[b]}/dormant'])} on {WORDS[i, b]}" for i, b in variants]
-        sentences.append(f"Heads that give a single key most of their weight are dormant: {_listed(shares)}.")
+        if one[1] and (one[0], False, main) in rates.index:
+            sentences.append(f"Without {begin}, its sink rate is {percent(rates[one[0], False, main])}.")
+        others = [name for name in WORDS if name != one[0] and (name, one[1], main) in rates.index]
+        if others:
+            rest = [f"{percent(rates[name, one[1], main])} on {WORDS[name]}" for name in others]
+            of = "the first token" if main == "first" else f"{main} tokens"
+            sentences.append(f"The sink rate of {of} is {_listed(rest)}.")
+        dormant = percent(metrics[f"{one[0]}/{BOS[one[1]]}/dormant"])
+        sentences.append(f"On {where}, {dormant} of the heads are dormant: a single key receives most of their weight.")
     sink, other, alpha_sink, alpha_other = (
         number(metrics[f"drains/{key}/{name}"]) for name in ("f_norm", "alpha_f") for key in ("sink", "other")
     )
-    sentences.append(
-        "The transformed vector of a sink, the key that receives most of a head's weight, has a mean norm ‖f(x)‖ of "
-        f"{sink}, that of another key {other}; weighted by attention, they contribute ‖αf(x)‖ = {alpha_sink} and "
-        f"{alpha_other} to a query."
-    )
+    sentences += [
+        f"The key that receives most of a head's weight has a mean ‖f(x)‖ of {sink}; the other keys have {other}.",
+        f"Weighted by attention, it contributes ‖αf(x)‖ = {alpha_sink} to a query, and each other key {alpha_other}.",
+    ]
+    return sentences + _massive_sentences(tables, metrics)
+
+
+def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float]) -> list[str]:
     massive = tables["massive"]
     if not len(massive):
-        sentences.append("No activation exceeds both 100 and 1000 times the median: there are no massive activations.")
-        return sentences
+        return ["There are no massive activations: no value exceeds both 100 and 1,000 times the median."]
     layers = massive.index.get_level_values("layer")
     count = massive.index.get_level_values("dimension").nunique()
-    sentences.append(
-        f"{count} dimensions have massive activations, from layer {layers.min()} to layer {layers.max()}; the largest, "
-        f"{number(metrics['massive/largest'])}, is {number(metrics['massive/ratio'])} times the median."
-    )
+    sentences = [
+        f"{count} dimensions have massive activations, in layers {layers.min()} to {layers.max()}.",
+        f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
+        "median.",
+    ]
     if "ablation_loss" in tables:
         before, zero, mean, controls = (
             number(metrics[f"ablation/{name}"])
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
         )
-        sentences.append(
-            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats, setting them to their "
-            f"mean to {mean}; with as many random dimensions at zero, it is {controls}."
-        )
+        sentences += [
+            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats; as many random "
+            f"dimensions, to {controls}.",
+            f"Setting the massive activations to their mean changes the loss to {mean} nats.",
+        ]
     if "ablation" in tables:
         effects = {
             key.split("/")[-1]: (metrics[key], metrics[key.replace("before", "after")])
@@ -488,9 +504,10 @@ def _sentences(
         }
         if effects:
             most = max(effects, key=lambda name: abs(effects[name][0] - effects[name][1]))
+            before, after = effects[most]
             sentences.append(
-                f"With the massive activations at zero, the attention weight on {most} tokens goes from "
-                f"{percent(effects[most][0])} to {percent(effects[most][1])}."
+                f"With the massive activations at zero, the attention weight on {most} tokens "
+                f"{'rises' if after > before else 'falls'} from {percent(before)} to {percent(after)}."
             )
     return sentences
 
@@ -505,7 +522,7 @@ def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataF
             f"sink rates leave out {short} sequences with fewer than {options.length} tokens (analysis.sinks.length)"
         )
     if begin is None:
-        notes.append("sequences have no beginning-of-sequence token of the tokenizer's: no sink rates with one")
+        notes.append("the tokenizer has no token that begins a sequence, so there are no sink rates with one")
     if "ablation" in tables and "ablation_loss" not in tables:
         notes.append("the checkpoint has no language-modelling head: no loss with massive activations replaced")
     return notes

@@ -318,16 +318,27 @@ CASES = {
         (
             SINK,
             [
-                "On text with a beginning-of-sequence token, the first token is a sink of 60.0% of the heads, and receives "
-                "50.0% of all weight.",
-                "Its sink rate is 40.0% on random tokens without a beginning-of-sequence token.",
+                "On text with BOS, the first token is a sink in 60.0% of the heads, and receives 50.0% of all attention weight."
+            ],
+        ),
+        (
+            SINK
+            | {
+                "text/without_bos/sink_rate/first": 0.1,
+                "random/with_bos/sink_rate/first": 0.5,
+                "repeat/with_bos/sink_rate/first": 0.3,
+            },
+            [
+                "On text with BOS, the first token is a sink in 60.0% of the heads, and receives 50.0% of all attention "
+                "weight.",
+                "Without BOS, its sink rate is 10.0%.",
+                "The sink rate of the first token is 50.0% on random tokens and 30.0% on one token repeated.",
             ],
         ),
         (
             {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
             [
-                "On one token repeated without a beginning-of-sequence token, a sep token is a sink of 25.0% of the heads, and "
-                "such tokens receive 50.0% of all weight.",
+                "On one token repeated, sep tokens are sinks in 25.0% of the heads, and receive 50.0% of all attention weight.",
             ],
         ),
         (
@@ -337,9 +348,8 @@ CASES = {
                 "random/without_bos/dormant": 0.75,
             },
             [
-                "On text without a beginning-of-sequence token, a cls token is a sink of 25.0% of the heads.",
-                "Heads that give a single key most of their weight are dormant: 50.0% on text without a beginning-of-sequence "
-                "token and 75.0% on random tokens without a beginning-of-sequence token.",
+                "On text, cls tokens are sinks in 25.0% of the heads.",
+                "On text, 50.0% of the heads are dormant: a single key receives most of their weight.",
             ],
         ),
         (
@@ -350,30 +360,34 @@ CASES = {
                 "drains/other/alpha_f": 0.0372,
             },
             [
-                "The transformed vector of a sink, the key that receives most of a head's weight, has a mean norm ‖f(x)‖ of "
-                "0.530, that of another key 3.73; weighted by attention, they contribute ‖αf(x)‖ = 0.117 and 0.0372 to a query."
+                "The key that receives most of a head's weight has a mean ‖f(x)‖ of 0.530; the other keys have 3.73.",
+                "Weighted by attention, it contributes ‖αf(x)‖ = 0.117 to a query, and each other key 0.0372.",
             ],
         ),
         (
             {"massive/count": 0.0},
-            ["No activation exceeds both 100 and 1000 times the median: there are no massive activations."],
+            ["There are no massive activations: no value exceeds both 100 and 1,000 times the median."],
         ),
         (
             MASSIVE,
             [
-                "2 dimensions have massive activations, from layer 3 to layer 11; the largest, 3,020, is 12,300 times the "
-                "median."
+                "2 dimensions have massive activations, in layers 3 to 11.",
+                "The largest massive activation is 3,020, 12,300 times the median.",
             ],
         ),
         (
             MASSIVE | {"massive/count": 1.0, "massive/last_layer": 3.0},
-            ["1 dimension has massive activations, in layer 3; the largest, 3,020, is 12,300 times the median."],
+            [
+                "1 dimension has massive activations, in layer 3.",
+                "The largest massive activation is 3,020, 12,300 times the median.",
+            ],
         ),
         (
             ZEROED | {"ablation/zero/loss_controls": 3.42},
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats, setting them to their mean "
-                "to 3.41; with as many random dimensions at zero, it is 3.42."
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; as many random dimensions, "
+                "to 3.42.",
+                "Setting the massive activations to their mean changes the loss to 3.41 nats.",
             ],
         ),
         (
@@ -385,9 +399,9 @@ CASES = {
                 "ablation/zero/after/other": 0.7,
             },
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats, setting them to their mean "
-                "to 3.41.",
-                "With the massive activations at zero, the attention weight on first tokens goes from 70.0% to 10.0%.",
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats.",
+                "Setting the massive activations to their mean changes the loss to 3.41 nats.",
+                "With the massive activations at zero, the attention weight on first tokens falls from 70.0% to 10.0%.",
             ],
         ),
     ],

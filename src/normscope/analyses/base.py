@@ -37,6 +37,8 @@ class Requirements:
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
+    received: bool = False
+    """Whether it reads the weight that every key receives in every batch (`AttentionBlock.received`)."""
     bias_rule: BiasRule = BiasRule.SUMMAND
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     token_maps: int = 0

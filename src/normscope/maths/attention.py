@@ -102,43 +102,6 @@ def _attention(
     return Attention(torch.cat([part.output for part in parts], 2), torch.cat([part[1] for part in parts], 2))
 
 
-def weight_received(
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch head key head_dim"],
-    log_normaliser: Float[Tensor, "batch head query"],
-    token_mask: Bool[Tensor, "batch query"],
-    mask: Mask | None,
-    scale: float,
-    cap: float | None = None,
-) -> Float[Tensor, "batch head key"]:
-    """Σ_i α_ij over the queries that are not padding: the total weight that each key receives, without building α.
-
-    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i), so Σ_i α_ij is the exponential of a log-normaliser: that of attention from
-    keys to queries, with the scores of query i shifted by −ℓ_i. This takes one more pass of a fused kernel.
-
-    Args:
-        query: Queries.
-        key: Keys, one head per query head.
-        log_normaliser: ℓ_i of each query.
-        token_mask: Queries that are not padding.
-        mask: Which keys a query sees, and any positional bias; None if every query sees every key.
-        scale: Factor on q·k before the softmax.
-        cap: Soft cap of the scores; see `attention`.
-
-    Returns:
-        In the dtype of the log-normaliser; meaningless at keys that no token sees.
-    """
-    shift = (-log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf"))
-    query, key = query.to(shift.dtype), key.to(shift.dtype)
-    mask = Mask() if mask is None else mask
-    if mask.causal and mask.bias is None:
-        # In reverse order, the queries that see a key are those up to its position: attention is causal again.
-        query, key, shift = query.flip(2), key.flip(2), shift.flip(2)
-        turned = attention(key, query, query, Mask(causal=True, shift=shift), scale, cap=cap)
-        return turned.log_normaliser.exp().flip(2)
-    return attention(key, query, query, mask.transposed(shift), scale, cap=cap).log_normaliser.exp()
-
-
 def attention_by_group(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],

@@ -3,6 +3,7 @@
 Sources: Sun et al. 2024, section 2 (arXiv:2402.17762); Bondarenko et al. 2023, section 3 (arXiv:2306.12929).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,35 @@ SIGMAS = 6
 """Distance from the mean, in standard deviations, beyond which an activation is counted as far out."""
 
 
+_ENTRIES_AT_ONCE = 2**17
+"""Activations in a piece on a CPU, 512 KiB in float32: what several operations read one after the other stays in its cache."""
+
+
+class TokenSizes(NamedTuple):
+    """Sums over the dimensions of hidden vectors."""
+
+    total: Float[Tensor, "batch token"]
+    """Σ_d x_d."""
+    norm: Float[Tensor, "batch token"]
+    """‖x‖."""
+    largest: Float[Tensor, "batch token"]
+    """Largest |x_d|."""
+
+
+def token_sizes(vectors: Float[Tensor, "batch token model"]) -> TokenSizes:
+    """The sum, the norm and the largest magnitude of every vector."""
+    parts = [
+        # Faster than the ∞-norm, and than abs, which writes a tensor of the same size.
+        (piece.sum(dim=-1), torch.linalg.vector_norm(piece, dim=-1), torch.maximum(piece.amax(-1), -piece.amin(-1)))
+        for piece in _pieces(vectors.flatten(0, 1))
+    ]
+    return TokenSizes(*(torch.cat(each).view(vectors.shape[:2]) for each in zip(*parts, strict=True)))
+
+
 def magnitudes(
-    vectors: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"]
+    vectors: Float[Tensor, "batch token model"],
+    token_mask: Bool[Tensor, "batch token"],
+    sizes: TokenSizes | None = None,
 ) -> Float[Tensor, "batch 3"]:
     """Largest |x|, kurtosis, and share of the activations beyond six standard deviations, of each sequence.
 
@@ -29,21 +57,33 @@ def magnitudes(
     Args:
         vectors: Hidden vectors.
         token_mask: True at tokens, False at padding. Every sequence has a token.
+        sizes: See `token_sizes`; computed if not given.
 
     Source: Bondarenko et al. 2023, section 3.
     """
+    sizes = token_sizes(vectors) if sizes is None else sizes
     weights = _precise(token_mask)
     size = weights.sum(dim=-1) * vectors.shape[-1]
-    mean = _total(vectors.sum(dim=-1), weights) / size
-    centred = vectors - mean.to(vectors.dtype)[:, None, None]
-    squares = centred.square()
-    variance = _total(squares.sum(dim=-1), weights) / size
-    # Relative to σ, so that fourth powers stay within float32.
-    relative = squares.div_(variance.clamp(min=torch.finfo(vectors.dtype).tiny).to(vectors.dtype)[:, None, None])
-    # Sums of floats are several times faster than counts of booleans.
-    beyond = _total((relative > SIGMAS**2).to(vectors.dtype).sum(dim=-1), weights) / size
-    kurtosis = _total(relative.square_().sum(dim=-1), weights) / size
-    return torch.stack([_precise(_largest(vectors, token_mask)), kurtosis, beyond], dim=-1)
+    flat = vectors.flatten(0, 1)
+
+    def by_row(of_sequence: Tensor) -> Sequence[Tensor]:
+        return _pieces(of_sequence.to(vectors.dtype)[:, None].expand(token_mask.shape).reshape(-1, 1), flat.shape[-1])
+
+    def average(of_rows: Sequence[Tensor]) -> Tensor:
+        return (_precise(torch.cat(of_rows).view(token_mask.shape)) * weights).sum(dim=-1) / size
+
+    mean = (_precise(sizes.total) * weights).sum(dim=-1) / size
+    means = by_row(mean)
+    squares = [(piece - centre).square_().sum(dim=-1) for piece, centre in zip(_pieces(flat), means, strict=True)]
+    inverse = by_row(average(squares).clamp(min=torch.finfo(vectors.dtype).tiny).rsqrt())
+    fourth, beyond = [], []
+    for piece, centre, factor in zip(_pieces(flat), means, inverse, strict=True):
+        # Relative to σ, so that fourth powers stay within float32.
+        relative = (piece - centre).mul_(factor).square_()
+        fourth.append(torch.linalg.vecdot(relative, relative))
+        beyond.append(relative.gt_(SIGMAS**2).sum(dim=-1))  # in place: several times faster than to booleans
+    largest = _precise(_largest(sizes, token_mask))
+    return torch.stack([largest, average(fourth), average(beyond)], dim=-1)
 
 
 class MassiveActivations(NamedTuple):
@@ -56,7 +96,9 @@ class MassiveActivations(NamedTuple):
 
 
 def massive_activations(
-    vectors: Float[Tensor, "batch token model"], token_mask: Bool[Tensor, "batch token"]
+    vectors: Float[Tensor, "batch token model"],
+    token_mask: Bool[Tensor, "batch token"],
+    sizes: TokenSizes | None = None,
 ) -> MassiveActivations:
     """Activations with |x| > 100 that are at least 1000 times the median |x| of their sequence.
 
@@ -65,28 +107,36 @@ def massive_activations(
     Args:
         vectors: Hidden vectors.
         token_mask: True at tokens, False at padding.
+        sizes: See `token_sizes`; computed if not given.
 
     Source: Sun et al. 2024, section 2.1.
     """
-    largest = _largest(vectors, token_mask)
+    largest = _largest(token_sizes(vectors) if sizes is None else sizes, token_mask)
     medians = torch.full_like(largest, torch.nan)
     places = [torch.zeros(0, 3, dtype=torch.int64, device=vectors.device)]
     for row in (largest > MASSIVE).nonzero().flatten().tolist():
-        sizes = vectors[row].abs()
-        medians[row] = _median(sizes[token_mask[row]].flatten())
-        massive = (sizes > MASSIVE) & (sizes >= MASSIVE_RATIO * medians[row]) & token_mask[row].unsqueeze(-1)
+        absolute = vectors[row].abs()
+        medians[row] = _median(absolute[token_mask[row]].flatten())
+        massive = (absolute > MASSIVE) & (absolute >= MASSIVE_RATIO * medians[row]) & token_mask[row].unsqueeze(-1)
         inside = massive.nonzero()
         places.append(torch.cat([torch.full_like(inside[:, :1], row), inside], dim=1))
     return MassiveActivations(torch.cat(places), medians)
 
 
-def _largest(vectors: Tensor, token_mask: Tensor) -> Float[Tensor, " batch"]:
-    sizes = vectors.abs().amax(dim=-1)  # much faster than the ∞-norm
-    return sizes.masked_fill(~token_mask, 0).amax(dim=-1)
+def _largest(sizes: TokenSizes, token_mask: Tensor) -> Float[Tensor, " batch"]:
+    return sizes.largest.masked_fill(~token_mask, 0).amax(dim=-1)
 
 
-def _total(values: Float[Tensor, "batch token"] | Int[Tensor, "batch token"], weights: Tensor) -> Tensor:
-    return (_precise(values) * weights).sum(dim=-1)
+def _pieces(rows: Float[Tensor, "row size"], width: int | None = None) -> Sequence[Tensor]:
+    """The rows in pieces that fit into the cache of a CPU; on other devices all of them, since they need large pieces of work.
+
+    Args:
+        rows: Vectors, or a number for each of them.
+        width: Size of a vector; that of a row if not given.
+    """
+    if rows.device.type != "cpu":
+        return [rows]
+    return rows.split(max(1, _ENTRIES_AT_ONCE // (rows.shape[-1] if width is None else width)))
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -164,10 +164,17 @@ class Mask:
             term = _sum(term, self.shift[sequences, :, None, keys].to(like.dtype))
         return term
 
-    def strips(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
-        """Strips of consecutive queries, each with a range of keys that includes all the keys they see."""
-        for start in range(0, queries, STRIP):
-            stop = min(queries, start + STRIP)
+    def strips(self, queries: int, keys: int, size: int | None = None) -> Iterator[tuple[slice, slice]]:
+        """Strips of consecutive queries, each with a range of keys that includes all the keys they see.
+
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+            size: Most queries in a strip, if fewer than `STRIP`.
+        """
+        size = STRIP if size is None else min(size, STRIP)
+        for start in range(0, queries, size):
+            stop = min(queries, start + size)
             first, last = 0, keys
             if self.causal:
                 last = stop

@@ -15,6 +15,7 @@ from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
+from normscope.maths.received import weight_received
 from normscope.maths.scores import part_of_keys
 from normscope.maths.words import WordGroups, word_weights
 
@@ -109,6 +110,8 @@ class AttentionBlock:
     """c of a soft cap: the score is c·tanh(scale·q·k / c); None without one."""
     sinks: Float[Tensor, " head"] | None = None
     """Each head's learned score of no key at all, which takes part in the softmax; None if α sums to one."""
+    received_in_pass: Float[Tensor, "batch head key"] | None = None
+    """Σ_i α_ij as computed together with the attention output; None if it is computed when it is needed."""
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch head query key"]:
@@ -220,10 +223,12 @@ class AttentionBlock:
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
         """Σ_i α_ij over the queries that are tokens: the total weight that each key receives; zero at padding."""
+        if self.received_in_pass is not None:
+            return self.received_in_pass.masked_fill(~self.key_mask.unsqueeze(1), 0)
         if self.own_weights is not None or "weights" in self.__dict__:
             return (self.token_mask.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
         assert self.log_normaliser is not None
-        received = attention_maths.weight_received(
+        received = weight_received(
             self.query, self.key, self.log_normaliser, self.token_mask, self.mask, self.scale, self.cap
         )
         return received.masked_fill(~self.key_mask.unsqueeze(1), 0)

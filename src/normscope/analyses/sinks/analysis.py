@@ -57,8 +57,8 @@ class SinksAnalysis(Analysis):
 
     @classmethod
     def requirements(cls, options: SinksOptions, _model: ModelInfo) -> Requirements:
-        """The hidden vectors, and the head whose loss massive activations may decide."""
-        return Requirements(hidden=True, language_head=options.ablation)
+        """The hidden vectors, the weight of every key, and the head whose loss massive activations may decide."""
+        return Requirements(hidden=True, received=True, language_head=options.ablation)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the samples."""
@@ -131,13 +131,14 @@ class SinksAnalysis(Analysis):
         tables = self._tables()
         position = main_position(tables["summary"])
         metrics = metrics_of(tables)
+        first_token = None if self.context.first_token is None else self.context.token(self.context.first_token)
         return Findings(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics),
+            sentences=sentences_of(metrics) if first_token is None else sentences_of(metrics, first_token),
             curves=curves_of(tables, position),
-            figures=describe_figures(tables, position),
-            summary=terminal_summary(tables, position),
+            figures=describe_figures(tables, position, first_token),
+            summary=terminal_summary(tables, position, first_token),
             summary_digits=1,
             summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
             ranked_by={"massive": ("ratio",), "by_head": ("sink_rate",), "ablation": ("change",)},
@@ -176,7 +177,7 @@ class SinksAnalysis(Analysis):
                 f"sink rates leave out {short:,} sequences with fewer than {self.options.length} tokens (analysis.sinks.length)"
             )
         if self.context.first_token is None:
-            notes.append("sequences have no beginning-of-sequence token of the tokenizer's: no sink rates with one")
+            notes.append("the tokenizer has no token that begins a sequence, so there are no sink rates with one")
         if self._ablations is not None and "ablation_loss" not in tables:
             notes.append("the checkpoint has no language-modelling head: no loss with massive activations replaced")
         return notes

@@ -15,17 +15,20 @@ _DRAIN_TITLES = {
 }
 
 
-def describe_figures(tables: Mapping[str, pd.DataFrame], position: str | None) -> dict[str, Figure]:
+def describe_figures(
+    tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None
+) -> dict[str, Figure]:
     """The map of sink rates, norms of the residual stream, and the vectors of sinks beside others.
 
     Args:
         tables: The tables.
         position: The position whose sink rates are drawn; None if none was measured.
+        first_token: The tokenizer's token that begins a sequence; None if it has none.
     """
     figures: dict[str, Figure] = {}
     if position is not None:
         rows = tables["by_head"][tables["by_head"]["position"] == position]
-        labels = [label(inputs, bos) for inputs, bos in zip(rows["inputs"], rows["bos"], strict=True)]
+        labels = [label(inputs, bos, first_token) for inputs, bos in zip(rows["inputs"], rows["bos"], strict=True)]
         of = "the first token" if position == "first" else f"{position} tokens"
         figures["rate"] = HeatmapGrid(
             table=rows.assign(variant=labels).reset_index(drop=True),

@@ -12,9 +12,15 @@ _VARIANT = ["inputs", "bos"]
 _BOS = {True: "with_bos", False: "without_bos"}
 
 
-def label(inputs: str, bos: bool) -> str:
-    """A variant in words."""
-    return f"{inputs}, {'with' if bos else 'without'} BOS"
+def label(inputs: str, bos: bool, first_token: str | None) -> str:
+    """A variant in words.
+
+    Args:
+        inputs: What the model reads.
+        bos: Whether sequences begin with the first token.
+        first_token: The tokenizer's token that begins a sequence; None if it has none, so that there is nothing to say.
+    """
+    return inputs if first_token is None else f"{inputs}, {'with' if bos else 'without'} {first_token}"
 
 
 def summary_table(by_head: pd.DataFrame, epsilon: float) -> pd.DataFrame:
@@ -102,7 +108,7 @@ def curves_of(tables: Mapping[str, pd.DataFrame], position: str | None) -> "dict
     }
 
 
-def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None) -> pd.DataFrame:
+def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None) -> pd.DataFrame:
     """By variant, in per cent: how often the position is a sink, the weight it receives, and how often heads are dormant."""
     if position is None:
         return pd.DataFrame()
@@ -115,7 +121,7 @@ def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None) -
         )
     }
     table = pd.DataFrame(means)
-    table.index = pd.Index([label(inputs, bos) for inputs, bos in table.index])
+    table.index = pd.Index([label(inputs, bos, first_token) for inputs, bos in table.index])
     return table.rename(
         columns={"sink_rate": f"{position}: sink rate %", "mass": "its weight %", "dormant": "dormant heads %"}
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
-from normscope.maths.magnitude import magnitudes, massive_activations
+from normscope.maths.magnitude import magnitudes, massive_activations, token_sizes
 from normscope.statistics.accumulator import Accumulator
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
@@ -47,12 +47,13 @@ class ResidualStream:
     def update(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
         """Add the hidden vectors of a batch in one layer (0: the embedding output)."""
         mask = batch.token_mask
-        sizes = magnitudes(vectors, mask)
-        self._magnitudes.update(layer, sizes.sum(dim=0)[None], torch.tensor([batch.sequences]))
-        norms = torch.linalg.vector_norm(vectors, dim=-1).masked_fill(~mask, 0)
+        sizes = token_sizes(vectors)
+        totals = magnitudes(vectors, mask, sizes).sum(dim=0)
+        self._magnitudes.update(layer, totals[None], torch.tensor([batch.sequences]))
+        norms = sizes.norm.masked_fill(~mask, 0)
         totals, counts = (_by_place(values.sum(dim=0)) for values in (norms, mask.long()))
         self._norms.update(layer, totals, counts)
-        massive = massive_activations(vectors, mask)
+        massive = massive_activations(vectors, mask, sizes)
         if len(massive.places):
             self._add_massive(layer, vectors, batch, massive.places, massive.medians)
 

@@ -6,56 +6,71 @@ from normscope.analyses.findings import Sentence
 from normscope.rounding import enumeration, number, percentage
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
-_BOS = {"with_bos": "with a beginning-of-sequence token", "without_bos": "without a beginning-of-sequence token"}
+_BOS = {"with_bos": "with", "without_bos": "without"}
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """Sinks, dormant heads, value drains, massive activations, and what depends on them."""
-    return [*_sinks(metrics), *_dormant(metrics), *_drains(metrics), *_massive(metrics), *_ablations(metrics)]
+def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS") -> list[Sentence]:
+    """Sinks, dormant heads, value drains, massive activations, and what depends on them.
+
+    Args:
+        metrics: All metrics.
+        first_token: The token that begins a sequence.
+    """
+    return [
+        *_sinks(metrics, first_token),
+        *_dormant(metrics, first_token),
+        *_drains(metrics),
+        *_massive(metrics),
+        *_losses(metrics),
+        *_weights(metrics),
+    ]
 
 
-def _sinks(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The position that is a sink most often in the first variant, and the same position in the others."""
+def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
+    """The position that is a sink most often in the first variant; its rate without the first token, and on other inputs."""
     rates = {key: value for key, value in metrics.items() if "/sink_rate/" in key}
     if not rates:
         return []
     variant = next(iter(rates)).partition("/sink_rate/")[0]
     of_variant = {key: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
     position = max(of_variant, key=lambda key: of_variant[key]).rpartition("/")[2]
-    is_first = position == "first"
+    subject = "the first token is a sink" if position == "first" else f"{position} tokens are sinks"
     mass = metrics.get(f"{variant}/mass/{position}")
-    share = (
-        ""
-        if mass is None
-        else f", and {'receives' if is_first else 'such tokens receive'} {percentage(mass)} of all weight"
-    )
-    text = (
-        f"On {_in_words(variant)}, {'the first token' if is_first else f'a {position} token'} is a sink of "
-        f"{percentage(rates[f'{variant}/sink_rate/{position}'])} of the heads{share}."
-    )
-    sentences = [Sentence(text, figure="rate", table="summary")]
+    receives = "" if mass is None else f", and {'receives' if position == 'first' else 'receive'} "
+    share = "" if mass is None else f"{percentage(mass)} of all attention weight"
+    rate = percentage(rates[f"{variant}/sink_rate/{position}"])
+    texts = [f"On {_in_words(variant, metrics, first_token)}, {subject} in {rate} of the heads{receives}{share}."]
+    inputs, bos = variant.split("/")
+    other = rates.get(f"{inputs}/without_bos/sink_rate/{position}")
+    if bos == "with_bos" and other is not None:
+        texts.append(f"Without {first_token}, its sink rate is {percentage(other)}.")
     others = {
-        _in_words(key.partition("/sink_rate/")[0]): rate
-        for key, rate in rates.items()
-        if key.endswith(f"/{position}") and not key.startswith(f"{variant}/")
+        words: rates[f"{name}/{bos}/sink_rate/{position}"]
+        for name, words in _INPUTS.items()
+        if name != inputs and f"{name}/{bos}/sink_rate/{position}" in rates
     }
     if others:
         parts = enumeration([f"{percentage(rate)} on {words}" for words, rate in others.items()])
-        sentences.append(Sentence(f"Its sink rate is {parts}.", figure="rate", table="summary"))
-    return sentences
+        texts.append(
+            f"The sink rate of {'the first token' if position == 'first' else f'{position} tokens'} is {parts}."
+        )
+    return [Sentence(text, figure="rate", table="summary") for text in texts]
 
 
-def _in_words(variant: str) -> str:
+def _in_words(variant: str, metrics: Mapping[str, float], first_token: str) -> str:
+    """A variant; whether it has the first token is only said if there are others that have it."""
     inputs, bos = variant.split("/")
-    return f"{_INPUTS[inputs]} {_BOS[bos]}"
+    known = any("/with_bos/" in key for key in metrics)
+    return f"{_INPUTS[inputs]} {_BOS[bos]} {first_token}" if known else _INPUTS[inputs]
 
 
-def _dormant(metrics: Mapping[str, float]) -> list[Sentence]:
-    shares = {key.removesuffix("/dormant"): value for key, value in metrics.items() if key.endswith("/dormant")}
-    if not shares:
+def _dormant(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
+    variant = next((key.removesuffix("/dormant") for key in metrics if key.endswith("/dormant")), None)
+    if variant is None:
         return []
-    parts = enumeration([f"{percentage(share)} on {_in_words(variant)}" for variant, share in shares.items()])
-    return [Sentence(f"Heads that give a single key most of their weight are dormant: {parts}.", table="strongest")]
+    where, share = _in_words(variant, metrics, first_token), percentage(metrics[f"{variant}/dormant"])
+    text = f"On {where}, {share} of the heads are dormant: a single key receives most of their weight."
+    return [Sentence(text, table="strongest")]
 
 
 def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -63,12 +78,11 @@ def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
     if any(norm is None for norm in norms):
         return []
     sink, other, weighted_sink, weighted_other = (number(norm or 0.0) for norm in norms)
-    text = (
-        f"The transformed vector of a sink, the key that receives most of a head's weight, has a mean norm ‖f(x)‖ of {sink}, "
-        f"that of another key {other}; weighted by attention, they contribute ‖αf(x)‖ = {weighted_sink} and {weighted_other} "
-        "to a query."
-    )
-    return [Sentence(text, figure="drains", table="drains")]
+    texts = [
+        f"The key that receives most of a head's weight has a mean ‖f(x)‖ of {sink}; the other keys have {other}.",
+        f"Weighted by attention, it contributes ‖αf(x)‖ = {weighted_sink} to a query, and each other key {weighted_other}.",
+    ]
+    return [Sentence(text, figure="drains", table="drains") for text in texts]
 
 
 def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -76,41 +90,48 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
     if count is None:
         return []
     if not count:
-        text = "No activation exceeds both 100 and 1000 times the median: there are no massive activations."
+        text = "There are no massive activations: no value exceeds both 100 and 1,000 times the median."
         return [Sentence(text, figure="norms", table="massive")]
     first, last = (int(metrics[f"massive/{name}_layer"]) for name in ("first", "last"))
     dimensions = "1 dimension has" if count == 1 else f"{int(count)} dimensions have"
-    where = f"in layer {first}" if first == last else f"from layer {first} to layer {last}"
-    text = (
-        f"{dimensions} massive activations, {where}; the largest, {number(metrics['massive/largest'])}, is "
-        f"{number(metrics['massive/ratio'])} times the median."
-    )
-    return [Sentence(text, figure="norms", table="massive")]
+    where = f"in layer {first}" if first == last else f"in layers {first} to {last}"
+    texts = [
+        f"{dimensions} massive activations, {where}.",
+        f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
+        "median.",
+    ]
+    return [Sentence(text, figure="norms", table="massive") for text in texts]
 
 
-def _ablations(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The loss with the massive activations set to zero and to their mean, and the weight on the category that changes most."""
-    sentences: list[Sentence] = []
+def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The loss with the massive activations set to zero and to their mean."""
     before = metrics.get("ablation/zero/loss_before")
-    if before is not None:
-        controls = metrics.get("ablation/zero/loss_controls")
-        random = "" if controls is None else f"; with as many random dimensions at zero, it is {number(controls)}"
-        text = (
-            f"Setting the massive activations to zero changes the loss from {number(before)} to "
-            f"{number(metrics['ablation/zero/loss_after'])} nats, setting them to their mean to "
-            f"{number(metrics['ablation/mean/loss_after'])}{random}."
-        )
-        sentences.append(Sentence(text, table="ablation_loss"))
+    if before is None:
+        return []
+    controls = metrics.get("ablation/zero/loss_controls")
+    random = "" if controls is None else f"; as many random dimensions, to {number(controls)}"
+    after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
+    texts = [
+        f"Setting the massive activations to zero changes the loss from {number(before)} to {after} nats{random}.",
+        f"Setting the massive activations to their mean changes the loss to {mean} nats.",
+    ]
+    return [Sentence(text, table="ablation_loss") for text in texts]
+
+
+def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The weight on the category that changes most with the massive activations at zero."""
     weights = {
         key.rpartition("/")[2]: (value, metrics[key.replace("/before/", "/after/")])
         for key, value in metrics.items()
         if key.startswith("ablation/zero/before/")
     }
-    if weights:
-        category = max(weights, key=lambda name: abs(weights[name][1] - weights[name][0]))
-        text = (
-            f"With the massive activations at zero, the attention weight on {category} tokens goes from "
-            f"{percentage(weights[category][0])} to {percentage(weights[category][1])}."
-        )
-        sentences.append(Sentence(text, table="ablation"))
-    return sentences
+    if not weights:
+        return []
+    category = max(weights, key=lambda name: abs(weights[name][1] - weights[name][0]))
+    before, after = weights[category]
+    moves = "rises" if after > before else "falls"
+    text = (
+        f"With the massive activations at zero, the attention weight on {category} tokens {moves} from {percentage(before)} to "
+        f"{percentage(after)}."
+    )
+    return [Sentence(text, table="ablation")]
