@@ -9,10 +9,20 @@ import argparse
 import json
 from pathlib import Path
 
+import torch
+
 from benchmarks.corpora import measured_corpora
 from benchmarks.measuring import measured, resident
 from benchmarks.results import machine, show, write
-from benchmarks.scenarios import SUITES, Scenario, correlation_costs, prepare, state_sizes
+from benchmarks.scenarios import (
+    SUITES,
+    Scenario,
+    correlation_costs,
+    dry_run,
+    large_language_model,
+    prepare,
+    state_sizes,
+)
 
 CORPORA = "corpora"
 
@@ -22,6 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
     parser.add_argument("--only", nargs="+", choices=[*SUITES, CORPORA], help="measure only these")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="output folder")
     parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -30,12 +43,17 @@ def main() -> None:
         print(json.dumps(resident(prepare(Scenario.unpacked(scenario))[way])))
         return
     print(machine())
+    if arguments.dry_run:
+        show(measured(dry_run(large_language_model()), repeats=1))
+        return
     for suite in arguments.only or [*SUITES, CORPORA]:
         if suite == CORPORA:
             rows = measured_corpora()
             show(rows)
         else:
             rows = []
+            if suite == "cuda" and not torch.cuda.is_available():
+                print("cuda: torch finds no CUDA device, so nothing is measured; --dry-run tries the alternatives on the CPU")
             for scenario in SUITES[suite]():
                 new_rows = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
                 show(new_rows)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.scenarios import ALL_VECTORS, BARE, STRAIGHTFORWARD, Scenario, duration, prepare
+from benchmarks.scenarios import ALL_VECTORS, BARE, SHAPES, STRAIGHTFORWARD, Scenario, duration, prepare
 
 
 class Memory(NamedTuple):
@@ -35,7 +35,7 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
         repeats: Passes per alternative.
     """
     seconds, ratios = _times(scenario, repeats)
-    memory = {way: _memory_of(scenario, way) for way in scenario.ways}
+    memory = {way: _memory_of(scenario, way) if scenario.memory else Memory(1, 1) for way in scenario.ways}
     bare = memory[BARE]
     return [
         {
@@ -44,6 +44,7 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
             "dtype": scenario.dtype,
             "sequences": scenario.sequences,
             "length": scenario.length,
+            "layers": scenario.layers or SHAPES[scenario.shape].num_hidden_layers,
             "way": way,
             "time_ratio": round(ratios[way], 3),
             "memory_ratio": round(memory[way].whole / bare.whole, 3),

@@ -1,5 +1,6 @@
 """What is measured: models, batches, and alternative ways to run them."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -61,6 +62,16 @@ SHAPES: dict[str, PretrainedConfig] = {
         use_cache=False,
     ),
     "ModernBERT-base": ModernBertConfig(),
+    "Llama-3.1-8B": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=14336,
+        max_position_embeddings=131072,
+        use_cache=False,
+    ),
 }
 
 BARE = "bare"
@@ -82,6 +93,10 @@ class Scenario:
     names of analyses joined by +; `, exact` keeps every pair for the correlation."""
     device: str = "cpu"
     dtype: str = "float32"
+    layers: int | None = None
+    """Number of layers, if not the shape's."""
+    memory: bool = True
+    """Whether to measure memory, which takes a process per alternative on a CPU."""
 
     def packed(self) -> str:
         """The scenario as JSON, for another process."""
@@ -143,9 +158,21 @@ def lengths() -> Iterator[Scenario]:
             yield Scenario(shape, max(1, 1024 // length), length, (BARE, "mixing", "norms", "outliers", ALL_FOUR))
 
 
+def large_language_model(layers: int | None = None) -> Scenario:
+    """Llama-3.1-8B's shape, with all that is measured of it.
+
+    Args:
+        layers: Number of layers, if not all.
+    """
+    ways = (BARE, "mixing", "norms", "sinks", "mixing+norms+sinks", "feedforward")
+    return Scenario("Llama-3.1-8B", 4, 4096, ways, device="cuda", dtype="bfloat16", layers=layers)
+
+
 def cuda() -> Iterator[Scenario]:
     """Shapes on an accelerator, with batches that fill it; empty if there is none."""
     if torch.cuda.is_available():
+        layers = layers_that_fit(SHAPES["Llama-3.1-8B"], torch.cuda.mem_get_info()[0])
+        yield large_language_model(layers)
         for shape in ("BERT-base", "BERT-large"):
             for dtype in ("float32", "bfloat16"):
                 for sequences, length in ((256, 128), (64, 512)):
@@ -153,6 +180,34 @@ def cuda() -> Iterator[Scenario]:
                     yield Scenario(shape, sequences, length, ways, device="cuda", dtype=dtype)
         for length in (2048, 8192):
             yield Scenario("BERT-base, 3", 1, length, (BARE, "mixing", "norms", ALL_FOUR), device="cuda")
+
+
+def layers_that_fit(config: PretrainedConfig, free: int, tokens: int = 4 * 4096) -> int:
+    """Number of layers of a Llama shape in bfloat16 whose weights fit into some memory, with what one layer needs for a batch.
+
+    Args:
+        config: The shape.
+        free: Bytes of free memory.
+        tokens: Tokens of the batch.
+
+    Returns:
+        At least 1, at most the shape's own number.
+    """
+    model, network = config.hidden_size, config.intermediate_size
+    width = model // config.num_attention_heads * config.num_key_value_heads
+    attention = 2 * model * model + 2 * model * width
+    # The observed weights of attention in float32, with a key and a value for each head, are kept beside the model's own.
+    layer = 2 * (attention + 3 * model * network) + 4 * 4 * model * model
+    # The network's vectors in float32, and a dozen tensors of the size of the hidden vectors.
+    batch = 4 * tokens * (3 * network + 12 * model)
+    return max(1, min(config.num_hidden_layers, (free - batch - 2 * config.vocab_size * model) // layer))
+
+
+def dry_run(scenario: Scenario) -> Scenario:
+    """A scenario with the same alternatives for a tiny model on the CPU: it shows that all of them run, and measures nothing."""
+    return dataclasses.replace(
+        scenario, shape="tiny Llama", sequences=2, length=16, device="cpu", dtype="float32", layers=2, memory=False
+    )
 
 
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
@@ -168,8 +223,10 @@ SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
 def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     """One function per alternative, which runs one batch. Weights are random, since time and memory do not depend on them."""
     torch.manual_seed(0)
-    model = AutoModel.from_config(SHAPES[scenario.shape]).eval().requires_grad_(False)
-    model = model.to(scenario.device, getattr(torch, scenario.dtype))
+    config = copy.deepcopy(SHAPES[scenario.shape])
+    config.num_hidden_layers = scenario.layers or config.num_hidden_layers
+    with torch.device(scenario.device):  # large models are made where they run
+        model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
     inputs = batch.model_inputs()
 

@@ -70,7 +70,7 @@ def magnitudes(
         return _pieces(of_sequence.to(vectors.dtype)[:, None].expand(token_mask.shape).reshape(-1, 1), flat.shape[-1])
 
     def average(of_rows: Sequence[Tensor]) -> Tensor:
-        return (_precise(torch.cat(of_rows).view(token_mask.shape)) * weights).sum(dim=-1) / size
+        return (_precise(torch.cat(list(of_rows)).view(token_mask.shape)) * weights).sum(dim=-1) / size
 
     mean = (_precise(sizes.total) * weights).sum(dim=-1) / size
     means = by_row(mean)
