@@ -53,7 +53,7 @@ def main() -> None:
         else:
             rows = []
             if suite == "cuda" and not torch.cuda.is_available():
-                print("cuda: torch finds no CUDA device, so nothing is measured; --dry-run tries the alternatives on the CPU")
+                print("cuda: torch finds no such device, so nothing is measured; --dry-run tries the code on the CPU")
             for scenario in SUITES[suite]():
                 new_rows = [{"suite": suite} | row for row in measured(scenario, arguments.repeats)]
                 show(new_rows)

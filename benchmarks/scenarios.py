@@ -204,7 +204,7 @@ def layers_that_fit(config: PretrainedConfig, free: int, tokens: int = 4 * 4096)
 
 
 def dry_run(scenario: Scenario) -> Scenario:
-    """A scenario with the same alternatives for a tiny model on the CPU: it shows that all of them run, and measures nothing."""
+    """The same alternatives for a tiny model on the CPU, which shows that all of them run, and measures nothing."""
     return dataclasses.replace(
         scenario, shape="tiny Llama", sequences=2, length=16, device="cpu", dtype="float32", layers=2, memory=False
     )

@@ -18,10 +18,10 @@ from tests.end_to_end.shell import ROOT, run_here
 RECIPES = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
 # Those of translation models are run in test_alignment.py.
 # Kobayashi et al. 2024 have published curves, not numbers: there is nothing to compare with.
-# That of DecompX is too slow for every day, and tested by hand below. Clark et al. 2019 need a treebank.
-MASKED = [
-    name for name in RECIPES if "alignment" not in name and name not in ("kobayashi2024", "decompx2023", "clark2019")
-]
+# That of DecompX is too slow for every day, and tested by hand below, as are those of causal models. Clark et al. 2019 need a
+# treebank.
+BY_HAND = {"kobayashi2024", "decompx2023", "clark2019", "gu2025_sinks", "sun2024_massive"}
+MASKED = [name for name in RECIPES if "alignment" not in name and name not in BY_HAND]
 BERT = "google-bert/bert-base-uncased"
 
 
@@ -116,6 +116,23 @@ def test_dependency_relations_of_the_papers_model(capsys):
     printed = capsys.readouterr().out
     assert "so not compared)\n" in printed
     assert "English Web Treebank: 1 of 1 within 0.03" in printed
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "measured", "within"),
+    [
+        ("gu2025_sinks", "openai-community/gpt2-xl", {"random/without_bos/sink_rate/first": 0.71}, [True]),
+        ("gu2025_sinks", "mistralai/Mistral-7B-v0.1", {"repeat/without_bos/sink_rate/first": 0.1}, [False]),
+        ("sun2024_massive", "openai-community/gpt2", {"massive/count": 1.0, "massive/largest": 3500.0}, [True, False]),
+        ("sun2024_massive", "meta-llama/Llama-3.2-1B", {"massive/count": 5.0, "massive/largest": 220.0}, [False, True]),
+    ],
+)
+def test_sinks_and_massive_activations_of_the_papers_models(recipe, model, measured, within):
+    options = composed(f"experiment={recipe}", f"model.name={model}")
+    values = {f"sinks/{name}": value for name, value in measured.items()}
+    assert compare(options.recipe.paper, values, {}, plain(options)).table["within"].tolist() == within
+    other = compare(options.recipe.paper, values, {}, plain(composed(f"experiment={recipe}", "model.name=some/model")))
+    assert "does not apply: the paper has model.name=" in other.refusal
 
 
 def test_a_published_table_is_compared_cell_by_cell():

@@ -57,6 +57,25 @@ ENDS = [
 ]
 
 
+@pytest.mark.parametrize("inputs", [[], [SinkInput.text, SinkInput.random, SinkInput.text]])
+def test_every_input_of_sinks_is_named_once(inputs):
+    SinksOptions(inputs=[SinkInput.repeat]).validate(RunOptions())
+    given = ",".join(inputs)
+    with pytest.raises(
+        InputError, match=rf"^analysis\.sinks\.inputs=\[{given}\]: expected one or more of text, random and"
+    ):
+        SinksOptions(inputs=inputs).validate(RunOptions())
+
+
+def test_sequences_of_sinks_are_no_longer_than_the_corpus_allows():
+    run = RunOptions()
+    run.dataset.max_length = 32
+    SinksOptions(enabled=True, length=32).validate(run)
+    SinksOptions(enabled=False, length=33).validate(run)
+    with pytest.raises(InputError, match=r"^analysis\.sinks\.length=33: expected at most dataset\.max_length=32"):
+        SinksOptions(enabled=True, length=33).validate(run)
+
+
 @pytest.mark.parametrize(("kind", "key", "good", "bad"), ENDS)
 def test_the_ends_of_what_is_accepted(kind, key, good, bad):
     name = next(info.name for info in analyses().values() if info.options is kind)
