@@ -123,7 +123,7 @@ class OpenedModel:
         else:
             check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
         run_experts_in_float64(model)
-        model.to(target)  # type: ignore[arg-type]
+        model.to(target)
         return LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
