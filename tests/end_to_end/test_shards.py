@@ -1,12 +1,14 @@
 """A corpus analysed in parts by runs that never meet, and merged."""
 
 import itertools
+import json
 import shutil
 
 import pandas as pd
 import pytest
 import torch
 
+from normscope.data import text_files
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.models.loading import OpenedModel
@@ -183,3 +185,20 @@ def test_a_shard_without_a_batch_is_merged_too(command, given, tmp_path):
     for place in ("merged", "whole"):
         assert results(tmp_path / place)["provenance"]["sequences"] == 2
     assert results(tmp_path / "merged")["metrics"] == pytest.approx(results(tmp_path / "whole")["metrics"], rel=1e-9)
+
+
+def test_shards_that_read_parts_of_a_file_are_the_whole_run(command, monkeypatch, saved_model, tmp_path):
+    monkeypatch.setattr(text_files, "PART_BYTES", 700)
+    rows = [{"text": f"sentence {number} . " * (1 + number % 9)} for number in range(60)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    quick = [f"model.name={saved_model}", "dataset=text", f"dataset.path={tmp_path / 'corpus.jsonl'}", "device=cpu"]
+    quick += ["analysis=mixing", "tracking=disabled", "report.enabled=false"]
+    folders = [str(tmp_path / str(number)) for number in range(3)]
+    for number, folder in enumerate(folders):
+        command(*quick, f"shard={number}", "shards=3", f"output_dir={folder}")
+    command("merge", *folders, f"output_dir={tmp_path / 'merged'}")
+    command(*quick, f"output_dir={tmp_path / 'whole'}")
+    merged, whole = results(tmp_path / "merged"), results(tmp_path / "whole")
+    assert merged["provenance"]["tokens_by_category"] == whole["provenance"]["tokens_by_category"]
+    assert merged["provenance"]["sequences"] == 60
+    assert merged["metrics"] == pytest.approx(whole["metrics"], rel=1e-9)

@@ -1,5 +1,6 @@
 """Lines of text files, plain or gzipped, and the position of what cannot be read."""
 
+import dataclasses
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -17,19 +18,39 @@ def kind(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
-def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, line endings included; a byte order mark is dropped.
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A part of a file."""
+
+    start: int = 0
+    """The byte, or the row group, at which it starts."""
+    stop: int | None = None
+    """Where the next part starts; None at the end of the file."""
+    first: int = 1
+    """The number of its first line or row in the file, for messages."""
+
+
+WHOLE = Span()
+
+
+def lines(path: Path, span: Span = WHOLE) -> Iterator[str]:
+    """The lines of a UTF-8 file that begin in a part of it, line endings included; a byte order mark is dropped.
 
     Raises:
         Malformed: If a line is not UTF-8, or the gzip file is damaged.
         OSError: If the file cannot be read.
     """
-    offset = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
+            offset = span.start
+            if span.start:  # what is left of a line that began before
+                stream.seek(span.start - 1)
+                offset += len(stream.readline()) - 1
+            for number, line in enumerate(stream, start=span.first):
+                if span.stop is not None and offset >= span.stop:
+                    return
                 try:
-                    yield (line.removeprefix(_BOM) if number == 1 else line).decode()
+                    yield (line if offset else line.removeprefix(_BOM)).decode()
                 except UnicodeDecodeError as error:
                     raise Malformed(
                         f"line {number}, byte {offset + error.start}: not UTF-8 ({line[error.start]:#04x}: {error.reason}); "
@@ -38,6 +59,17 @@ def lines(path: Path) -> Iterator[str]:
                 offset += len(line)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise Malformed(f"not a whole gzip file: {error}") from error
+
+
+def numbered(path: Path, span: Span) -> Span:
+    """A part of an uncompressed file with the number of its first line, which takes a pass over what comes before it."""
+    offset = before = 0
+    with path.open("rb") as stream:
+        for line in stream:
+            if offset >= span.start:
+                break
+            offset, before = offset + len(line), before + 1
+    return dataclasses.replace(span, first=before + 1)
 
 
 def count(path: Path) -> int:

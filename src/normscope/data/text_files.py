@@ -1,9 +1,13 @@
 """Text files as corpora: one example per line (.txt), object (.jsonl) or row (.csv, .tsv, .parquet)."""
 
+import bisect
+import collections
 import contextlib
 import csv
 import dataclasses
+import functools
 import glob
+import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,12 +17,15 @@ import pyarrow.parquet as pq
 
 from normscope.config.schema import Quoting
 from normscope.data.examples import Corpus, Example
-from normscope.data.lines import Malformed, count, kind, lines
+from normscope.data.lines import WHOLE, Malformed, Span, count, kind, lines, numbered
 from normscope.data.rows import MESSAGES, Row, RowReader
 from normscope.errors import InputError, one_line
 
 # Above this size, counting the lines for a progress bar takes noticeable time.
 _COUNTED_BYTES = 256 * 2**20
+# The size of the parts of files that can be read from the middle: a few hundred batches. Batches never cross their boundaries,
+# however many processes read a file, so this number is part of what results depend on.
+PART_BYTES = 2**20
 # A row with more lines is taken for one with an unclosed quotation mark, which swallows the rows after it.
 _MAX_ROW_LINES = 20
 
@@ -45,6 +52,8 @@ class TextFile(Corpus):
     score_column: str | int | None = None
     conversations: bool = False
     """Whether rows hold lists of messages."""
+    span: Span = WHOLE
+    """The part of the file that is read."""
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -71,14 +80,58 @@ class TextFile(Corpus):
             return None
         return count(self.path) - (kind(self.path) in (".csv", ".tsv") and self.header)
 
+    @property
+    def parts(self) -> int:
+        """Parts of PART_BYTES, or the row groups of Parquet; 1 if the file can only be read from its start.
+
+        Compressed files can, and .csv and .tsv, whose cells may contain line breaks.
+        """
+        match kind(self.path):
+            case ".parquet":
+                with self._explained(), _parquet(self.path) as file:
+                    return max(1, int(file.metadata.num_row_groups))
+            case ".csv" | ".tsv":
+                return 1
+        return 1 if self.path.suffix == ".gz" else -(-self.path.stat().st_size // PART_BYTES)
+
+    @property
+    def undivided(self) -> str:
+        """Why a file of more than PART_BYTES is read as a whole."""
+        if self.parts > 1 or kind(self.path) == ".parquet" or self.path.stat().st_size <= PART_BYTES:
+            return ""
+        if self.path.suffix == ".gz":
+            return f"{self.path.name}: a compressed file cannot be read from the middle"
+        return f"{self.path.name}: cells may contain line breaks, so the file cannot be read from the middle"
+
+    def part(self, index: int) -> "TextFile":
+        """One of the parts."""
+        if self.parts == 1:
+            return self
+        size = 1 if kind(self.path) == ".parquet" else PART_BYTES
+        return dataclasses.replace(self, span=Span(index * size, (index + 1) * size))
+
     def examples(self) -> Iterator[Example | str]:
         """Examples in the order of the file, or the reason why one is skipped."""
+        try:
+            yield from self._examples(self.span)
+        except InputError:
+            if self.span.start and kind(self.path) != ".parquet":
+                # Only messages need the numbers of lines: read the part again with them.
+                collections.deque(self._examples(numbered(self.path, self.span)), maxlen=0)
+            raise
+
+    def _examples(self, span: Span) -> Iterator[Example | str]:
         columns = self.text_column, self.pair_column, self.label_column, self.score_column
         reader = RowReader(str(self.path), *columns, conversations=self.conversations)
+        with self._explained(), contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self, span)) as rows:
+            for number, row in enumerate(rows, start=span.first):
+                yield reader.example(row, number)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of reading, with the config key that names the file."""
         try:
-            with contextlib.closing(_ROWS.get(kind(self.path), _text_rows)(self)) as rows:
-                for number, row in enumerate(rows, start=1):
-                    yield reader.example(row, number)
+            yield
         except Malformed as error:
             raise InputError(f"{self.key}={self.path}: {error}") from error
         except OSError as error:
@@ -96,6 +149,26 @@ class TextFiles(Corpus):
         """Rows of all files, if they are cheap to count."""
         totals = [file.total for file in self.files]
         return None if None in totals else sum(total for total in totals if total is not None)
+
+    @property
+    def parts(self) -> int:
+        """Parts of all files."""
+        return self._starts[-1]
+
+    def part(self, index: int) -> Corpus:
+        """One of the parts."""
+        file = bisect.bisect_right(self._starts, index) - 1
+        return self.files[file].part(index - self._starts[file])
+
+    @property
+    def undivided(self) -> str:
+        """The reason of the first file that has one."""
+        return next(filter(None, (file.undivided for file in self.files)), "")
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """The number of parts before each file, and of all."""
+        return list(itertools.accumulate((file.parts for file in self.files), initial=0))
 
     def examples(self) -> Iterator[Example | str]:
         """Examples of all files in order."""
@@ -123,13 +196,13 @@ def find_files(path: str, key: str) -> list[Path]:
     return [location]
 
 
-def _text_rows(file: TextFile) -> Generator[Row, None, None]:
-    for line in lines(file.path):
+def _text_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
+    for line in lines(file.path, span):
         yield {"text": line}
 
 
-def _json_rows(file: TextFile) -> Generator[Row, None, None]:
-    for number, line in enumerate(lines(file.path), start=1):
+def _json_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
+    for number, line in enumerate(lines(file.path, span), start=span.first):
         try:
             row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError) as error:  # Python refuses integers of thousands of digits
@@ -140,7 +213,7 @@ def _json_rows(file: TextFile) -> Generator[Row, None, None]:
         yield row
 
 
-def _csv_rows(file: TextFile) -> Generator[Row, None, None]:
+def _csv_rows(file: TextFile, _span: Span) -> Generator[Row, None, None]:
     csv.field_size_limit(2**31 - 1)
     tabs = kind(file.path) == ".tsv"
     delimiter = file.delimiter or ("\t" if tabs else ",")
@@ -213,7 +286,7 @@ def _advice(quoting: Quoting) -> str:
     )
 
 
-def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
+def _parquet_rows(file: TextFile, span: Span) -> Generator[Row, None, None]:
     with _parquet(file.path) as table:
         names = table.schema_arrow.names
         if len(set(names)) < len(names):
@@ -223,7 +296,9 @@ def _parquet_rows(file: TextFile) -> Generator[Row, None, None]:
         text = file.text_column or usual
         wanted = [text, file.pair_column or "text_pair", file.label_column, file.score_column]
         try:
-            for batch in table.iter_batches(batch_size=1024, columns=[name for name in names if name in wanted]):
+            groups = list(range(table.metadata.num_row_groups))[span.start : span.stop]
+            columns = [name for name in names if name in wanted]
+            for batch in table.iter_batches(batch_size=1024, row_groups=groups, columns=columns):
                 yield from _parquet_batch(batch, names)
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
             raise Malformed(f"damaged Parquet file, or values that are not text: {one_line(error)}") from error
@@ -242,7 +317,7 @@ def _parquet(path: Path) -> pq.ParquetFile:
         raise Malformed(f"not a Parquet file: {one_line(error)}") from error
 
 
-_ROWS: dict[str, Callable[[TextFile], Generator[Row, None, None]]] = {
+_ROWS: dict[str, Callable[[TextFile, Span], Generator[Row, None, None]]] = {
     ".txt": _text_rows,
     ".jsonl": _json_rows,
     ".csv": _csv_rows,

@@ -22,7 +22,7 @@ from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.config.schema import DeviceOptions
 from normscope.data.batching import Batch, batches_of_window, windows
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 from normscope.running.rendezvous import launcher_store, new_store
 
@@ -31,6 +31,8 @@ T = TypeVar("T")
 # How long a process that has finished its batches waits for the others.
 _TIMEOUT = datetime.timedelta(hours=2)
 _MOST_PROCESSES = 10**6
+# Windows at the start of a stream that all processes tokenise.
+_SHARED_WINDOWS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +44,43 @@ class Share:
     of: int
 
     def batches(
+        self, corpus: Corpus, encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+    ) -> Iterator[tuple[Batch, bool]]:
+        """Batches of a corpus, and whether each belongs to this share; the other arguments are those of `batching.batches`.
+
+        The batches of all shares together are those of the only share of one.
+        """
+        if corpus.parts is None:
+            yield from self._of_stream(corpus.examples(), encoder, batch_tokens, counts)
+            return
+        for index, share in self.portions(corpus.parts):
+            yield from share._of_stream(corpus.part(index).examples(), encoder, batch_tokens, counts)
+
+    def portions(self, parts: int) -> Iterator[tuple[int, "Share"]]:
+        """The parts of a corpus that this share reads, and what it has of each.
+
+        All shares have equally many whole parts. If fewer parts than shares are left, each of them is shared by as many as
+        possible, so that nobody reads more than one of these.
+        """
+        left = parts % self.of
+        for index in range(self.number, parts - left, self.of):
+            yield index, Share(0, 1)
+        if left:
+            place = self.number * left // self.of
+            first, end = (-(-number * self.of // left) for number in (place, place + 1))
+            yield parts - left + place, Share(self.number - first, end - first)
+
+    def _of_stream(
         self, examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
     ) -> Iterator[tuple[Batch, bool]]:
-        """Batches of a corpus, and whether each belongs to this share; the arguments are those of `batching.batches`.
+        """The same for examples that every share must read.
 
-        The first N windows of the corpus, for N shares, are batched for all shares and their batches distributed, so that
-        even a small corpus keeps N processes busy. Of the later windows each share has every N-th; the others are skipped
-        without being tokenised.
+        The first windows are batched for all shares and their batches distributed, so that even a small corpus keeps many
+        processes busy. Of the later windows each share has every N-th; the others are skipped without being tokenised.
         """
         serial = 0
         for number, window in enumerate(windows(examples)):
-            is_shared = number < self.of
+            is_shared = number < min(self.of, _SHARED_WINDOWS)
             if not is_shared and number % self.of != self.number:
                 continue
             # Windows that are batched for all shares are counted in the first.

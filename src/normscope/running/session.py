@@ -255,13 +255,15 @@ def _prepared(
         separate=any(requirements.pairs for requirements in needs.values()),
     )
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
-    corpus = NumberedCorpus(inputs.open_corpus(options.dataset))
+    corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
     observer = _observer(model, layers, needs.values())
     context = _context(options, model, encoder, observer, layers, categories)
     resources = _resources(options, model, encoder, needs.values(), inputs)
     analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
     rule = _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
+    if group.is_main and corpus.undivided and any(share.of > 1 for share in parts.own):
+        say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
     texts = _texts(options, encoder, len(layers), maps_per_layer(model.layout, rule) + added, inputs)
     counts = CorpusCounts()
     return Session(
@@ -346,6 +348,12 @@ def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
     """The segmenter of the analysis that needs words, if any does."""
     return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
+
+
+def _numbers_rows(needs: Mapping[type[Analysis], Requirements], model: LoadedModel) -> bool:
+    """Whether something refers to examples by their rows: gold links, tables of pairs, messages about translations."""
+    by_row = any(requirements.pairs or requirements.words is not None for requirements in needs.values())
+    return by_row or model.decoder_inputs is not None
 
 
 def _annotated_categories(options: RunOptions, inputs: Inputs) -> tuple[str, ...]:
@@ -436,7 +444,7 @@ def _stream(
     options: RunOptions, corpus: Corpus, encoder: Encoder, counts: CorpusCounts, share: Share
 ) -> Iterator[tuple[Batch, bool]]:
     """All batches that a share of the corpus is concerned with, and whether each belongs to it."""
-    stream = share.batches(corpus.examples(), encoder, options.device.batch_tokens, counts)
+    stream = share.batches(corpus, encoder, options.device.batch_tokens, counts)
     return _not_empty(stream, options, counts) if share.of == 1 and options.merge is None else stream
 
 
