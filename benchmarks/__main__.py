@@ -1,8 +1,8 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
 Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, corpora (sizes and numbers of
-processes), and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a figure that
-name the machine.
+processes), syntax on made-up treebanks, and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a
+figure that name the machine.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.corpora import measured_corpora
+from benchmarks.corpora import measured_corpora, measured_treebanks
 from benchmarks.measuring import measured, resident
 from benchmarks.results import machine, show, write
 from benchmarks.scenarios import (
@@ -24,14 +24,15 @@ from benchmarks.scenarios import (
     state_sizes,
 )
 
-CORPORA = "corpora"
+RUNS = {"corpora": measured_corpora, "syntax": measured_treebanks}
+"""Suites of complete runs."""
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, CORPORA], help="measure only these")
+    parser.add_argument("--only", nargs="+", choices=[*SUITES, *RUNS], help="measure only these")
     parser.add_argument(
         "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
     )
@@ -46,9 +47,9 @@ def main() -> None:
     if arguments.dry_run:
         show(measured(dry_run(large_language_model()), repeats=1))
         return
-    for suite in arguments.only or [*SUITES, CORPORA]:
-        if suite == CORPORA:
-            rows = measured_corpora()
+    for suite in arguments.only or [*SUITES, *RUNS]:
+        if suite in RUNS:
+            rows = RUNS[suite]()
             show(rows)
         else:
             rows = []

@@ -81,7 +81,9 @@ LINE = "1\tdogs\tdog\tNOUN\tNNS\t_\t0\troot\t_\t_"
         (LINE.replace("NOUN", ""), "line 1: the column upos is empty"),
         (LINE.replace("\t0\t", "\t3\t"), "line 1: the head 3 does not exist: the sentence has 1 words"),
         (LINE.replace("\t0\t", "\t-1\t"), "line 1: the head -1 does not exist"),
-        (LINE.replace("\t0\t", "\tx\t"), "line 1: invalid head x"),
+        (LINE.replace("\t0\t", "\tx\t"), "line 1: invalid head x; expected the number of a word, 0 for the root, or _"),
+        (LINE.replace("\t0\t", "\t1.1\t"), "line 1: invalid head 1.1; expected the number of a word"),
+        ("2-1" + LINE[1:], "line 1: invalid id 2-1; expected the number of a word, a range"),
         (LINE.replace("\t0\t", "\t" + "9" * 5000 + "\t"), "line 1: invalid head 999"),
         (LINE.replace("\t0\t", "\t1\t"), "line 1: the heads form a cycle: 1 → 1"),
         (

@@ -19,7 +19,7 @@ from normscope.data.annotation import UNSPECIFIED
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
 from normscope.data.legibility import why_not_text
 from normscope.data.lines import Malformed, lines
-from normscope.errors import InputError, one_line, printable
+from normscope.errors import InputError, printable
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The columns of a word's line."""
@@ -68,6 +68,13 @@ class ConlluFile(Corpus):
             raise InputError(f"{self.key}={self.path}: {error}") from error
         except OSError as error:
             raise InputError(f"{self.key}={self.path}: cannot be read: {error.strerror or error}") from error
+
+
+_EXPECTED = {
+    "id": "the number of a word, a range such as 1-2, or an empty node such as 1.1",
+    "head": f"the number of a word, 0 for the root, or {UNSPECIFIED}",
+    "misc": f"pairs such as SpaceAfter=No, separated by |, or {UNSPECIFIED}",
+}
 
 
 class _Line(NamedTuple):
@@ -136,7 +143,8 @@ def _parsed(number: int, column: str, cell: str) -> Any:
     try:
         return parse(cell)
     except (ParseException, ValueError) as error:  # Python refuses integers of thousands of digits
-        raise Malformed(f"line {number}: invalid {column} {printable(cell, 40)}: {one_line(error)}") from error
+        expected = _EXPECTED[column]
+        raise Malformed(f"line {number}: invalid {column} {printable(cell, 40)}; expected {expected}") from error
 
 
 def _surfaces(rows: Sequence[tuple[int, dict[str, str]]], words: int) -> list[_Surface]:
