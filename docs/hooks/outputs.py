@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from docs.hooks.markdown import code, table
 from normscope.analyses.info import Outputs, TableInfo
 from normscope.analyses.registry import analyses
-from normscope.reporting.run_tables import COMPARISON, RUN_TABLES
+from normscope.reporting.run_tables import COMPARISON, CROSSINGS, RUN_TABLES, TRAINING
 
 
 def page() -> str:
@@ -24,6 +24,8 @@ def page() -> str:
     parts += [_table(name, info) for name, info in RUN_TABLES.items()]
     parts.append("## Comparisons of runs {#comparison}\n")
     parts.append(_table("comparison.parquet", COMPARISON))
+    parts.append(_table("training.parquet", TRAINING))
+    parts.append(_table("crossings.csv", CROSSINGS))
     return "\n".join(parts)
 
 

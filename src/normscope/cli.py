@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 import os
 import shlex
@@ -29,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normscope.config.composition import explain
 from normscope.config.schema import NAME_LENGTH, RunOptions, register
+from normscope.config.training_step import checkpoints
 from normscope.config.unknown_keys import refuse_unknown
 from normscope.config.validation import check, check_strings
 from normscope.distribution import CHECKOUT, folder
@@ -145,6 +147,7 @@ def _execute(main: Callable[[], object]) -> int:
     overrides: list[str] = []
     try:
         _translate_merge()
+        _expand_checkpoints()
         overrides = _overrides()
         main()
         if _sweep.error is not None:
@@ -177,9 +180,34 @@ def _translate_merge() -> None:
     runs = [word for word in sys.argv[2:] if Path(word).is_dir() or not ("=" in word or word.startswith("-"))]
     if not runs:
         raise InputError(f"merge: expected the folders of the runs of all shards: {program()} merge RUN…")
-    escaped = [word.replace("\\", r"\\").replace('"', r"\"") for word in runs]
-    listed = ",".join(f'"{word}"' for word in escaped)
+    listed = ",".join(map(_quoted, runs))
     sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
+
+
+def _expand_checkpoints() -> None:
+    """Turn `model.checkpoints=PATTERN` into a sweep over the folders that the pattern matches.
+
+    Raises:
+        InputError: If it matches none, or `model.name` is set as well.
+    """
+    key = "model.checkpoints="
+    given = [word for word in sys.argv[1:] if word.startswith(key) and word != f"{key}null"]
+    if not given:
+        return
+    others = [word for word in sys.argv[1:] if word.startswith("model.name=") or word in given[1:]]
+    if others:
+        raise InputError(f"{given[0]} and {others[0]} are both set; expected one of them")
+    folders = checkpoints(given[0].removeprefix(key).strip("'\""))
+    names = ",".join(_quoted(os.path.abspath(folder)) for folder in folders)
+    sys.argv[sys.argv.index(given[0])] = f"model.name={names}"
+    if not {"-m", "--multirun"} & set(sys.argv):
+        sys.argv.append("-m")
+
+
+def _quoted(text: str) -> str:
+    """A string for Hydra's grammar, whatever signs it has."""
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def _overrides() -> list[str]:
@@ -344,6 +372,9 @@ def job(config: DictConfig) -> dict[str, float]:
             raise
         _sweep.error = error
         return {}
+    finally:
+        if sweeping:
+            gc.collect()  # a model refers to itself: its weights would stay in memory beside those of the next
 
 
 def program() -> str:
@@ -477,7 +508,15 @@ def _unused(parent: Path) -> str:
     return name
 
 
+def _thousands(number: int) -> int:
+    """Thousands of training steps, as names of checkpoints give them."""
+    if number is None or int(number) % 1000:
+        raise InputError(f"model.step={number}: expected a multiple of 1000, as the names of these checkpoints have")
+    return int(number) // 1000
+
+
 register()
+OmegaConf.register_new_resolver("thousands", _thousands, replace=True)
 OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)
 # For the help page.
 OmegaConf.register_new_resolver("program", program, replace=True)

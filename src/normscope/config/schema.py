@@ -49,6 +49,12 @@ class ModelOptions:
     """Branch, tag or commit on the Hub."""
     sha256: str | None = None
     """Expected SHA-256 digest of the weights."""
+    step: int | None = None
+    """Training step of the checkpoint, the x-axis of a comparison; by default read from the revision, the name or the file
+    `trainer_state.json`. With `model=multiberts-steps`, which checkpoint."""
+    checkpoints: str | None = None
+    """Pattern of the checkpoint folders of a training, `/path/run/checkpoint-*`: a sweep over all of them, in the order of
+    their steps."""
     pin: Pin = field(default_factory=Pin)
     stack: ModelStack | None = None
     """Which attention of an encoder–decoder; the encoder's by default."""

@@ -107,6 +107,13 @@ def check(options: RunOptions) -> None:
         names = ", ".join(node.name for node in dataclasses.fields(options.analysis))
         raise InputError(f"analysis=[]: expected at least one of {names}, for example analysis=mixing")
     _check_dataset(options.dataset)
+    if options.model.step is not None:
+        at_least(0, "model.step", options.model.step)
+    if options.model.checkpoints is not None:
+        raise InputError(
+            f"model.checkpoints={options.model.checkpoints}: expected on the command line, where it makes a sweep; in a file, "
+            "set model.name to one folder"
+        )
     if options.model.sha256 is not None and (options.model.random_init or options.model.architecture):
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
     at_least(1, "device.batch_tokens", options.device.batch_tokens)

@@ -16,6 +16,7 @@ from normscope.config.schema import (
     flat,
     plain,
 )
+from normscope.config.training_step import step_in, without_step
 from normscope.reporting.tracker import RunDescription
 
 
@@ -59,11 +60,23 @@ def parameters(config: Mapping[str, Any]) -> dict[str, object]:
 
 
 def model_label(options: ModelOptions) -> str:
-    """A model's name without its organisation or folder, and what else distinguishes it."""
-    label = Path(options.name).name or options.name
+    """A model's name without its organisation or folder, and what else distinguishes it: revision, training step, stack."""
+    path = Path(options.name)
+    label = path.name or options.name
+    if step_in(label) is not None and not without_step(label):  # checkpoint-500 of any training
+        label = f"{path.parent.name}/{label}".lstrip("/")
+    if options.revision is not None:
+        label += f" {_abbreviated(options.revision)}"
+    if options.step is not None and options.step not in (step_in(options.revision), step_in(options.name)):
+        label += f" step {options.step}"
     if options.random_init or options.architecture:
         label += " (random)"
     return label if options.stack is None else f"{label} {options.stack}"
+
+
+def _abbreviated(revision: str) -> str:
+    """A revision; of a commit, the beginning."""
+    return revision[:8] if re.fullmatch(r"[0-9a-f]{40}", revision) else revision
 
 
 def dataset_label(options: DatasetOptions) -> str:

@@ -88,8 +88,44 @@ COMPARISON = TableInfo(
         "metric": "Name of the metric or curve.",
         "layer": "Layer of a curve; 0 for a metric.",
         "depth": f"{_CURVE_DEPTH} Missing for a metric.",
+        "step": "Training step of the checkpoint, if it is known.",
         "value": "The value.",
         "difference": "The value minus that of the baseline; missing if the baseline does not have it.",
     },
 )
 """The table `comparison.parquet` of a sweep, or of `normscope.reporting.comparison.compare`."""
+
+_TRAINING_GROUP = "What distinguishes the training from others; shared by its seeds."
+_MEASURE = {"metric": "Name of the metric or curve.", "layer": "Layer of a curve; 0 for a metric."}
+_INTERVAL = {
+    "low": "Lower end of its 95 % confidence interval (Student's t); missing for one run.",
+    "high": "Upper end, likewise.",
+}
+
+TRAINING = TableInfo(
+    row="training, metric, layer and training step, if runs are checkpoints of a training",
+    columns={
+        "group": _TRAINING_GROUP,
+        **_MEASURE,
+        "step": "Training step.",
+        "runs": "Number of seeds.",
+        "mean": "Mean over seeds.",
+        **_INTERVAL,
+    },
+)
+"""The table `training.parquet` of a sweep over checkpoints."""
+
+CROSSINGS = TableInfo(
+    row="training, metric and layer: the first training step beyond a threshold",
+    columns={
+        "group": _TRAINING_GROUP,
+        **_MEASURE,
+        "threshold": "The threshold: `--threshold METRIC=VALUE`, or half-way between the means at the first and the last step.",
+        "runs": "Number of seeds.",
+        "crossed": "How many of them cross the threshold.",
+        "step": "First measured step at which the value is on the other side of the threshold than at the first step; mean "
+        "over the seeds that cross.",
+        **_INTERVAL,
+    },
+)
+"""The table `crossings.csv` of a sweep over checkpoints."""

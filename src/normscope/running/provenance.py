@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from normscope.config.schema import RunOptions
+from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
@@ -46,6 +47,7 @@ class Provenance:
             "model": model.name,
             "model_revision": model.revision,
             "model_sha256": model.weights_sha256,
+            "training_step": training_step(vars(self.options.model), model.folder),
             "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
             "seed": self.options.seed,

@@ -6,9 +6,12 @@ python -m normscope.reporting.comparison.compare outputs/first outputs/second --
 
 import argparse
 import dataclasses
+import difflib
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -17,7 +20,7 @@ from normscope.analyses.paper_tables import Column, PaperTable
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
-from normscope.reporting.comparison import significance, swept
+from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.paper_tables import compared_paper_tables
 from normscope.reporting.comparison.runs import Run
@@ -36,7 +39,7 @@ class RunComparison:
     title: str
     """What varies, and on which data: `5 models on WikiText`."""
     values: pd.DataFrame
-    """One row per run, metric and layer (0: the whole run): label, group, metric, layer, depth, value, difference."""
+    """One row per run, metric and layer (0: the whole run): label, group, metric, layer, depth, step, value, difference."""
     metrics: pd.DataFrame
     """One row per metric, one column per run."""
     seeds: pd.DataFrame
@@ -51,6 +54,10 @@ class RunComparison:
     heatmaps: pd.DataFrame
     """Cells of heat maps, as means over seeds: group, figure, panel, row, column, value, row_title, column_title,
     value_title."""
+    training: pd.DataFrame
+    """Means over seeds at every training step, for models with several; see `training.over_training`."""
+    crossings: pd.DataFrame
+    """The first training step at which each measure crosses a threshold; see `training.crossings`."""
     baseline: str
     """Label of the run that differences are measured from."""
     baseline_group: str
@@ -60,16 +67,22 @@ class RunComparison:
     failures: Sequence[str]
 
 
-def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None = None) -> RunComparison:
+def compared(
+    runs: Sequence[Run],
+    failures: Sequence[str],
+    baseline: Path | None = None,
+    thresholds: Mapping[str, float] = MappingProxyType({}),
+) -> RunComparison:
     """Compare finished runs.
 
     Args:
         runs: Finished runs. Those that did not complete are listed as failures and excluded from the numbers.
         failures: Jobs that left no run folder.
         baseline: Folder of the baseline run; by default the first completed one.
+        thresholds: Thresholds of measures over training, by metric; by default half-way between the first and the last step.
 
     Raises:
-        InputError: If no run has completed, or the baseline is not among those that have.
+        InputError: If no run has completed, or the baseline or a metric is not among those that have.
     """
     completed = [run for run in runs if run.status == "completed"]
     if not completed:
@@ -86,11 +99,9 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
         reference_run = matching[0]
     names = _names(completed)
     groups = swept.labels(completed, seeds=False, analyses=False)
-    labelled = zip(completed, names, groups, strict=True)
-    values = pd.concat(
-        [_values(run).assign(run=run.folder.name, label=name, group=group) for run, name, group in labelled],
-        ignore_index=True,
-    )
+    values = _all_values(completed, names, groups)
+    _check_thresholds(thresholds, values["metric"])
+    trainings = values.assign(group=values["training"])
     reference = values[values["label"] == names[completed.index(reference_run)]].set_index(["metric", "layer"])["value"]
     keys = pd.MultiIndex.from_frame(values[["metric", "layer"]])
     values["difference"] = values["value"] - reference.reindex(keys).to_numpy()
@@ -105,13 +116,15 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
         runs=facts,
         swept=keys_swept,
         title=swept.title(runs),
-        values=values[["run", "label", "group", "metric", "layer", "depth", "value", "difference"]],
+        values=values[["run", "label", "group", "metric", "layer", "depth", "step", "value", "difference"]],
         metrics=_side_by_side(whole, names),
         seeds=significance.over_seeds(whole, ["group", "metric"]),
         seed_curves=significance.over_seeds(values[values["layer"] > 0], ["group", "metric", "layer", "depth"]),
         tests=significance.tests(whole, baseline_group),
         sequence_tests=significance.over_sequences(_by_group(completed, groups), baseline_group),
         heatmaps=_heatmaps(completed, groups),
+        training=training.over_training(trainings),
+        crossings=training.crossings(trainings, thresholds),
         baseline=names[completed.index(reference_run)],
         baseline_group=baseline_group,
         folders=[run.folder for run in runs],
@@ -124,7 +137,7 @@ def compared(runs: Sequence[Run], failures: Sequence[str], baseline: Path | None
 
 def write(comparison: RunComparison, folder: Path) -> Path:
     """Write `comparison.html`, `.parquet` (every value), `.csv` and `.tex` (the metrics), the papers' tables as LaTeX in
-    `tables/`, and return the page's path.
+    `tables/`, for checkpoints of a training `training.parquet` and `crossings.csv`, and return the page's path.
     """
     tables = dict(compared_paper_tables(comparison))
     page = comparison_page(comparison, folder).encode()
@@ -134,6 +147,9 @@ def write(comparison: RunComparison, folder: Path) -> Path:
         write_atomically(folder / "comparison.csv", comparison.metrics.to_csv(index=False).encode())
         write_atomically(folder / "comparison.tex", latex(comparison).encode())
         write_atomically(folder / "comparison.html", page)
+        if len(comparison.crossings):
+            comparison.training.to_parquet(folder / "training.parquet", index=False)
+            write_atomically(folder / "crossings.csv", comparison.crossings.to_csv(index=False).encode())
         if tables:
             (folder / "tables").mkdir(exist_ok=True)
         for name, content in tables.items():
@@ -162,6 +178,30 @@ def _values(run: Run) -> pd.DataFrame:
     if run.curves.empty:
         return metrics
     return pd.concat([metrics, run.curves.rename(columns={"curve": "metric"})], ignore_index=True)
+
+
+def _all_values(runs: Sequence[Run], names: Sequence[str], groups: Sequence[str]) -> pd.DataFrame:
+    """Metrics and curves of all runs, labelled; without training steps in `line`, and without steps and seeds in `training`."""
+    lines, trainings = (swept.labels(runs, seeds=seeds, analyses=False, steps=False) for seeds in (True, False))
+    tables = [
+        _values(run).assign(
+            run=run.folder.name,
+            label=name,
+            group=group,
+            line=line,
+            training=training,
+            step=run.config.get("model.step"),
+        )
+        for run, name, group, line, training in zip(runs, names, groups, lines, trainings, strict=True)
+    ]
+    return pd.concat(tables, ignore_index=True).astype({"step": "Int64"})
+
+
+def _check_thresholds(thresholds: Mapping[str, float], metrics: "pd.Series[str]") -> None:
+    for metric in thresholds:
+        if metric not in set(metrics):
+            close = difflib.get_close_matches(metric, sorted(set(metrics)), n=3, cutoff=0.3)
+            raise InputError(f"--threshold {metric}: no run has this metric; expected one such as {', '.join(close)}")
 
 
 def _by_group(runs: Sequence[Run], groups: Sequence[str]) -> dict[str, list[pd.DataFrame]]:
@@ -216,6 +256,13 @@ def _unique(names: Sequence[str]) -> list[str]:
     ]
 
 
+def _threshold(text: str) -> tuple[str, float]:
+    metric, _, value = text.rpartition("=")
+    if not metric or not math.isfinite(float(value)):
+        raise ValueError(text)
+    return metric, float(value)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs in the given folders."""
     parser = ArgumentParser(
@@ -232,12 +279,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, help="folder for the comparison (default: the sweep's folder, or outputs/comparison)"
     )
+    parser.add_argument(
+        "--threshold",
+        action="append",
+        default=[],
+        type=_threshold,
+        metavar="METRIC=VALUE",
+        help="find the training step at which a metric crosses this value (default: half-way through its change; repeatable)",
+    )
     parsed = parser.parse_args(arguments)
     try:
         runs, failures = run_folders.read(parsed.folders)
         is_sweep = len(parsed.folders) == 1 and not (parsed.folders[0] / RESULTS).exists()
         folder = parsed.output or (parsed.folders[0] if is_sweep else Path("outputs/comparison"))
-        print(write(compared(runs, failures, parsed.baseline), folder))
+        print(write(compared(runs, failures, parsed.baseline, dict(parsed.threshold)), folder))
     except InputError as error:
         print(message(error), file=sys.stderr)
         return 2

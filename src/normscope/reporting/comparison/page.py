@@ -28,6 +28,7 @@ _SCRIPTS = (
     "charts.js",
     "tables.js",
     "comparison_maps.js",
+    "comparison_training.js",
     "comparison.js",
 )
 
@@ -42,7 +43,9 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
         comparison: The runs, compared.
         folder: Where the page will be, from which it links to the runs' reports.
     """
-    curves = _curves(comparison)
+    training = _training(comparison)
+    # Curves of checkpoints are shown over training.
+    curves = {} if training and comparison.values["step"].notna().all() else _curves(comparison)
     groups = [name for name in comparison.heatmaps["group"].unique() if name != comparison.baseline_group]
     maps = heatmap_data(comparison.heatmaps, comparison.baseline_group) if groups else {}
     tables = _tables(comparison)
@@ -51,7 +54,7 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
         .get_template("comparison.html")
         .render(
             css=asset("page.css"),
-            libraries=vega() if curves or maps else "",
+            libraries=vega() if curves or maps or training else "",
             script=script(*_SCRIPTS),
             title=comparison.title,
             failures=comparison.failures,
@@ -63,6 +66,9 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
             has_means=len(comparison.seed_curves) > 0,
             families=curves,
             curves=script_data(curves) if curves else None,
+            training=training,
+            training_data=script_data({name: training[name] for name in ("families", "whole")}) if training else None,
+            from_zero=bool((comparison.training["step"] == 0).any()),
             maps=script_data(maps) if maps else None,
             map_figures={name: figure["title"] for name, figure in maps.items()},
             map_groups=groups,
@@ -116,6 +122,10 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
         tables[name] = table_data(rows[~extreme], caption, limit=_ROWS, digits=9)
         if extreme.any():
             tables[name + _EXTREMES] = table_data(rows[extreme], f"{caption}: minima and maxima", limit=_ROWS, digits=9)
+    if len(comparison.crossings):
+        tables["crossings-table"] = table_data(
+            comparison.crossings, "First step beyond the threshold", limit=_ROWS, digits=9
+        )
     if len(comparison.tests):
         caption = f"Mean differences from {comparison.baseline_group}"
         tables["tests-table"] = table_data(
@@ -148,18 +158,61 @@ def _curves(comparison: "RunComparison") -> dict[str, Any]:
     }
 
 
+def _training(comparison: "RunComparison") -> dict[str, Any]:
+    """Measures over training: metrics of whole models, and curves by family; empty without several steps of a training."""
+    rows = comparison.training
+    if rows.empty:
+        return {}
+    layers = rows[rows["layer"] > 0]
+    whole = rows[(rows["layer"] == 0) & ~rows["metric"].map(is_extreme).astype(bool)]
+    columns = {name: _by_training(own) for name, own in rows.groupby(["metric", rows["layer"] > 0], sort=False)}
+    named = families(str(name) for name in rows["metric"].unique())
+    titles = {
+        name: ": ".join(filter(None, (family.title, panel.title or panel.label)))
+        for family in named.values()
+        for name, panel in family.panels.items()
+    }
+    by_layer = families(str(name) for name in layers["metric"].unique())
+    return {
+        "groups": list(dict.fromkeys(rows["group"])),
+        "seeds": bool((rows["runs"] > 1).any()),
+        "labels": {name: titles.get(name, name) for name in whole["metric"].unique()},
+        "whole": {name: columns[name, False] for name in whole["metric"].unique()},
+        "families": {
+            key: {
+                "title": family.title,
+                "meaning": family.meaning,
+                "panels": [
+                    {"title": panel.title, "label": panel.label, "groups": columns[name, True]}
+                    for name, panel in family.panels.items()
+                ],
+            }
+            for key, family in by_layer.items()
+        },
+    }
+
+
+def _by_training(rows: pd.DataFrame) -> dict[str, Any]:
+    return {
+        str(group): {
+            **{name: own[name].astype(int).tolist() for name in ("layer", "step")},
+            **{name: _short(own[name]) for name in ("mean", "low", "high")},
+        }
+        for group, own in rows.groupby("group", sort=False)
+    }
+
+
+def _short(values: "pd.Series[float]") -> list[float | None]:
+    return [None if pd.isna(number) else float(f"{number:.6g}") for number in values]
+
+
 def _lines(rows: pd.DataFrame, label: str) -> list[dict[str, Any]]:
     columns = [name for name in ("depth", "value", "mean", "low", "high") if name in rows]
     return [
         {
             "label": str(name),
             "layer": line["layer"].astype(int).tolist(),
-            **{
-                "value" if column == "mean" else column: [
-                    None if pd.isna(number) else float(f"{number:.6g}") for number in line[column]
-                ]
-                for column in columns
-            },
+            **{"value" if column == "mean" else column: _short(line[column]) for column in columns},
         }
         for name, line in rows.groupby(label, sort=False)
     ]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import yaml
 
 from normscope.config.schema import flat
+from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
 from normscope.reporting.run_folder import RESULTS, Status
 
@@ -33,7 +34,8 @@ class Run:
     folder: Path
     status: str
     config: Mapping[str, Any]
-    """The resolved config, with keys as on the command line."""
+    """The resolved config, with keys as on the command line. `model.step` is the training step, wherever it is from, and
+    `model.name` and `model.revision` are without it."""
     metrics: Mapping[str, float]
     provenance: Mapping[str, Any]
     curves: pd.DataFrame
@@ -118,10 +120,11 @@ def completed(sweep: Path) -> int:
 
 def _run(folder: Path) -> Run:
     results, config = read_results(folder), _config(folder)
+    step = results["provenance"].get("training_step")
     return Run(
         folder=folder,
         status=results["status"],
-        config=flat(config) | {"analysis": _analyses(config)},
+        config=_without_step(flat(config), step) | {"analysis": _analyses(config)},
         metrics=results["metrics"],
         provenance=results["provenance"],
         curves=_table(folder, "curves", _CURVES),
@@ -129,6 +132,24 @@ def _run(folder: Path) -> Run:
         sequences=_table(folder, "sequences", _SEQUENCES),
         heatmaps=_table(folder, "heatmaps", _HEATMAPS),
     )
+
+
+def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:
+    """A config whose model has the same name and revision at every step of its training."""
+    if not isinstance(step, int):
+        return dict(config)
+    name, revision = (str(config.get(f"model.{key}") or "") for key in ("name", "revision"))
+    if step_in(revision) == step:
+        revision = without_step(revision)
+    elif step_in(name) == step:
+        name = without_step(name)
+    elif (
+        name.count("/") > 1 or Path(name).is_absolute()
+    ):  # a folder that does not say its step: one of several in another
+        name = str(Path(name).parent)
+    else:
+        revision = ""
+    return {**config, "model.name": name, "model.revision": revision or None, "model.step": step}
 
 
 def read_results(folder: Path) -> dict[str, Any]:

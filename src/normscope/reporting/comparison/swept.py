@@ -16,6 +16,7 @@ _NOUNS = {
     "model.name": "models",
     "model.revision": "checkpoints",
     "model.sha256": "checkpoints",
+    "model.step": "checkpoints",
     "dataset.name": "data sets",
     "dataset.path": "data sets",
     "layers": "choices of layers",
@@ -27,6 +28,8 @@ def keys(runs: Sequence[Run]) -> list[str]:
     """The config keys in which runs differ, without those whose values follow from the model's or data set's name."""
     every = sorted({key for run in runs for key in run.config if not _UNLABELLED.match(key)}, key=_order)
     differing = [key for key in every if len({str(run.config.get(key)) for run in runs}) > 1]
+    if "seed" in differing:  # other seeds inherit it unless they are set
+        differing = [key for key in differing if not (_SEED.search(key) and key != "seed" and _inherits(key, runs))]
     for kind in ("model", "dataset"):
         name = f"{kind}.name"
         if name in differing:
@@ -39,25 +42,36 @@ def columns(runs: Sequence[Run], differing: Sequence[str]) -> dict[str, list[str
     return {key: _values(key, runs) for key in differing}
 
 
-def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True) -> list[str]:
+def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True, steps: bool = True) -> list[str]:
     """Short labels made of the config values in which runs differ.
 
     Args:
         runs: The runs to label.
         seeds: Whether runs that differ only in seeds get different labels.
         analyses: The same for runs that differ only in their analyses.
+        steps: The same for runs that differ only in their training steps.
     """
     differing = [
-        key for key in keys(runs) if (seeds or not _SEED.search(key)) and (analyses or not key.startswith("analysis"))
+        key
+        for key in keys(runs)
+        if (seeds or not _SEED.search(key))
+        and (analyses or not key.startswith("analysis"))
+        and (steps or key != "model.step")
     ]
     parts = {key: _values(key, runs, seeds=seeds) for key in differing}
     named = [
-        " ".join(
-            value[at] if key in ("model.name", "analysis") else f"{key}={value[at]}" for key, value in parts.items()
-        )
-        for at in range(len(runs))
+        " ".join(filter(None, (_part(key, values[at]) for key, values in parts.items()))) for at in range(len(runs))
     ]
-    return [name or _last_part(str(run.provenance.get("model", "run"))) for name, run in zip(named, runs, strict=True)]
+    return [name or _last_part(str(run.config.get("model.name"))) for name, run in zip(named, runs, strict=True)]
+
+
+def _part(key: str, value: str) -> str:
+    """What a config value adds to a label."""
+    if key in ("model.name", "analysis"):
+        return value
+    if value == "None" and key in ("model.step", "model.revision"):
+        return ""
+    return f"step {int(value):,}" if key == "model.step" else f"{key}={value}"
 
 
 def title(runs: Sequence[Run]) -> str:
@@ -73,6 +87,10 @@ def title(runs: Sequence[Run]) -> str:
     if "models" not in counts:
         words += f" of {_last_part(str(runs[0].config.get('model.name')))}"
     return words if "data sets" in counts else f"{words} on {_corpus(runs[0])}"
+
+
+def _inherits(seed: str, runs: Sequence[Run]) -> bool:
+    return all(run.config.get(seed) == run.config.get("seed") for run in runs)
 
 
 def _follows(key: str, name: str, runs: Sequence[Run]) -> bool:
@@ -123,5 +141,9 @@ def _last_part(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
+_FIRST = ("model.name", "model.revision", "model.step", "analysis")
+
+
 def _order(key: str) -> tuple[int, str]:
-    return (0 if key == "model.name" else 1 if key == "analysis" else 2 if key.startswith("dataset") else 3, key)
+    first = _FIRST.index(key) if key in _FIRST else len(_FIRST)
+    return (first if first < len(_FIRST) or key.startswith("dataset") else first + 1, key)

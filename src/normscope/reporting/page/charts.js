@@ -15,7 +15,7 @@ function withRows(spec) {
 
 // What specifications name: the page's colours, those of numbers on cells, and where the latter change.
 function named(spec, node) {
-  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little") };
+  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
   const change = styleValue(node, "--on-switch");
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }

@@ -108,6 +108,6 @@ function mountTable(place, name, data) {
     save("LaTeX", () => download(`${name}.tex`, "text/x-tex", latexOf(shownRows(table, data, false)))));
 }
 
-const [curvesData, mapsData] = ["curves-data", "maps-data"].map(dataOf);
-mountCharts([...(curvesData ? mountCurves(curvesData) : []), ...(mapsData ? mountMaps(mapsData, document.getElementById("map-group").dataset.baseline) : [])]);
+const [curvesData, trainingData, mapsData] = ["curves-data", "training-data", "maps-data"].map(dataOf);
+mountCharts([...(trainingData ? mountTraining(trainingData) : []), ...(curvesData ? mountCurves(curvesData) : []), ...(mapsData ? mountMaps(mapsData, document.getElementById("map-group").dataset.baseline) : [])]);
 for (const [name, data] of Object.entries(dataOf("tables-data"))) mountTable(document.querySelector(`[data-filled="${name}"]`), name, data);

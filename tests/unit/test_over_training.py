@@ -1,0 +1,180 @@
+"""Comparisons of checkpoints: labels, means over seeds at each step, and the steps at which measures cross thresholds."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import yaml
+
+from normscope.config.schema import RunOptions, plain
+from normscope.errors import InputError
+from normscope.reporting.comparison import compare, runs, swept
+from normscope.reporting.comparison.training import crossings, over_training
+from normscope.reporting.run_tables import CROSSINGS, TRAINING
+
+STEPS = [0, 1, 10, 100]
+
+
+def saved(folder, *, name, step, seed=0, revision=None, value=1.0, curve=(1.0, 2.0)):
+    """A run's folder with what a comparison reads."""
+    options = plain(RunOptions(seed=seed))
+    options["model"] |= {"name": name, "revision": revision, "seed": seed}
+    options["dataset"] |= {"kind": "sample", "name": "sample", "seed": seed}
+    options["analysis"]["mixing"]["enabled"] = True
+    (folder / "tables").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(options))
+    provenance = {"model": name, "training_step": step, "sequences": 2, "tokens": 9, "seconds": 1.0}
+    metrics = {"mixing/attn_n/mean": value, "mixing/attn_n/max": value, "mixing/attn_n/min": value}
+    (folder / "results.json").write_text(
+        json.dumps({"status": "completed", "metrics": metrics, "provenance": provenance})
+    )
+    rows = [("mixing/attn_n/mean", layer, layer / len(curve), number) for layer, number in enumerate(curve, 1)]
+    table = pd.DataFrame(rows, columns=["curve", "layer", "depth", "value"])
+    table.to_parquet(folder / "tables/curves.parquet", index=False)
+
+
+@pytest.mark.parametrize(
+    ("models", "labels", "title"),
+    [
+        (
+            [("/a/run/checkpoint-5", None, 5), ("/a/run/checkpoint-1000", None, 1000)],
+            ["step 5", "step 1,000"],
+            "2 checkpoints of run on the sample corpus",
+        ),
+        (
+            [("x/pythia", "step0", 0), ("x/pythia", "step512", 512), ("x/pythia", "main", None)],
+            ["step 0", "step 512", "model.revision=main"],
+            "3 checkpoints of pythia on the sample corpus",
+        ),
+        (
+            [("g/bert-step_0k", None, 0), ("g/bert-step_20k", None, 20_000), ("g/large-step_20k", None, 20_000)],
+            ["bert step 0", "bert step 20,000", "large step 20,000"],
+            "2 models × 2 checkpoints on the sample corpus",
+        ),
+        ([("/r/one", None, 3), ("/r/two", None, 4)], ["step 3", "step 4"], "2 checkpoints of r on the sample corpus"),
+        (
+            [("x/m", "abc", 3), ("x/m", "def", 4)],
+            ["step 3", "step 4"],
+            "2 checkpoints of m on the sample corpus",
+        ),
+    ],
+)
+def test_checkpoints_are_labelled_by_their_steps(models, labels, title, tmp_path):
+    for number, (name, revision, step) in enumerate(models):
+        saved(tmp_path / str(number), name=name, revision=revision, step=step)
+    found, _ = runs.read([tmp_path])
+    assert swept.labels(found) == labels
+    assert swept.title(found) == title
+
+
+def test_seeds_that_follow_the_seed_are_one_column(tmp_path):
+    for seed in range(2):
+        saved(tmp_path / str(seed), name="x/m", step=None, seed=seed)
+    assert swept.labels(runs.read([tmp_path])[0]) == ["seed=0", "seed=1"]
+
+
+@pytest.fixture(scope="module")
+def values():
+    """Two trainings: one with three seeds, whose measure rises; one with one seed, whose measure falls and has gaps."""
+    generator = np.random.default_rng(3)
+    rows = [
+        {"group": "a", "line": f"a {seed}", "metric": metric, "layer": layer, "step": step, "value": value}
+        for seed in range(3)
+        for metric in ("x", "x/max")
+        for layer in (0, 1)
+        for step, value in zip(STEPS, np.sort(generator.normal(size=4)), strict=True)
+    ]
+    rows += [
+        {"group": "b", "line": "b", "metric": "x", "layer": 0, "step": step, "value": value}
+        for step, value in zip(reversed(STEPS), [1.0, np.nan, 2.0, 5.0], strict=True)
+    ]
+    rows += [{"group": "c", "line": "c", "metric": "x", "layer": 0, "step": step, "value": 1.0} for step in (7, None)]
+    rows += [{"group": "a", "line": "a 0", "metric": "flat", "layer": 0, "step": step, "value": 2.0} for step in STEPS]
+    return pd.DataFrame(rows).astype({"step": "Int64"})
+
+
+def test_means_over_seeds_at_every_step(values):
+    table = over_training(values)
+    assert list(table) == list(TRAINING.columns)
+    assert set(table["group"]) == {"a", "b"}, "one step is no training"
+    for row in table.itertuples():
+        own = values[
+            (values["group"] == row.group)
+            & (values["metric"] == row.metric)
+            & (values["layer"] == row.layer)
+            & (values["step"] == row.step)
+        ]["value"].dropna()
+        assert row.runs == len(own)
+        if len(own) > 1:
+            interval = scipy.stats.t.interval(0.95, len(own) - 1, own.mean(), scipy.stats.sem(own))
+            assert (row.mean, row.low, row.high) == pytest.approx((own.mean(), *interval))
+        else:
+            assert np.isnan(row.low)
+            assert np.isnan(row.high)
+    for _, rows in table.groupby(["group", "metric", "layer"]):
+        assert rows["step"].is_monotonic_increasing
+
+
+def first_beyond(line, threshold):
+    """By a loop over the steps."""
+    line = line.dropna(subset="value").sort_values("step")
+    began = line["value"].iloc[0]
+    for step, value in zip(line["step"], line["value"], strict=True):
+        if began == threshold or value == threshold or (value > threshold) != (began > threshold):
+            return step
+    return np.nan
+
+
+@pytest.mark.parametrize("thresholds", [{}, {"x": 0.3}, {"x": 99.0}, {"x": 5.0}])
+def test_the_first_step_beyond_a_threshold(values, thresholds):
+    table = crossings(values, thresholds)
+    assert list(table) == list(CROSSINGS.columns)
+    assert set(table["metric"]) == {"x"}, "neither extremes nor what does not change"
+    assert set(table["group"]) == {"a", "b"}
+    for row in table.itertuples():
+        own = values[(values["group"] == row.group) & (values["metric"] == "x") & (values["layer"] == row.layer)]
+        means = own.groupby("step")["value"].mean()
+        assert row.threshold == pytest.approx(thresholds.get("x", (means.loc[0] + means.loc[100]) / 2))
+        steps = pd.Series([first_beyond(line, row.threshold) for _, line in own.groupby("line")], dtype=float)
+        assert (row.runs, row.crossed) == (len(steps), steps.notna().sum())
+        assert row.step == pytest.approx(steps.mean(), nan_ok=True)
+        if row.crossed > 1:
+            half = scipy.stats.t.ppf(0.975, row.crossed - 1) * scipy.stats.sem(steps.dropna())
+            assert (row.low, row.high) == pytest.approx((row.step - half, row.step + half))
+
+
+def test_the_page_of_checkpoints(tmp_path, capsys):
+    for number, (seed, step) in enumerate((seed, step) for seed in range(2) for step in STEPS):
+        saved(
+            tmp_path / str(number),
+            name=f"/t/run/checkpoint-{step}",
+            step=step,
+            seed=seed,
+            value=float(seed + step),
+            curve=(float(step), 1.0),
+        )
+    assert compare.main([str(tmp_path), "--threshold", "mixing/attn_n/mean=40"]) == 0
+    page = (tmp_path / "comparison.html").read_text()
+    assert "<h1>4 checkpoints × 2 seeds of run on the sample corpus</h1>" in page
+    assert 'id="training"' in page
+    assert 'id="layers"' not in page, "the same curves are not shown twice"
+    data = json.loads(re.search(r'id="training-data">(.*?)</script>', page)[1])
+    assert data["whole"]["mixing/attn_n/mean"]["run"]["mean"] == [0.5, 1.5, 10.5, 100.5]
+    (panel,) = data["families"]["mixing_method_mean"]["panels"]
+    assert panel["groups"]["run"]["layer"] == [1] * 4 + [2] * 4
+    assert panel["groups"]["run"]["step"] == STEPS * 2
+    table = pd.read_csv(tmp_path / "crossings.csv")
+    assert table.query("layer == 0")[["threshold", "crossed", "step"]].to_numpy().tolist() == [[40, 2, 100]]
+    assert len(pd.read_parquet(tmp_path / "training.parquet")) == 4 * (3 + 2)
+    capsys.readouterr()
+    assert compare.main([str(tmp_path), "--threshold", "mixing/attn/mean=40"]) == 2
+    assert "no run has this metric; expected one such as mixing/attn_n/mean" in capsys.readouterr().err
+
+
+def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):
+    saved(tmp_path / "0", name="x/m", step=1)
+    with pytest.raises(InputError, match="--threshold nothing"):
+        compare.compared(*runs.read([tmp_path]), thresholds={"nothing": 1.0})
