@@ -111,7 +111,7 @@ OUTPUTS = Outputs(
         ),
     },
     metrics={
-        "alpha/<category>": "α summed over the category's keys, as in `norms_by_layer`: the mean over layers.",
+        "alpha/<category>": "α summed over the category's keys, averaged over queries, heads and layers.",
         "alpha_f/<category>": "‖αf(x)‖ summed over the category's keys, likewise.",
         "f/<category>": "‖f(x)‖ of the category's keys, likewise.",
         "spearman/<category>": "Spearman's ρ between α and ‖f(x)‖ over the pairs of all chosen layers.",
@@ -128,7 +128,7 @@ OUTPUTS = Outputs(
         "expansion_with_output_bias/layer_<layer>": "Expansion rate of one layer, with b_O in the map.",
     },
     curves={
-        "alpha/<category>": "α summed over the category's keys, as in `norms_by_layer`: the mean over heads.",
+        "alpha/<category>": "α summed over the category's keys, averaged over queries and heads.",
         "alpha_f/<category>": "‖αf(x)‖ summed over the category's keys.",
         "f/<category>": "‖f(x)‖ of the category's keys.",
         "expansion": "Expansion rate.",

@@ -168,4 +168,12 @@ OUTPUTS = Outputs(
         "kurtosis": "kurtosis",
         "massive": "massive dimensions",
     },
+    names={
+        "with_bos": "with BOS",
+        "without_bos": "without BOS",
+        "random": "random tokens",
+        "repeat": "one token repeated",
+        "first": "first token",
+        "sink": "sinks",
+    },
 )

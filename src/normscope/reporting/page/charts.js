@@ -15,7 +15,7 @@ function withRows(spec) {
 
 // What specifications name: the page's colours, those of numbers on cells, and where the latter change.
 function named(spec, node) {
-  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
+  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@panel": styleValue(node, "--panel"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
   const change = styleValue(node, "--on-switch");
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
@@ -46,7 +46,7 @@ function sized(spec, width) {
 }
 
 // The title of a chart, in a line for each of its parts, cut where the next chart begins.
-const titled = ({ title }, limit) => (title ? { title: { text: title.split(", "), limit } } : {});
+const titled = ({ title }, limit) => (title ? { title: { text: title.split(/, |(?<=:) /), limit } } : {});
 
 // Charts side by side with axes of their own, in rows of equal length as far as possible.
 function sizedPanels(spec, width) {

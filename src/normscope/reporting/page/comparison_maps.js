@@ -11,9 +11,9 @@ function mapSpec(figure, title, values, scale) {
   const axis = { labelOverlap: true, ticks: false, domain: false };
   const field = (name, title, more) => ({ field: name, type: "nominal", title, axis, ...more });
   return {
-    title, data: { values }, mark: "rect",
+    title, data: { values }, mark: "rect", view: { fill: "@panel" }, // where a map has no cell
     encoding: {
-      x: field("column", figure.column, { sort: figure.columns, scale: { domain: figure.columns }, axis: { ...axis, labelAngle: figure.columns.every((name) => name.length < 3) ? 0 : -40 } }),
+      x: field("column", figure.column, { sort: figure.columns, scale: { domain: figure.columns }, axis: { ...axis, labelOverlap: figure.columns.length > 8, labelAngle: figure.columns.every((name) => name.length < 3) ? 0 : -40 } }),
       y: field("row", figure.row, { sort: figure.rows.toReversed(), scale: { domain: figure.rows.toReversed() } }),
       color: { field: "value", type: "quantitative", title: null, scale: { interpolate: "rgb", ...scale }, legend: { gradientLength: 140, gradientThickness: 9, direction: "horizontal", tickCount: 3 } },
       tooltip: [...["row", "column"].map((name) => ({ field: name, type: "nominal", title: figure[name] })), { field: "value", type: "quantitative", title, format: ",.3r" }],
