@@ -28,6 +28,7 @@ def main() -> None:
         recipe,
         arguments.output,
         save_every=arguments.save_every,
+        keep=None if arguments.keep_all else 2,
         callbacks=lambda tokenizer: _measurements(tokenizer, arguments.measure_every),
     )
     if arguments.test:
@@ -97,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save-every", type=int, default=500, help="steps between two checkpoints")
+    parser.add_argument("--keep-all", action="store_true", help="keep every checkpoint, not only the last two")
     parser.add_argument(
         "--measure-every",
         type=int,

@@ -67,6 +67,8 @@ class _Sweep:
 
     new: Sequence[Path] = ()
     """Paths that did not exist when the sweep chose its folder, innermost first."""
+    memory: Any = None
+    """The corpora that its jobs in this process have read."""
     earlier: int = 0
     """How many failures an earlier sweep had recorded there."""
 
@@ -85,6 +87,13 @@ class _Sweep:
             paths = (folder / _HYDRA_RECORD, folder, *folder.parents)
             self.new = [path for path in paths if not os.path.lexists(path)]
         self.folder = folder
+
+    def corpora(self) -> Any:
+        """A `CorpusMemory` that the jobs share."""
+        from normscope.data.corpus_memory import CorpusMemory
+
+        self.memory = self.memory or CorpusMemory()
+        return self.memory
 
     def failures(self) -> list[str]:
         """The failed jobs, in any process.
@@ -361,7 +370,8 @@ def job(config: DictConfig) -> dict[str, float]:
         open_corpus(options.dataset)
         from normscope.running.pipeline import run as run_pipeline
 
-        metrics = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh)
+        memory = _sweep.corpora() if sweeping else None
+        metrics = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)
         if before is not None and _is_first():
             _sweep.agrees, sentence = agreement(before, metrics)
             print(sentence)

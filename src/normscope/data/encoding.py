@@ -12,6 +12,7 @@ from transformers.tokenization_utils_base import BatchEncoding
 from normscope.config.schema import Compat, DatasetOptions, Segmentation, Segments
 from normscope.data.categories import TokenCategories
 from normscope.data.conversations import PARTS, check_tokenizer, conversation, tokens_of, with_parts
+from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
@@ -90,6 +91,8 @@ class Encoder:
         # WikiText writes unknown words as <unk>; they become the tokenizer's unknown token.
         self._unknown = str(model.tokenizer.unk_token or "") if options.wikitext else None
         self._second_segment = 1 if options.segments is Segments.pair else 0
+        self.memory: SequenceMemory | None = None
+        """Token sequences of the same corpus that an earlier encoder of this identity has made."""
 
     @property
     def first_token(self) -> int | None:
@@ -103,9 +106,23 @@ class Encoder:
         first: int | None = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return first
 
+    @property
+    def identity(self) -> tuple[object, ...] | None:
+        """What token sequences depend on besides the options of the data set; None if that is not known.
+
+        Two encoders of one identity encode examples alike. Slow tokenizers have no description that could be compared.
+        """
+        tokenizer = self.tokenizer
+        if not tokenizer.is_fast or self._translations is not None:
+            return None
+        own = (self.max_length, self._segments, self._translates, self._separate, tuple(self.categories.names))
+        special = tuple(sorted(tokenizer.special_tokens_map.items(), key=str))
+        return *own, str(special), str(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str()
+
     def unmasked(self) -> "Encoder":
         """The same encoder without masking."""
         copied = copy.copy(self)
+        copied.memory = None
         copied._mask_fraction = 0.0
         return copied
 
@@ -120,6 +137,11 @@ class Encoder:
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Token sequences of examples, in order. Truncated examples are counted, and skipped ones by reason."""
+        if self.memory is not None:
+            return self.memory.encoded(examples, counts, self._encoded)
+        return self._encoded(examples, counts)
+
+    def _encoded(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         if self._unknown is not None:
             examples = [self._with_unknown(example, self._unknown) for example in examples]
         examples = [self._shortened(example) for example in examples]

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from normscope.config.schema import DatasetOptions, ModelOptions, RunOptions
 from normscope.data.corpora import arranged, open_corpus
+from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import Corpus
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import OpenedModel, open_model
@@ -16,6 +17,9 @@ from normscope.running.distributed import ProcessGroup
 
 class Inputs(abc.ABC):
     """The model and the texts of a run."""
+
+    memory: CorpusMemory | None = None
+    """What earlier runs of a sweep have read and tokenised; None outside a sweep."""
 
     @property
     @abc.abstractmethod
@@ -45,10 +49,11 @@ class ConfiguredInputs(Inputs):
     Args:
         options: The whole config.
         group: The processes of the run; each has a device of its own.
+        memory: What earlier runs of a sweep have read.
     """
 
-    def __init__(self, options: RunOptions, group: ProcessGroup) -> None:
-        self._options, self._group = options, group
+    def __init__(self, options: RunOptions, group: ProcessGroup, memory: CorpusMemory | None = None) -> None:
+        self._options, self._group, self.memory = options, group, memory
 
     @property
     def info(self) -> ModelInfo:
@@ -62,7 +67,7 @@ class ConfiguredInputs(Inputs):
 
     def open_corpus(self, options: DatasetOptions) -> Corpus:
         """Open the corpus."""
-        return open_corpus(options)
+        return open_corpus(options) if self.memory is None else self.memory.corpus(options, open_corpus)
 
     @cached_property
     def _opened(self) -> OpenedModel:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from normscope.config.schema import RunOptions
 from normscope.config.validation import check
+from normscope.data.corpus_memory import CorpusMemory
 from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
@@ -20,7 +21,14 @@ from normscope.running.shards import complete_set, keep, merge
 from normscope.running.status import tracked
 
 
-def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = False) -> dict[str, float]:
+def run(
+    options: RunOptions,
+    folder: Path,
+    command: str = "",
+    *,
+    fresh: bool = False,
+    memory: CorpusMemory | None = None,
+) -> dict[str, float]:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
     Args:
@@ -28,6 +36,7 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
         folder: The run folder; created if it does not exist.
         command: What the user typed, for the record.
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
+        memory: What earlier runs of a sweep have read and tokenised, which this one does not read again.
 
     Returns:
         The metrics; empty except in the main process.
@@ -37,7 +46,9 @@ def run(options: RunOptions, folder: Path, command: str = "", *, fresh: bool = F
     """
     origin = Origin(time.monotonic(), command)
     with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
-        session = Session.prepare(options, results, group, origin)  # everything that can fail before the first batch
+        session = Session.prepare(
+            options, results, group, origin, memory
+        )  # everything that can fail before the first batch
         with tracked(session) as tracker:
             accumulate(session, tracker) if options.merge is None else merge(session, options.merge)
             session.reduce()

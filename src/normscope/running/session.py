@@ -29,6 +29,7 @@ from normscope.data.annotation import column_values
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.data.corpora import NumberedCorpus
+from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts
 from normscope.data.resources import Prepared, ResourceContext, prepare_resources
@@ -102,7 +103,14 @@ class Session:
     """Whether the whole part had been analysed by then."""
 
     @classmethod
-    def prepare(cls, options: RunOptions, results: RunFolder | None, group: ProcessGroup, origin: Origin) -> "Session":
+    def prepare(
+        cls,
+        options: RunOptions,
+        results: RunFolder | None,
+        group: ProcessGroup,
+        origin: Origin,
+        memory: CorpusMemory | None = None,
+    ) -> "Session":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Raises:
@@ -111,7 +119,9 @@ class Session:
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
             parts = Parts.of(options, folder, group)
-            session = _prepared(options, results, folder, group, origin, ConfiguredInputs(options, group), parts)
+            session = _prepared(
+                options, results, folder, group, origin, ConfiguredInputs(options, group, memory), parts
+            )
         session.saves = all(group.gathered(PeerFolder(folder).visible))
         with group.agreeing():
             if group.is_main:
@@ -254,6 +264,8 @@ def _prepared(
         _annotated_categories(options, inputs),
         separate=any(requirements.pairs for requirements in needs.values()),
     )
+    if inputs.memory is not None:
+        encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
     observer = _observer(model, layers, needs.values())

@@ -54,6 +54,7 @@ def train(
     folder: Path,
     *,
     save_every: int = 0,
+    keep: int | None = 2,
     callbacks: Callable[[PreTrainedTokenizerFast], Sequence[TrainerCallback]] = lambda _: (),
 ) -> None:
     """Train a model and save it in a folder, ready for `model.name=<folder>`.
@@ -65,6 +66,7 @@ def train(
         recipe: Shape and training; the seed makes it reproducible on one machine.
         folder: Where the model, tokenizer and checkpoints are saved.
         save_every: Steps between two checkpoints; 0 saves none.
+        keep: How many checkpoints to keep, the last; None keeps all, to measure the model over its training.
         callbacks: The trainer's callbacks, given the tokenizer; `normscope.Callback` measures the model while it trains.
     """
     torch.manual_seed(recipe.seed)
@@ -90,12 +92,13 @@ def train(
             seed=recipe.seed,
             save_strategy="steps" if save_every else "no",
             save_steps=save_every or 500,
-            save_total_limit=2,
+            save_total_limit=keep,
             logging_steps=100,
             report_to=[],
             disable_tqdm=True,
         ),
         train_dataset=_encoded(pairs, tokenizer, recipe.longest),
+        processing_class=tokenizer,  # checkpoints are complete
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         callbacks=list(callbacks(tokenizer)),
     )

@@ -87,16 +87,7 @@ def compared(
     completed = [run for run in runs if run.status == "completed"]
     if not completed:
         raise InputError("no run has completed, so there is nothing to compare")
-    reference_run = completed[0]
-    if baseline is not None:
-        matching = [
-            run for run in completed if run.folder.resolve() == baseline.resolve() or run.folder.name == str(baseline)
-        ]
-        if not matching:
-            raise InputError(
-                f"--baseline={baseline}: expected one of {', '.join(run.folder.name for run in completed)}"
-            )
-        reference_run = matching[0]
+    reference_run = completed[0] if baseline is None else _baseline(baseline, completed)
     names = _names(completed)
     groups = swept.labels(completed, seeds=False, analyses=False)
     values = _all_values(completed, names, groups)
@@ -133,6 +124,14 @@ def compared(
             *(f"{run.folder.name}: {run.status}: {run.error}" for run in runs if run.status != "completed"),
         ],
     )
+
+
+def _baseline(folder: Path, runs: Sequence[Run]) -> Run:
+    """The run in a folder, or the first in a folder of that name."""
+    for run in runs:
+        if run.folder.resolve() == folder.resolve() or run.folder.name == str(folder):
+            return run
+    raise InputError(f"--baseline={folder}: expected one of {', '.join(run.folder.name for run in runs)}")
 
 
 def write(comparison: RunComparison, folder: Path) -> Path:
