@@ -101,7 +101,7 @@ ALLOWED = {
         "running.token_maps",
         "statistics.tidy",
     },
-    "cli": {"config", "data.corpora", "distribution", "reporting", "running"},
+    "cli": {"config", "data.corpora", "data.corpus_memory", "distribution", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution"},
 }

@@ -22,6 +22,7 @@ OPTIONS = {"step": None, "revision": None, "name": "a/model", "random_init": Fal
         ("/path/run/checkpoint-500", 500, "/path/run"),
         ("/path/run/checkpoint-500/", 500, "/path/run"),
         ("run/step-10/model", 10, "run/model"),
+        ("/path/run/checkpoints/checkpoint-500", 500, "/path/run"),
         ("runs/global_step300", 300, "runs"),
         ("iter_0001000", 1000, ""),
         ("main", None, "main"),

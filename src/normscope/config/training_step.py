@@ -48,7 +48,8 @@ def training_step(config: Mapping[str, Any], folder: Path | None) -> int | None:
 
 def without_step(name: str) -> str:
     """A name or revision without the training step in it, which all checkpoints of a training share: `multiberts-seed_0`."""
-    return _SAID.sub("", name).rstrip("/-_").lstrip("-_")
+    rest = _SAID.sub("", name).rstrip("/-_").lstrip("-_")
+    return re.sub(r"(?<=.)/(checkpoints?|ckpts?)$", "", rest)  # a folder of checkpoints says nothing of its training
 
 
 def checkpoints(pattern: str) -> list[Path]:

@@ -257,15 +257,7 @@ def _prepared(
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward, received=received)
     _load_heads(model, needs.values())
     layers = chosen_layers(options.layers, model.layers)
-    encoder = Encoder(
-        model,
-        options.dataset,
-        _words(needs),
-        _annotated_categories(options, inputs),
-        separate=any(requirements.pairs for requirements in needs.values()),
-    )
-    if inputs.memory is not None:
-        encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
+    encoder = _encoder(options, model, needs, inputs)
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
     observer = _observer(model, layers, needs.values())
@@ -355,6 +347,21 @@ def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
             _ = model.next_token_head, model.masked_language_head
         if requirements.classifier:
             _ = model.classifier
+
+
+def _encoder(
+    options: RunOptions, model: LoadedModel, needs: Mapping[type[Analysis], Requirements], inputs: Inputs
+) -> Encoder:
+    encoder = Encoder(
+        model,
+        options.dataset,
+        _words(needs),
+        _annotated_categories(options, inputs),
+        separate=any(requirements.pairs for requirements in needs.values()),
+    )
+    if inputs.memory is not None:
+        encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
+    return encoder
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:

@@ -124,7 +124,7 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
             tables[name + _EXTREMES] = table_data(rows[extreme], f"{caption}: minima and maxima", limit=_ROWS, digits=9)
     if len(comparison.crossings):
         tables["crossings-table"] = table_data(
-            comparison.crossings, "First step beyond the threshold", limit=_ROWS, digits=9
+            _shown_crossings(comparison.crossings), "First step beyond the threshold", limit=_ROWS, digits=9
         )
     if len(comparison.tests):
         caption = f"Mean differences from {comparison.baseline_group}"
@@ -190,6 +190,13 @@ def _training(comparison: "RunComparison") -> dict[str, Any]:
             for key, family in by_layer.items()
         },
     }
+
+
+def _shown_crossings(crossings: pd.DataFrame) -> pd.DataFrame:
+    """Whole steps as such, and only the columns that say something."""
+    steps = crossings["step"].dropna()
+    shown = crossings.astype({"step": "Int64"}) if (steps == steps.round()).all() else crossings
+    return shown.dropna(axis="columns", how="all")
 
 
 def _by_training(rows: pd.DataFrame) -> dict[str, Any]:

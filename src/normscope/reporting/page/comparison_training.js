@@ -21,9 +21,9 @@ const pointsOf = ({ layer, step, mean, low, high }) => mean.map((value, at) => (
 const asRange = (rows) => [{ value: rows.map(({ value }) => value) }];
 const numbered = { type: "quantitative", format: ",.3r" };
 
-const stepAxis = (steps) => ({ field: "step", type: "quantitative", scale: { ...stepScale(steps), domain: [steps[0], steps.at(-1)], padding: 8 }, axis: { title: "training step", grid: false, values: stepTicks(steps), labelExpr: "datum.value >= 1e6 ? format(datum.value / 1e6, '.3~r') + 'M' : datum.value >= 1e4 ? format(datum.value / 1e3, '.3~r') + 'k' : format(datum.value, 'd')" } });
+const stepAxis = (steps) => ({ field: "step", type: "quantitative", scale: { ...stepScale(steps), domain: [steps[0], steps.at(-1)], padding: 8 }, axis: { title: "training step", grid: false, values: stepTicks(steps), tickCount: 10, labelOverlap: "greedy", labelExpr: "datum.value >= 1e6 ? format(datum.value / 1e6, '.3~r') + 'M' : datum.value >= 1e4 ? format(datum.value / 1e3, '.3~r') + 'k' : format(datum.value, 'd')" } });
 const tipsOf = (label, rows) => [{ field: "step", title: "training step", type: "quantitative", format: ",d" }, { field: "value", title: label, ...numbered }, ...(rows.some(({ low }) => low !== null && low !== undefined) ? [{ field: "low", title: "95% from", ...numbered }, { field: "high", title: "to", ...numbered }] : [])];
-const valueAxis = (label, rows, range) => ({ field: "value", type: "quantitative", title: label, axis: { titleLimit: 130 }, scale: range ? { domain: range, nice: true } : { zero: fromZero(asRange(rows)) } });
+const valueAxis = (label, rows, range, long = false) => ({ field: "value", type: "quantitative", title: label, axis: { titleLimit: long ? 260 : 130 }, scale: range ? { domain: range, nice: true } : { zero: fromZero(asRange(rows)) } });
 const legendOf = (title, more) => ({ title, gradientLength: 160, gradientThickness: 9, direction: "horizontal", ...more });
 
 // A line for every layer over steps, or for every step over layers; later ones are darker.
@@ -80,13 +80,13 @@ function wholeSpec(name, groups) {
   const domain = Object.keys(groups);
   const steps = sortedSteps(rows);
   const range = [...rangeOf(asRange(rows)), ...rows.flatMap(({ low, high }) => [low, high]).filter((end) => end !== null)];
-  const y = valueAxis(name, range.map((value) => ({ value })), null);
+  const y = valueAxis(name, range.map((value) => ({ value })), null, true);
   const style = (channel) => ({ field: "group", type: "nominal", scale: { domain, range: domain.map(channel) }, legend: domain.length > 1 ? { title: null, symbolType: "stroke" } : null });
   return {
     usermeta: {}, description: `${name} over training`, data: { values: rows },
     encoding: { x: stepAxis(steps), color: style((_, at) => COLOURS[at % COLOURS.length]), tooltip: [{ field: "group", type: "nominal", title: "training" }, ...tipsOf(name, rows)] },
     layer: [
-      { mark: { type: "area", opacity: 0.2 }, encoding: { y: { ...y, field: "low" }, y2: { field: "high" }, tooltip: null } },
+      ...(rows.some(({ low }) => low !== null) ? [{ mark: { type: "area", opacity: 0.2 }, encoding: { y: { ...y, field: "low" }, y2: { field: "high" }, tooltip: null } }] : []),
       { mark: { type: "line", strokeWidth: 2 }, encoding: { y, strokeDash: style((_, at) => DASHES[Math.floor(at / COLOURS.length) % DASHES.length]) } },
       { mark: { type: "point", filled: true, size: 30 }, encoding: { y } },
     ],
