@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.scenarios import ALL_VECTORS, BARE, SHAPES, STRAIGHTFORWARD, Scenario, duration, prepare
+from benchmarks.scenarios import BARE, SHAPES, SLOW, Scenario, duration, prepare
 
 
 class Memory(NamedTuple):
@@ -65,7 +65,7 @@ def _times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         for way, forward in ways.items():
-            if way in (STRAIGHTFORWARD, ALL_VECTORS) and repeat >= 3:
+            if way in SLOW and repeat >= 3:
                 continue
             bare = duration(ways[BARE])
             seconds[way].append(duration(forward))

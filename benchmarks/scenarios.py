@@ -15,12 +15,15 @@ from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, ModernB
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from benchmarks.straightforward import decomposition, mixing_ratios
+from benchmarks.straightforward import decomposition, mixing_ratios, value_zeroing
 from normscope.analyses.base import Analysis, AnalysisContext, state_of
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.norms.pair_correlation import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.registry import analyses
+from normscope.attribution.methods import MapMethod
+from normscope.attribution.model_maps import model_maps
 from normscope.attribution.scalars import attribute_scalars
+from normscope.attribution.similarities import similarity_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
@@ -28,6 +31,7 @@ from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.pooling import Pooling
 from normscope.running.memory import run_batch
 from normscope.statistics.rank_correlation import RankCorrelation
 
@@ -79,6 +83,11 @@ STRAIGHTFORWARD = "straightforward"
 EXACT = "exact"
 ONE_SCALAR = "attribution of a scalar"
 ALL_VECTORS = "straightforward attribution"
+VALUE_ZEROING = "value zeroing"
+ZEROED_ONE_BY_ONE = "straightforward value zeroing"
+SIMILARITY = "similarity"
+SLOW = (STRAIGHTFORWARD, ALL_VECTORS, ZEROED_ONE_BY_ONE)
+"""The alternatives that are measured three times at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +98,9 @@ class Scenario:
     sequences: int
     length: int
     ways: tuple[str, ...]
-    """`bare`, `straightforward`, `attribution of a scalar`, the same by a straightforward decomposition into all vectors, or
-    names of analyses joined by +; `, exact` keeps every pair for the correlation."""
+    """`bare`, `straightforward`, `attribution of a scalar`, the same by a straightforward decomposition into all vectors,
+    `value zeroing`, the same by one pass for each token, `similarity` of each sequence with itself, or names of analyses
+    joined by +; `, exact` keeps every pair for the correlation."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -122,11 +132,13 @@ def shapes() -> Iterator[Scenario]:
 
 
 def attributions() -> Iterator[Scenario]:
-    """Attribution of one scalar per sequence through all layers."""
+    """Attribution through all layers: of one scalar per sequence, of similarities, and by value zeroing."""
     yield Scenario("MiniLM", 1, 128, (BARE, ONE_SCALAR, ALL_VECTORS))
     yield Scenario("BERT-base", 1, 128, (BARE, ONE_SCALAR, ALL_VECTORS))
     yield Scenario("BERT-base", 8, 128, (BARE, ONE_SCALAR))
     yield Scenario("BERT-base", 2, 512, (BARE, ONE_SCALAR))
+    yield Scenario("MiniLM", 1, 128, (BARE, SIMILARITY, VALUE_ZEROING, ZEROED_ONE_BY_ONE))
+    yield Scenario("MiniLM", 1, 482, (BARE, VALUE_ZEROING, ZEROED_ONE_BY_ONE))
 
 
 def feed_forward() -> Iterator[Scenario]:
@@ -228,7 +240,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     with torch.device(scenario.device):  # large models are made where they run
         model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
-    inputs = batch.model_inputs()
+    inputs, layout = batch.model_inputs(), layout_of(model.config.model_type)
 
     def bare() -> None:
         model.set_attn_implementation("sdpa")
@@ -239,16 +251,33 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         mixing_ratios(model, inputs)
 
     def one_scalar() -> None:
-        with frozen_pass(model, layout_of(model.config.model_type), inputs) as passed:
+        with frozen_pass(model, layout, inputs) as passed:
             attribute_scalars(passed, (passed.hidden * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
 
     def all_vectors() -> None:
         decomposition(model, inputs)
 
+    def zeroed() -> None:
+        model_maps(model, layout, inputs, [MapMethod.VALUE_ZEROING])
+
+    def zeroed_one_by_one() -> None:
+        value_zeroing(model, inputs)
+
+    def similar() -> None:
+        similarity_parts(model, layout, inputs, inputs, pooling=Pooling.MEAN)
+
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))
 
-    ways = {BARE: bare, STRAIGHTFORWARD: straightforward, ONE_SCALAR: one_scalar, ALL_VECTORS: all_vectors}
+    ways = {
+        BARE: bare,
+        STRAIGHTFORWARD: straightforward,
+        ONE_SCALAR: one_scalar,
+        ALL_VECTORS: all_vectors,
+        VALUE_ZEROING: zeroed,
+        ZEROED_ONE_BY_ONE: zeroed_one_by_one,
+        SIMILARITY: similar,
+    }
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
 
 

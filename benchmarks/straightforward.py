@@ -62,6 +62,39 @@ def decomposition(model: BertModel, inputs: Mapping[str, Tensor]) -> list[Tensor
     return decompositions
 
 
+def value_zeroing(model: BertModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    """1 − cos of each layer's outputs with and without the value of one token: batch, layer, query, key.
+
+    One pass of the layer for each token without padding, eight at once.
+
+    Args:
+        model: Any BERT without dropout, in evaluation mode.
+        inputs: `input_ids`, `attention_mask` and whatever else its forward takes.
+    """
+    changes = []
+    with torch.inference_mode():
+        output = model(**inputs, output_hidden_states=True)
+        for sequence, tokens in enumerate(inputs["attention_mask"].bool()):
+            for layer, hidden in zip(model.encoder.layer, output.hidden_states, strict=False):
+                x = hidden[sequence, tokens]
+                untouched = layer(x[None])
+                whole = [_without_values(layer, x, group) for group in torch.arange(len(x)).split(8)]
+                changes.append(1 - torch.cosine_similarity(torch.cat(whole), untouched, dim=-1).T)
+    return torch.stack(changes)
+
+
+def _without_values(layer: Any, x: Tensor, zeroed: Tensor) -> Tensor:
+    def zero(_module: Any, _args: Any, value: Tensor) -> Tensor:
+        value[torch.arange(len(zeroed)), zeroed] = 0
+        return value
+
+    handle = layer.attention.self.value.register_forward_hook(zero)
+    outputs = layer(x.expand(len(zeroed), *x.shape))
+    handle.remove()
+    assert isinstance(outputs, Tensor)
+    return outputs
+
+
 def _through_layer(layer: Any, vectors: Tensor, alpha: Tensor) -> Tensor:
     attention, bias = layer.attention, slice(-1, None)
     value = vectors @ attention.self.value.weight.T

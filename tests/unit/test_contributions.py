@@ -19,13 +19,16 @@ def test_rollout_counts_the_residual_connection_as_much_as_attention():
 
 def test_a_cosine_distance_is_exact_where_one_minus_cos_cancels():
     one = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    other = torch.tensor([1.0, 1e-9], dtype=torch.float64)
-    torch.testing.assert_close(
-        cosine_distance(one, other), torch.tensor(0.5e-18, dtype=torch.float64), rtol=1e-9, atol=0
-    )
-    assert cosine_distance(one, one) == 0
-    assert cosine_distance(one, -one) == 2
-    assert cosine_distance(torch.zeros(2), torch.zeros(2)) == 0
+    change = torch.tensor([[0.0, 1e-9], [3.0, 0.0], [-2.0, 0.0], [-1.0, 5.0], [-2.0, 1.0]], dtype=torch.float64)
+    expected = torch.tensor([0.5e-18, 0.0, 2.0, 1.0, 1 + 0.5**0.5], dtype=torch.float64)
+    torch.testing.assert_close(cosine_distance(one, change), expected, rtol=1e-9, atol=0)
+
+
+def test_a_cosine_distance_with_a_vector_of_zeros():
+    one, zeros = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    assert cosine_distance(zeros, zeros) == 0
+    assert cosine_distance(zeros, one) == 0.5
+    assert cosine_distance(one, -one) == 0.5
 
 
 def test_the_slope_of_tanh_near_and_at_zero():

@@ -12,11 +12,11 @@ from normscope.attribution.rest_of_layer import RestOfLayer
 from normscope.attribution.tiles import Tile, tiles
 from normscope.maths.composition import Stage
 from normscope.maths.contributions import cosine_distance, row_normalised, with_identity
+from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
-from normscope.models.frozen_layers import frozen_layer
 
 ENTRIES_AT_ONCE = {"cpu": 2**21}
 """Entries of pair vectors (query × key × model) to build at once, by device."""
@@ -71,41 +71,16 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
     Source: Mohebbi et al. 2023, section 3 (arXiv:2301.12971).
     """
     attention, rest = block.attention, RestOfLayer(block)
+    gives = attention.transformed_norms != 0
+    untouched = [rest.untouched(sequence) for sequence in range(len(gives))]
     changes = _zeros(attention)
-    for tile in _tiles(attention, block.pre_activations.shape[-1]):
-        vectors = tile.mixed(attention.parameters.output_weight)
-        untouched, zeroed = (rest.outputs(tile, each) for each in (None, vectors))
+    for tile in _tiles(attention, block.pre_activations.shape[-1], block.pre_activations.element_size()):
+        before = untouched[tile.sequence][tile.queries]
+        distance = wide(cosine_distance(before, rest.outputs(tile) - before))
         # A key that gives nothing changes nothing, whatever rounding says.
-        changed = (vectors != 0).any(dim=-1)
-        found = wide(cosine_distance(zeroed, untouched.expand_as(zeroed)) * changed)
-        changes[tile.sequence, tile.queries, tile.keys] = found.T
+        connected = ((tile.weights != 0) & gives[tile.sequence, :, None, tile.keys]).any(dim=0)
+        changes[tile.sequence, tile.queries, tile.keys] = distance.T * connected
     return changes
-
-
-def pair_vectors(
-    block: AttentionBlock, stage: Stage, *, in_double: bool = True
-) -> Iterator[tuple[slice, Float[Tensor, "batch _ key model"]]]:
-    """V_ij of all keys, one strip of queries at a time.
-
-    Args:
-        block: A block of self-attention.
-        stage: F, R or T.
-        in_double: Whether to compute in float64.
-    """
-    as_wanted = wide if in_double else (lambda tensor: tensor)
-    transformed = as_wanted(block.transformed())
-    inputs = as_wanted(block.inputs)
-    norm = _wide_norm(block.normalisation) if in_double and block.normalisation is not None else block.normalisation
-    deviation = None if stage is not Stage.NORMALISED else as_wanted(block.composition.deviation)
-    for queries, weights in _weight_strips(block, block.inputs.shape[-1]):
-        vectors = torch.einsum("bhqk,bhkm->bqkm", as_wanted(weights), transformed)
-        if deviation is None or norm is None:
-            yield queries, vectors if stage is Stage.ATTENTION else _with_residual(vectors, inputs, queries)
-            continue
-        branch = block.norm_position == "branch"
-        vectors = vectors if branch else _with_residual(vectors, inputs, queries)
-        vectors = norm.scaled(vectors) / deviation[:, queries, None, None]
-        yield queries, _with_residual(vectors, inputs, queries) if branch else vectors
 
 
 def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
@@ -122,9 +97,10 @@ def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
         weight = norm.scaled(weight)
         own = inputs if block.norm_position == "branch" else norm.scaled(inputs) / divisor.unsqueeze(-1)
     reductions = _zeros(block)
-    for tile in _tiles(block, block.inputs.shape[-1]):
+    for tile in _tiles(block, block.inputs.shape[-1], weight.element_size()):
         at = (tile.sequence, tile.queries)
-        missing = output[at] - tile.mixed(weight, None if divisor is None else divisor[at])
+        scale = None if divisor is None else 1 / divisor[at].reshape(1, -1, 1)
+        missing = tile.subtracted(output[at], weight, scale)
         queries, keys = tile.own()
         missing[keys, queries] -= own[tile.sequence, tile.queries.start + queries]
         distance = torch.linalg.vector_norm(missing, ord=1, dim=-1)
@@ -163,21 +139,22 @@ def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
 
 
 def _layer_norms(block: FeedForwardBlock) -> Tensor:
-    """Norms of the layer's vectors, carried through the rest of the layer with slopes and deviations held fixed."""
-    attention, layer = block.attention, frozen_layer(block)
-    stage = attention.composition.stages[-1]
-    rows = []
-    for queries, vectors in pair_vectors(attention, stage, in_double=False):
-        inputs = _with_residual(torch.zeros_like(vectors), attention.inputs, queries)
-        carried = layer.rows(queries).after_attention(vectors.movedim(2, 0), inputs.movedim(2, 0))
-        rows.append(wide(torch.linalg.vector_norm(carried, dim=-1).movedim(0, 2)))
-    return torch.cat(rows, dim=1)
+    """Norms of the layer's vectors at its last stage."""
+    last = LAYER_STAGES[block.parameters.norm_position][-1]
+    return wide(block.pair_maps(stages=[last], in_double=False)[last])
 
 
-def _tiles(block: AttentionBlock, width: int) -> Iterator[Tile]:
-    """The pairs of tokens that attention connects, a few at a time: one vector of `width` per pair fits in memory."""
+def _tiles(block: AttentionBlock, width: int, size: int) -> Iterator[Tile]:
+    """The pairs of tokens that attention connects, a few at a time: one vector of `width` entries per pair fits in memory.
+
+    Args:
+        block: The block.
+        width: Entries of a vector.
+        size: Bytes of an entry.
+    """
+    at_once = ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # Several tensors of this size pass through the processor's cache.
-    return tiles(block, ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS) // 4 // width)
+    return tiles(block, 2 * at_once // (width * size))
 
 
 def _zeros(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
@@ -185,21 +162,13 @@ def _zeros(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
     return wide(block.inputs.new_zeros(batch, queries, block.key.shape[2]))
 
 
-def _weight_strips(block: AttentionBlock, width: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """α in strips of queries, short enough for one vector of `width` per pair of a strip to fit in memory."""
-    batch, _, keys, _ = block.key.shape
-    at_once = ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
-    step = max(1, at_once // (batch * keys * width) if width else block.queries_at_once // batch)
-    for start in range(0, block.query.shape[2], step):
-        queries = slice(start, min(start + step, block.query.shape[2]))
+def _weight_strips(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
+    """α in strips of queries."""
+    batch, _, length, _ = block.query.shape
+    step = max(1, block.queries_at_once // batch)
+    for start in range(0, length, step):
+        queries = slice(start, min(start + step, length))
         yield queries, block.weights_of(queries)
-
-
-def _with_residual(vectors: Tensor, inputs: Tensor, queries: slice) -> Tensor:
-    """Pair vectors (batch, query, key, model) with x_i added where query and key are the same token."""
-    rows = torch.arange(queries.start, queries.stop, device=vectors.device)
-    vectors[:, rows - queries.start, rows] += inputs[:, queries]
-    return vectors
 
 
 def _wide_norm(norm: Normalisation | None) -> Normalisation:

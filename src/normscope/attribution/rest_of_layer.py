@@ -1,5 +1,6 @@
 """What follows attention in a layer, run again on changed attention outputs."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -7,12 +8,15 @@ from normscope.attribution.tiles import Tile
 from normscope.maths.normalisation import Normalisation
 from normscope.models.feed_forward import FeedForwardBlock
 
+_QUERIES = 256
+"""Queries to run at once with nothing subtracted."""
+
 
 class RestOfLayer:
-    """What follows attention in a layer.
+    """What follows attention in a layer, for queries whose attention output lacks F_ij.
 
-    F_ij is subtracted from the attention output of query i. Where a norm stands between attention and the network, the first
-    projection of all pairs comes from projections of the heads' values, which are far fewer than pairs.
+    The network's first projection is affine in F_ij, but for the deviation of a norm. So it comes from projections of the
+    heads' values, which are far fewer than pairs, and only the activation and the second projection run pair by pair.
 
     Args:
         block: The layer.
@@ -20,115 +24,146 @@ class RestOfLayer:
 
     def __init__(self, block: FeedForwardBlock) -> None:
         self._block, self._parameters = block, block.parameters
-        attention = block.attention
-        self._first, self._position = attention.normalisation, attention.norm_position
-        self._second = block.parameters.normalisation
-        self._norm: Normalisation | None = None
-        """The norm through which the network reads attention's output, if it folds into the first projection."""
-        normed, beside = attention.inputs + attention.attention_output, None
-        match self._position, block.parameters.norm_position:
-            case "post", "post":
-                self._norm = self._first
-            case "branch", "branch":
-                self._norm, normed, beside = self._first, attention.attention_output, attention.inputs
+        attention, parameters = block.attention, block.parameters
+        self._first, self._second = attention.normalisation, parameters.normalisation
+        branch = attention.norm_position == "branch"
+        normed = attention.attention_output if branch else attention.inputs + attention.attention_output
+        source = (normed, attention.parameters.output_weight)
+        beside = attention.inputs if branch else None
+        self._given = _Affine(*source, None)
+        """What the block's norm is given, or the block's output if it has none."""
+        self._residual = self._given if self._first is None else _Affine.normed(*source, self._first, beside)
+        """The block's output."""
+        reading = None
+        match attention.norm_position, parameters.norm_position:
+            case ("post", "post") | ("branch", "branch"):
+                reading = self._first
             case "pre", "pre":
-                self._norm = self._second
-        weights, output_weight = self._parameters, attention.parameters.output_weight
-        reading = (self._norm, normed, beside)
-        self._inner = _Projection(*reading, weights.input_weight, weights.input_bias, output_weight)
-        self._multiplier = None
-        if weights.multiplier_weight is not None:
-            self._multiplier = _Projection(*reading, weights.multiplier_weight, weights.multiplier_bias, output_weight)
+                reading = self._second
+        self._reading = reading
+        """The norm through which the network reads attention's output, if it is one norm alone."""
+        self._weights = [(parameters.input_weight, parameters.input_bias)]
+        if parameters.multiplier_weight is not None:
+            self._weights.append((parameters.multiplier_weight, parameters.multiplier_bias))
+        self._projections = [
+            _Affine.normed(*source, reading, beside, weight, bias)
+            for weight, bias in self._weights
+            if reading is not None
+        ]
 
-    def outputs(
-        self, tile: Tile, vectors: Float[Tensor, "key query model"] | None
-    ) -> Float[Tensor, "#key query model"]:
-        """The layer's outputs for the queries of a tile.
+    def untouched(self, sequence: int) -> Float[Tensor, "query model"]:
+        """The layer's outputs with nothing subtracted, computed as `outputs` does.
+
+        Args:
+            sequence: Its place in the batch.
+        """
+        queries = self._block.attention.inputs.shape[1]
+        strips = [slice(start, min(start + _QUERIES, queries)) for start in range(0, queries, _QUERIES)]
+        return torch.cat([self._outputs((sequence, strip), None)[0] for strip in strips])
+
+    def outputs(self, tile: Tile) -> Float[Tensor, "key query model"]:
+        """The layer's outputs for the queries of a tile, each without the value of each key.
 
         Args:
             tile: The pairs.
-            vectors: F, to subtract from the attention output; None to leave it as it is.
         """
-        at, attention = (tile.sequence, tile.queries), self._block.attention
-        inputs, attended = attention.inputs[at], attention.attention_output[at]
-        changed = (attended if vectors is None else attended - vectors).reshape(-1, *attended.shape)
-        match self._position:
-            case "post":
-                normed, residual = inputs + changed, _normalised(self._first, inputs + changed)
-            case "branch":
-                normed, residual = changed, inputs + _normalised(self._first, changed)
-            case _:
-                normed = residual = inputs + changed
-        parameters = self._parameters
-        if parameters.norm_position == "parallel":
-            # The network does not read attention.
+        return self._outputs((tile.sequence, tile.queries), tile)
+
+    def _outputs(self, at: tuple[int, slice], tile: Tile | None) -> Float[Tensor, "#key query model"]:
+        parameters, given = self._parameters, self._given(at, tile)
+        scale = None if self._first is None else 1 / self._first.deviation(given).unsqueeze(-1)
+        residual = given if scale is None else self._residual(at, tile, scale)
+        if parameters.norm_position == "parallel":  # the network does not read attention
             neurons = self._block.activations[at].unsqueeze(0)
-        else:
+        elif self._reading is None:
             read = _normalised(self._second, residual) if parameters.norm_position == "pre" else residual
-            deviation = None if self._norm is None else self._norm.deviation(normed).unsqueeze(-1)
-            neurons = parameters.activation(self._inner(tile, vectors, deviation, read))
-            if self._multiplier is not None:
-                neurons = neurons * self._multiplier(tile, vectors, deviation, read)
-        added = neurons @ parameters.output_weight
-        added = added if parameters.output_bias is None else added + parameters.output_bias
+            neurons = self._neurons([_projected(read, weight, bias) for weight, bias in self._weights])
+        else:
+            scale = 1 / self._reading.deviation(given).unsqueeze(-1) if scale is None else scale
+            neurons = self._neurons([projection(at, tile, scale) for projection in self._projections])
+        added = _projected(neurons, parameters.output_weight, parameters.output_bias)
         output = residual + _normalised(parameters.output_normalisation, added)
         return _normalised(self._second, output) if parameters.norm_position == "post" else output
 
+    def _neurons(self, inner: list[Float[Tensor, "#key query neuron"]]) -> Float[Tensor, "#key query neuron"]:
+        """What the second projection reads.
 
-class _Projection:
-    """A projection of what the network reads: LN(p − F) W + c = (p A − F A) / σ + c, with centring and γ folded into A.
+        Args:
+            inner: What the activation reads and, in a gated network, the multipliers.
+        """
+        neurons = self._parameters.activation(inner[0])
+        return neurons if len(inner) == 1 else neurons * inner[1]
+
+
+class _Affine:
+    """A map of what attention gives: (p_i − F_ij W) c_ij + d_i, where c_ij is a number.
 
     Args:
-        norm: LN; None if the network reads attention's output through no norm, or through two.
-        normed: p, what the norm is given.
-        beside: What is added to the norm's output.
-        weight: W.
-        bias: Its bias.
-        output_weight: W_O; F A comes from the values of the heads, which are far fewer than pairs.
+        base: p.
+        output_weight: W_O W.
+        constant: d; None if there is none.
     """
 
     def __init__(
         self,
-        norm: Normalisation | None,
-        normed: Float[Tensor, "batch token model"],
-        beside: Float[Tensor, "batch token model"] | None,
-        weight: Float[Tensor, "model neuron"],
-        bias: Float[Tensor, " neuron"] | None,
-        output_weight: Float[Tensor, "head head_dim model"],
+        base: Float[Tensor, "batch token out"],
+        output_weight: Float[Tensor, "head head_dim out"],
+        constant: Float[Tensor, "batch token out"] | None,
     ) -> None:
-        self._weight, self._bias, self._norm = weight, bias, norm
-        if norm is None:
-            return
-        folded = norm.weight.unsqueeze(-1) * weight
-        folded = folded - folded.mean(dim=0) if norm.centred else folded
-        self._base = normed @ folded
-        self._output_weight = output_weight @ folded
-        constant = weight.new_zeros(weight.shape[1]) if norm.bias is None else norm.bias @ weight
-        constant = constant if bias is None else constant + bias
-        self._constant = constant.expand_as(self._base) if beside is None else constant + beside @ weight
+        self._base, self._output_weight, self._constant = base, output_weight, constant
 
-    def __call__(
-        self,
-        tile: Tile,
-        vectors: Float[Tensor, "key query model"] | None,
-        deviation: Float[Tensor, "#key query 1"] | None,
-        read: Float[Tensor, "#key query model"],
-    ) -> Float[Tensor, "#key query neuron"]:
-        """The projection for the queries of a tile.
+    @classmethod
+    def normed(
+        cls,
+        normed: Float[Tensor, "batch token model"],
+        output_weight: Float[Tensor, "head head_dim model"],
+        norm: Normalisation,
+        beside: Float[Tensor, "batch token model"] | None,
+        weight: Float[Tensor, "model out"] | None = None,
+        bias: Float[Tensor, " out"] | None = None,
+    ) -> "_Affine":
+        """(LN(p − F) + b) W, where c_ij is one divided by the deviation of p_i − F_ij.
 
         Args:
-            tile: The pairs.
-            vectors: F; None if it is not subtracted.
-            deviation: σ of p − F; None without a norm.
-            read: What the network reads.
+            normed: p.
+            output_weight: W_O.
+            norm: LN.
+            beside: b.
+            weight: W; the identity by default.
+            bias: What is added at the end.
         """
-        if deviation is None:
-            return read @ self._weight if self._bias is None else read @ self._weight + self._bias
-        at = (tile.sequence, tile.queries)
-        projected = self._base[at].unsqueeze(0)
-        if vectors is not None:
-            projected = projected - tile.mixed(self._output_weight)
-        return (projected / deviation).add_(self._constant[at])
+
+        def projected(vectors: Tensor) -> Tensor:
+            return vectors if weight is None else vectors @ weight
+
+        base = projected(norm.scaled(normed))
+        parts = [projected(part) for part in (norm.bias, beside) if part is not None]
+        parts += [] if bias is None else [bias]
+        constant = sum(parts, base.new_zeros(base.shape[-1])).expand_as(base)
+        return cls(base, projected(norm.scaled(output_weight)), constant)
+
+    def __call__(
+        self, at: tuple[int, slice], tile: Tile | None, scale: Float[Tensor, "#key query 1"] | None = None
+    ) -> Float[Tensor, "#key query out"]:
+        """The map for some queries.
+
+        Args:
+            at: The sequence and its queries.
+            tile: The pairs whose F is subtracted; None if nothing is.
+            scale: c; one by default.
+        """
+        base = self._base[at]
+        if scale is None or self._constant is None:
+            return base.unsqueeze(0) if tile is None else tile.subtracted(base, self._output_weight)
+        constant = self._constant[at]
+        if tile is None:
+            return torch.addcmul(constant, base, scale)
+        return tile.subtracted(constant, self._output_weight, scale).addcmul_(base, scale)
+
+
+def _projected(vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    projected = vectors @ weight
+    return projected if bias is None else projected.add_(bias)
 
 
 def _normalised(norm: Normalisation | None, vectors: Tensor) -> Tensor:

@@ -25,20 +25,24 @@ class Tile:
     value: Float[Tensor, "head key head_dim"]
     """The keys' values."""
 
-    def mixed(
-        self, output_weight: Float[Tensor, "head head_dim out"], divisor: Float[Tensor, " query"] | None = None
+    def subtracted(
+        self,
+        vectors: Float[Tensor, "query out"],
+        output_weight: Float[Tensor, "head head_dim out"],
+        scale: Float[Tensor, "#key query 1"] | None = None,
     ) -> Float[Tensor, "key query out"]:
-        """Σ_h α^h_ij v^h_j W^h of every pair, in the type of W.
+        """p_i − c_ij Σ_h α^h_ij v^h_j W^h of every pair, in the type of W.
 
         Args:
+            vectors: p.
             output_weight: W: W_O, or W_O with what follows folded into it.
-            divisor: What each query's vectors are divided by.
+            scale: c; one by default.
         """
         transformed = torch.bmm(self.value.to(output_weight), output_weight)
-        weights = self.weights.to(output_weight)
-        if divisor is not None:
-            weights = weights / divisor[:, None]
-        return torch.bmm(weights.permute(2, 1, 0), transformed.transpose(0, 1))
+        weights = self.weights.to(output_weight).permute(2, 1, 0)
+        if scale is not None:
+            weights = weights * scale
+        return torch.baddbmm(vectors, weights, transformed.transpose(0, 1), alpha=-1)
 
     def own(self) -> tuple[Int[Tensor, " token"], Int[Tensor, " token"]]:
         """The queries, and the keys, of the pairs in which both are the same token, counted from the tile's first."""

@@ -32,17 +32,25 @@ def with_identity(maps: Float[Tensor, "*batch token token"]) -> Float[Tensor, "*
 
 
 def cosine_distance(
-    one: Float[Tensor, "*batch model"], other: Float[Tensor, "*batch model"]
+    vectors: Float[Tensor, "*#batch model"], changes: Float[Tensor, "*batch model"]
 ) -> Float[Tensor, "*batch"]:
-    """1 − cos of two vectors, in [0, 2].
+    """1 − cos of v and v + d, in [0, 2].
 
-    It is half the squared distance of the two unit vectors, which is exact to rounding where 1 − cos would cancel. A vector of
-    zeros has no direction: its distance from itself is 0, from any other ½.
+    With t the length of v + d along v and s its length across, 1 − cos = s² / (r (r + t)), r² = s² + t². Small changes keep
+    their digits, where 1 − cos would cancel. A vector of zeros has no direction: its distance from itself is 0, from any
+    other ½.
+
+    Args:
+        vectors: v.
+        changes: d.
     """
-    difference = _unit(one) - _unit(other)
-    return difference.square().sum(dim=-1) / 2
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / norms.masked_fill(norms == 0, 1)
+    size = torch.linalg.vector_norm(vectors, dim=-1)
+    unit = vectors / size.masked_fill(size == 0, 1).unsqueeze(-1)
+    along = torch.einsum("...m,...m->...", changes, unit)
+    across = torch.linalg.vector_norm(torch.addcmul(changes, along.unsqueeze(-1), unit, value=-1), dim=-1)
+    remaining = size + along
+    length = torch.hypot(across, remaining)
+    small = across.square() / (length * (length + remaining.abs())).masked_fill(length == 0, 1)
+    distance = torch.where(remaining < 0, 2 - small, small)
+    undefined = (size == 0) | (length == 0)
+    return torch.where(undefined, torch.where(size == length, 0.0, 0.5), distance)

@@ -48,9 +48,6 @@ class FrozenMap(Protocol):
     def transposed(self, gradient: Tensor) -> Gradient:
         """The gradient at the map's inputs."""
 
-    def rows(self, tokens: slice) -> "FrozenMap":
-        """The map of some of the tokens."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrozenNorm:
@@ -77,10 +74,6 @@ class FrozenNorm:
         """The gradient at the norm's inputs: centring is symmetric."""
         bias = _product(gradient, self.norm.bias)
         return Gradient(self.norm.centre(gradient * self.norm.weight) / self.deviation.unsqueeze(-1), bias)
-
-    def rows(self, tokens: slice) -> "FrozenNorm":
-        """The norm of some of the tokens."""
-        return dataclasses.replace(self, deviation=self.deviation[:, tokens])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,11 +112,6 @@ class FrozenFeedForward:
             bias = bias + _product(inner, network.multiplier_bias)
             inputs = inputs + inner @ network.multiplier_weight.T
         return Gradient(inputs, bias)
-
-    def rows(self, tokens: slice) -> "FrozenFeedForward":
-        """The network of some of the tokens."""
-        multiplier = None if self.slopes.multiplier is None else self.slopes.multiplier[:, tokens]
-        return dataclasses.replace(self, slopes=Slopes(self.slopes.input[:, tokens], multiplier))
 
 
 def slope_of_tanh(inputs: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
@@ -220,20 +208,12 @@ class FrozenLayer:
         """
         attended = self.attention.linear(_linear(self.attention_norm, inputs), value_bias)
         block = _linear(self.block_norm, inputs + _linear(self.attention_output_norm, attended))
-        return self._beside(self.after_attention(block, inputs), inputs)
-
-    def after_attention(
-        self, block: Float[Tensor, "*stack batch token model"], inputs: Float[Tensor, "*stack batch token model"]
-    ) -> Float[Tensor, "*stack batch token model"]:
-        """The rest of the layer, which treats every token alone, without its constants.
-
-        Args:
-            block: Vectors at the output of the attention block.
-            inputs: Vectors at the layer's input.
-        """
         read = _linear(self.feed_forward_norm, inputs if self.parallel else block)
         added = _linear(self.feed_forward_output_norm, self.feed_forward.linear(read))
-        return _linear(self.output_norm, block + added)
+        outputs = _linear(self.output_norm, block + added)
+        if self.beside is None:
+            return outputs
+        return _linear(self.beside_norm, outputs + self.beside.linear(inputs))
 
     def constant(
         self, like: Float[Tensor, "batch token model"], *, value_bias: bool
@@ -277,25 +257,6 @@ class FrozenLayer:
         at_values = self.attention.transposed(attended)
         read, bias = _back(self.attention_norm, at_values.inputs, bias + at_values.bias)
         return Gradient(inputs + block + read, bias, at_values.value_bias)
-
-    def rows(self, tokens: slice) -> "FrozenLayer":
-        """The layer for `after_attention` of some of the tokens."""
-
-        def some(part: FrozenMap | None) -> FrozenMap | None:
-            return None if part is None else part.rows(tokens)
-
-        return dataclasses.replace(
-            self,
-            feed_forward_norm=some(self.feed_forward_norm),
-            feed_forward=self.feed_forward.rows(tokens),
-            feed_forward_output_norm=some(self.feed_forward_output_norm),
-            output_norm=some(self.output_norm),
-        )
-
-    def _beside(self, outputs: Tensor, inputs: Tensor) -> Tensor:
-        if self.beside is None:
-            return outputs
-        return _linear(self.beside_norm, outputs + self.beside.linear(inputs))
 
 
 def _linear(part: FrozenMap | None, vectors: Tensor) -> Tensor:

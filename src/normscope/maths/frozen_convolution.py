@@ -44,7 +44,3 @@ class FrozenConvolution:
         )
         bias = gradient.new_zeros(len(gradient)) if self.bias is None else (inner @ self.bias).sum(dim=-1)
         return Gradient(inputs.transpose(1, 2), bias)
-
-    def rows(self, _tokens: slice) -> "FrozenConvolution":
-        """Not defined: a convolution mixes tokens."""
-        raise NotImplementedError("a convolution mixes tokens")

@@ -23,7 +23,7 @@ Source: Kobayashi et al. 2024 (ICLR).
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -242,6 +242,7 @@ class LayerComposition:
         tiles: Iterable[Tile],
         value: Float[Tensor, "batch head key head_dim"],
         output_weight: Float[Tensor, "head head_dim model"],
+        stages: Collection[LayerStage] | None = None,
         *,
         is_cross_attention: bool = False,
     ) -> dict[LayerStage, Float[Tensor, "batch token key"]]:
@@ -253,9 +254,11 @@ class LayerComposition:
             tiles: The pairs to measure, with their α.
             value: v, with b_V inside.
             output_weight: W_O.
+            stages: The stages to measure; all by default.
             is_cross_attention: Whether no key is the token itself; the token's own part then belongs to no pair.
         """
-        norms = {stage: self.output.new_zeros(*self.output.shape[:2], value.shape[2]) for stage in self.stages}
+        stages = self.stages if stages is None else stages
+        norms = {stage: self.output.new_zeros(*self.output.shape[:2], value.shape[2]) for stage in stages}
         heads = self._pair_heads(value, output_weight)
         own = None
         if not is_cross_attention:
@@ -270,7 +273,7 @@ class LayerComposition:
                     for pairs, vectors in zip((block, network), own, strict=True):
                         pairs[both - seen.start, both - queries.start] = vectors[sequence, both]
                 deviation = None if self.deviation is None else self.deviation[sequence, queries, None]
-                for stage in self.stages:
+                for stage in stages:
                     vectors = self._at(stage, network, block, deviation)
                     norms[stage][sequence, queries, seen] = torch.linalg.vector_norm(vectors, dim=-1).T
         return norms

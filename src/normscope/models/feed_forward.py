@@ -16,7 +16,7 @@ Source: gated networks are those of Shazeer 2020 (arXiv:2002.05202).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from jaxtyping import Bool, Float
@@ -136,7 +136,11 @@ class FeedForwardBlock:
         )
 
     def pair_maps(
-        self, rule: BiasRule = BiasRule.SUMMAND, *, in_double: bool = True
+        self,
+        rule: BiasRule = BiasRule.SUMMAND,
+        *,
+        stages: Collection[LayerStage] | None = None,
+        in_double: bool = True,
     ) -> dict[LayerStage, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key at every stage from the end of the attention block on.
 
@@ -145,6 +149,7 @@ class FeedForwardBlock:
 
         Args:
             rule: Where integrated gradients leave the network's biases.
+            stages: The stages to measure; all by default.
             in_double: Whether to compute in float64 on the CPU, or as the model does.
         """
         block = self.attention
@@ -154,7 +159,7 @@ class FeedForwardBlock:
             for sequence in range(len(value))
             for keys in pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
         )
-        return composition.pair_norms(tiles, value, output_weight, is_cross_attention=block.is_cross_attention)
+        return composition.pair_norms(tiles, value, output_weight, stages, is_cross_attention=block.is_cross_attention)
 
     def _factors(self, rule: BiasRule, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
         """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
