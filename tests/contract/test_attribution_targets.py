@@ -9,6 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
 )
 
@@ -22,7 +23,7 @@ from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.pooling import pooling_of
 from normscope.models.task_heads import Head, has_head
-from tests.tiny import FAMILY_CONFIGS, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, token_batch
 
 TEXT = "a lovely film about onions"
 OTHER = "the lady cracked three eggs"
@@ -281,3 +282,38 @@ def test_pooling_is_read_from_the_files_of_the_model(minilm_folder, tmp_path):
         pooling.write_text(text)
         with pytest.raises(InputError, match=message):
             pooling_of(tmp_path, "x")
+
+
+@pytest.fixture(scope="module")
+def translator(tokenizer) -> LoadedModel:
+    settings = dict(STACK_CONFIGS["t5"]) | {"vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    head = AutoModelForSeq2SeqLM.from_config(config).double().eval().requires_grad_(False)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return normscope.wrap(head, tokenizer, stack="cross")
+
+
+def test_the_next_token_of_a_translation(translator):
+    found = normscope.attribute(translator, (TEXT, OTHER), normscope.NextToken(7))
+    batch = single_text(translator, (TEXT, OTHER), "a test")
+    expected = translator.translator(**batch.model_inputs()).logits[0, -1, 7]
+    assert found.target == pytest.approx(float(expected), rel=1e-5)
+    assert found.error < 1e-10
+    assert found.scores.sum() + found.bias == pytest.approx(found.target, rel=1e-9)
+    sources, targets = batch.source.input_ids.shape[1], batch.input_ids.shape[1]
+    assert found.sources == sources
+    assert found.table["side"].tolist() == ["source"] * sources + ["target"] * targets
+    assert found.table["position"].tolist() == [*range(sources), *range(targets)]
+    assert found._repr_html_().count("<p style") == 3
+
+
+def test_what_is_not_defined_for_translations_is_refused(translator):
+    with pytest.raises(InputError, match="expected a NextToken of a translation, got function"):
+        normscope.attribute(translator, (TEXT, OTHER), lambda hidden: hidden.sum())
+    with pytest.raises(InputError, match="bias=decompx is not defined for translations"):
+        normscope.attribute(translator, (TEXT, OTHER), normscope.NextToken(), bias="decompx")
+    alone = dataclasses.replace(translator, load_head=lambda _head: None)
+    with pytest.raises(InputError, match="has no weights of a translator"):
+        normscope.attribute(alone, (TEXT, OTHER), normscope.NextToken())

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 
 from normscope.analyses.attribution.options import (
@@ -194,6 +195,16 @@ def test_similarity(specimen, pooling, bias):
     # Qwen2's norms compute in float32.
     rounds = specimen.loaded.layout.feed_forward[0].float32_inside
     assert_published(found, similarity_oracle.expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
+    assert set(found.text_pairs) == {name for name in found.figures if name.startswith("pair_")}
+    for name, pair in found.text_pairs.items():
+        drawn = found.figures[name].table.pivot(index="a", columns="b", values="value")
+        np.testing.assert_array_equal(pair.matrix, drawn)
+        assert [*pair.tokens_a, "bias"] == list(dict(zip(*_labels(found.figures[name], "a"), strict=True)).values())
+        assert [*pair.tokens_b, "bias"] == list(dict(zip(*_labels(found.figures[name], "b"), strict=True)).values())
+
+
+def _labels(figure, side):
+    return figure.table[side], figure.table[f"token_{side}"]
 
 
 def test_similarity_without_gold_scores(specimen):

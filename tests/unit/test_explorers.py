@@ -151,3 +151,56 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
     last = pairs[(pairs["head"] == 0) & (pairs["layer"] == pairs["layer"].max()) & (pairs["query"] == 1)]
     first = last.loc[pd.Series(last["attn_n"]).idxmax()]
     assert seen.startswith(f"{first['query_token']} receives from{first['key_token']} ({first['key']})")
+
+
+@pytest.fixture(scope="module")
+def similarity(model):
+    return normscope.similarity(model, "The old cat slept.", TEXT, pooling="mean")
+
+
+def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity):
+    explorer = similarity.explorer()
+    (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])
+    assert pair["tokens_a"] == list(similarity.tokens_a)
+    assert pair["tokens_b"] == list(similarity.tokens_b)
+    np.testing.assert_allclose(np.reshape(pair["values"], similarity.matrix.shape), similarity.matrix, rtol=1e-4)
+    assert "sandbox" in explorer._repr_html_()
+    assert repr(explorer).startswith(f"cosine similarity {similarity.value:.3f}")
+
+
+@needs_browser
+def test_pointing_at_a_token_colours_the_other_text(similarity, tmp_path):
+    page = similarity.explorer().page
+    point = """
+<script>
+const said = () => document.querySelector(".pair-hint").textContent;
+const shown = (side) => [...document.querySelectorAll(".pair-text")[side].children].map((span) => span.title);
+const before = [said(), shown(0), shown(1), [...document.querySelectorAll(".pair-sum b")].map((part) => part.textContent)];
+const token = document.querySelectorAll(".pair-text")[0].children[1];
+token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+const pre = document.createElement("pre");
+pre.id = "seen";
+pre.textContent = JSON.stringify([...before, said(), shown(0), shown(1)]);
+document.body.append(pre);
+</script></body>"""
+    (tmp_path / "pair.html").write_text(page.replace("</body>", point))
+    shown, console = opened(tmp_path / "pair.html")
+    assert not [line for line in console if "pair.html" in line]
+    hint, sums_a, sums_b, total, said, own, partners = json.loads(
+        html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
+    )
+    words = similarity.matrix[:-1, :-1]
+    np.testing.assert_allclose([_number(each) for each in sums_a], words.sum(axis=1), rtol=6e-3, atol=2e-5)
+    np.testing.assert_allclose([_number(each) for each in sums_b], words.sum(axis=0), rtol=6e-3, atol=2e-5)
+    np.testing.assert_allclose([_number(each) for each in partners], words[1], rtol=6e-3, atol=2e-5)
+    assert set(own) == {""}
+    assert hint != said
+    assert similarity.tokens_a[1] in said
+    biases = abs(similarity.value - words.sum())
+    np.testing.assert_allclose([_number(part) for part in total], [similarity.value, words.sum(), biases], rtol=6e-3)
+
+
+def _number(text):
+    """The value of a number written for readers."""
+    plain = text.translate(str.maketrans("\u2212⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789"))
+    return float(plain.replace("×10", "e") or 0)

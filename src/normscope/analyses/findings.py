@@ -8,7 +8,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,17 @@ class WordMaps:
     """Decimals of the values that are written into the cells; None writes none."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextPair:
+    """What each pair of tokens of two texts adds to their cosine similarity."""
+
+    title: str
+    tokens_a: Sequence[str]
+    tokens_b: Sequence[str]
+    matrix: Float[np.ndarray, "a b"]
+    """The last row and column are those of the biases."""
+
+
 class Sentence(str):
     """A finding in words, with the names of the figure and the table of its analysis that show it.
 
@@ -170,6 +183,8 @@ class Findings:
     """Means of single sequences, so that comparisons of runs can resample them: the columns sequence (a number that depends on
     the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+    text_pairs: Mapping[str, TextPair] = dataclasses.field(default_factory=dict)
+    """Pairs of texts by the name of a figure. Reports show them to click through, in the place of that figure."""
     summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """The main numbers, ready to print in the terminal."""
     summary_digits: int = 2

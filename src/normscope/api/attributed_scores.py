@@ -11,12 +11,15 @@ from transformers import BatchEncoding
 
 from normscope.api.choices import chosen, single_text, tokens_of
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
-from normscope.api.targets import Target, prepared
+from normscope.api.targets import NextToken, Target, prepared, token_number
 from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.scalars import attribute_scalars
+from normscope.attribution.translations import attribute_translation
+from normscope.errors import InputError
 from normscope.models.frozen_pass import frozen_pass
+from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text
+from normscope.models.text_batches import Text, describe_type
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,6 +27,7 @@ class Attribution:
     """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
 
     tokens: tuple[str, ...]
+    """The tokens of the text; of a translation, those of the source, then those of the target so far."""
     scores: Float[np.ndarray, " token"]
     """How much each token adds to the target."""
     bias: float
@@ -36,11 +40,17 @@ class Attribution:
     """What the target is, in words."""
     error: float
     """How far the parts miss the target, relative to the sum of their sizes: rounding error only."""
+    sources: int | None = None
+    """How many of the tokens are the source's; None if the text is no translation."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per token; tokens are numbered from 0."""
-        return pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
+        """One row per token; tokens are numbered from 0, in a translation on each `side`."""
+        table = pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
+        if self.sources is not None:
+            table.insert(0, "side", ["source"] * self.sources + ["target"] * (len(self.tokens) - self.sources))
+            table["position"] = [*range(self.sources), *range(len(self.tokens) - self.sources)]
+        return table
 
     @property
     def _sum(self) -> str:
@@ -55,9 +65,11 @@ class Attribution:
 
     def _repr_html_(self) -> str:
         largest = float(np.abs(self.scores).max(initial=0))
+        parts = [slice(None)] if self.sources is None else [slice(self.sources), slice(self.sources, None)]
+        texts = "".join(coloured(self.tokens[part], self.scores[part], largest) for part in parts)
         return (
             '<div style="font-family:system-ui,sans-serif;max-width:50em">'
-            f"<p>{html.escape(self._sum)}</p>{coloured(self.tokens, self.scores, largest)}{LEGEND}</div>"
+            f"<p>{html.escape(self._sum)}</p>{texts}{LEGEND}</div>"
         )
 
     def __repr__(self) -> str:
@@ -75,7 +87,8 @@ def attribute(
 
     Args:
         model: See `load`.
-        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
+        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer. For the next token of a
+            translation, by a model loaded with `stack="cross"`: the source, and the target so far.
         target: What to attribute. `Label`, or a class's name or number, is a class's logit; `NextToken` and `MaskedToken`
             are a token's; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
             (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
@@ -88,6 +101,8 @@ def attribute(
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
     rule = chosen("bias", bias, BiasRule)
+    if model.layout.reads_target:
+        return _next_of_translation(model, text, target, rule)
     check_supported(model.layout)
     batch = single_text(model, text, "attribute")
     ready = prepared(model, batch, target)
@@ -107,4 +122,34 @@ def attribute(
         target=float(parts.target),
         what=what,
         error=float(parts.error),
+    )
+
+
+def _next_of_translation(model: LoadedModel, text: object, target: object, bias: BiasRule) -> Attribution:
+    if not isinstance(target, NextToken):
+        raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")
+    if bias is not BiasRule.TOKEN:
+        raise InputError("bias=decompx is not defined for translations; use bias=token")
+    head = model.translator
+    if head is None:
+        raise InputError(
+            f"target=NextToken: {model.name} has no weights of a translator; load a checkpoint that has them"
+        )
+    batch = single_text(model, text, "attribute")
+    assert batch.source is not None
+    number = token_number(model, target.token)
+    with frozen_translation(head, batch.model_inputs()) as passed:
+        logits = passed.logits[0, -1]
+        best = int(logits.argmax()) if number is None else number
+        parts = attribute_translation(passed, logits[best][None])
+    source = tokens_of(model, batch.source)
+    return Attribution(
+        tokens=(*source, *tokens_of(model, batch)),
+        scores=parts.scores[0].cpu().numpy(),
+        bias=float(parts.bias),
+        remainder=0.0,
+        target=float(parts.target),
+        what=f"logit of {model.tokenizer.convert_ids_to_tokens(best)!r} as the next token",
+        error=float(parts.error),
+        sources=len(source),
     )

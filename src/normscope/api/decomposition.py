@@ -181,7 +181,7 @@ class Decomposition:
         Raises:
             InputError: If there are too many values for one page.
         """
-        return Explorer([self._token_maps()], self.figure())
+        return Explorer(self.figure(), [self._token_maps()])
 
     def _token_maps(self) -> TokenMaps:
         """The maps as the explorer takes them."""
@@ -258,7 +258,7 @@ class Decompositions(Sequence[Decomposition]):
         """
         if not self:
             raise InputError("explorer: expected at least one text")
-        return Explorer([each._token_maps() for each in self], self[0].figure())
+        return Explorer(self[0].figure(), [each._token_maps() for each in self])
 
     @staticmethod
     def _concatenated(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -8,9 +8,10 @@ import pandas as pd
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.analyses.findings import WordMaps
+from normscope.analyses.findings import TextPair, WordMaps
 from normscope.api.choices import chosen, single_text, tokens_of
 from normscope.api.coloured_tokens import LEGEND, coloured
+from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
 from normscope.api.targets import embedding_pooling
 from normscope.attribution.methods import BiasRule, check_supported
@@ -69,6 +70,11 @@ class Similarity:
                 largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             )
         )
+
+    def explorer(self) -> PairExplorer:
+        """Both texts and the map to click through, as a page that notebooks display."""
+        pair = TextPair(f"cosine similarity {self.value:.3f}", self.tokens_a, self.tokens_b, self.matrix)
+        return PairExplorer(self.figure(), pair)
 
     @property
     def _pairs(self) -> pd.DataFrame:

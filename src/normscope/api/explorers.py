@@ -1,15 +1,18 @@
-"""The report's explorer of token maps, for notebooks and files."""
+"""The report's views to click through, for notebooks and files."""
 
+import abc
 import dataclasses
 import html
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
+from normscope.analyses.findings import TextPair
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.reporting.explorer import TokenMaps
-from normscope.reporting.page.explorer_page import explorer_page
+from normscope.reporting.page.explorer_page import explorer_page, pairs_page
 
 _HEIGHT = 820
 """Pixels of the frame, enough for the controls and the map of a sentence; the reader can pull it longer."""
@@ -19,33 +22,22 @@ _LARGEST = 4_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Explorer:
-    """Token maps to click through, which notebooks display and which can be saved as a page. Neither needs a network.
+class Framed(abc.ABC):
+    """A page to click through, which notebooks display and which can be saved. Neither needs a network.
 
     Where scripts do not run (GitHub, a notebook that is not trusted, nbconvert to PDF), a picture stands in for it.
     """
 
-    sentences: Sequence[TokenMaps]
-    """The maps of each text."""
     picture: Picture
     """What is shown where scripts do not run."""
 
-    def __post_init__(self) -> None:
-        values = sum(
-            sentence.weights.size + sum(values.size for values in sentence.maps.values()) for sentence in self.sentences
-        )
-        if values > _LARGEST:
-            tokens = sum(len(sentence.queries) for sentence in self.sentences)
-            heads = ", or leave out heads=True" if any(sentence.single_heads for sentence in self.sentences) else ""
-            raise InputError(
-                f"explorer: {values:,} values of {tokens:,} tokens; expected at most {_LARGEST:,}: "
-                f"decompose shorter or fewer texts{heads}"
-            )
+    name: ClassVar[str]
+    """What the page is, for screen readers."""
 
-    @cached_property
+    @property
+    @abc.abstractmethod
     def page(self) -> str:
         """The whole page as HTML."""
-        return explorer_page(self.sentences)
 
     def save(self, path: str | Path) -> None:
         """Save the page as one HTML file.
@@ -68,10 +60,54 @@ class Explorer:
         return (
             f'<div style="position: relative; height: {_HEIGHT}px; overflow: hidden; resize: vertical">'
             f"{self.picture._repr_html_()}"
-            f'<iframe title="Explorer of token maps" sandbox="allow-scripts allow-downloads" allow="fullscreen" '
+            f'<iframe title="{self.name}" sandbox="allow-scripts allow-downloads" allow="fullscreen" '
             f'style="{cover}" srcdoc="{html.escape(self.page)}"></iframe></div>'
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explorer(Framed):
+    """The token maps of texts; see `Framed`."""
+
+    sentences: Sequence[TokenMaps]
+    """The maps of each text."""
+
+    name = "Explorer of token maps"
+
+    def __post_init__(self) -> None:
+        values = sum(
+            sentence.weights.size + sum(values.size for values in sentence.maps.values()) for sentence in self.sentences
+        )
+        if values > _LARGEST:
+            tokens = sum(len(sentence.queries) for sentence in self.sentences)
+            heads = ", or leave out heads=True" if any(sentence.single_heads for sentence in self.sentences) else ""
+            raise InputError(
+                f"explorer: {values:,} values of {tokens:,} tokens; expected at most {_LARGEST:,}: "
+                f"decompose shorter or fewer texts{heads}"
+            )
+
+    @cached_property
+    def page(self) -> str:
+        """The whole page as HTML."""
+        return explorer_page(self.sentences)
 
     def __repr__(self) -> str:
         count = len(self.sentences)
         return f"Token maps of {count} text{'' if count == 1 else 's'}; .save('map.html') makes a page to open in a browser"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairExplorer(Framed):
+    """Which tokens of two texts make up their similarity; see `Framed`."""
+
+    pair: TextPair
+
+    name = "Pairs of tokens"
+
+    @cached_property
+    def page(self) -> str:
+        """The whole page as HTML."""
+        return pairs_page([self.pair])
+
+    def __repr__(self) -> str:
+        return f"{self.pair.title}; .save('pair.html') makes a page to open in a browser"

@@ -27,7 +27,7 @@ class Label:
 
 @dataclasses.dataclass(frozen=True)
 class NextToken:
-    """The logit of a token as the next one after the text, from a causal language model."""
+    """The logit of a token as the next one after the text, from a causal language model, or of a translation."""
 
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""
@@ -128,14 +128,19 @@ def _class_number(label: str | int | None, labels: dict[int, str]) -> int | None
 
 
 def _next_token(model: LoadedModel, target: NextToken) -> PreparedTarget:
+    if model.translates:
+        raise InputError(
+            f"target=NextToken: the encoder of {model.name} predicts no token; load the model with stack='cross', and pass the "
+            "source and the target so far as a pair (tuple)"
+        )
     head = _required(model.next_token_head, model, "causal language model", "NextToken")
-    number = _token_number(model, target.token)
+    number = token_number(model, target.token)
     return PreparedTarget(head, lambda passed: _logit(model, passed, -1, number, "as the next token"))
 
 
 def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken) -> PreparedTarget:
     head = _required(model.masked_language_head, model, "masked language model", "MaskedToken")
-    number = _token_number(model, target.token)
+    number = token_number(model, target.token)
     masks = (batch.input_ids[0] == model.tokenizer.mask_token_id).nonzero().flatten().tolist()
     if not masks or (target.position is not None and target.position not in masks):
         found = ", ".join(map(str, masks)) or "none"
@@ -153,7 +158,12 @@ def _logit(model: LoadedModel, passed: FrozenPass, position: int, number: int | 
     return logits[best][None], f"logit of {model.tokenizer.convert_ids_to_tokens(best)!r} {where}"
 
 
-def _token_number(model: LoadedModel, token: str | int | None) -> int | None:
+def token_number(model: LoadedModel, token: str | int | None) -> int | None:
+    """The number of a token; None for None.
+
+    Raises:
+        InputError: If there is no such token, or the word is several.
+    """
     tokenizer = model.tokenizer
     if token is None:
         return None

@@ -47,6 +47,11 @@ class FeedForwardModules:
     """Factor on the network's output; `parameters` has it in W_2 and b_2."""
     layout: FeedForwardLayout
 
+    @property
+    def gated(self) -> bool:
+        """Whether a module of its own computes multipliers."""
+        return self.multiplier is not None
+
     def parameters(self) -> FeedForwardParameters:
         """The weights of the network. Those of a model in float32 or float64 are not copied."""
         input_weight, input_bias = weight_and_bias(self.input)

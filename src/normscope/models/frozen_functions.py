@@ -17,28 +17,52 @@ from normscope.maths.frozen import slope_of_tanh
 
 
 @contextlib.contextmanager
-def frozen_functions(model: nn.Module) -> Iterator[None]:
+def frozen_functions(model: nn.Module, *, attention: bool = False) -> Iterator[None]:
     """While the context is open, freeze the non-linear functions of a model wherever autograd records.
 
     Args:
         model: Its activation modules are frozen as well, which compute with functions that could not be frozen one by one.
+        attention: Whether to hold attention weights fixed: every softmax.
     """
     with contextlib.ExitStack() as exit_:
         for module in model.modules():
             if type(module).__module__ == "transformers.activations":
                 exit_.callback(module.register_forward_hook(_freeze_module).remove)
-        exit_.enter_context(_FrozenFunctions())
+        exit_.enter_context(_FrozenFunctions(_FROZEN | _FROZEN_ATTENTION if attention else _FROZEN))
         yield
 
 
+@contextlib.contextmanager
+def recorded_biases(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Let autograd record the biases of a model, parameters and buffers."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    biases = [tensor for name, tensor in named if name.endswith("bias") and tensor.is_floating_point()]
+    before = [tensor.requires_grad for tensor in biases]
+    try:
+        for tensor in biases:
+            tensor.requires_grad_()
+        yield biases
+    finally:
+        for tensor, required in zip(biases, before, strict=True):
+            tensor.requires_grad_(required)
+
+
 class _FrozenFunctions(TorchFunctionMode):
-    """Replaces functions of tensors that require gradients by the same numbers times a fixed slope."""
+    """Replaces functions of tensors that require gradients by the same numbers times a fixed slope.
+
+    Args:
+        frozen: How each function is frozen.
+    """
+
+    def __init__(self, frozen: Mapping[Any, Callable[..., Tensor]]) -> None:
+        super().__init__()
+        self._frozen = frozen
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         arguments = dict(kwargs or {})
-        freeze = _FROZEN.get(function)
+        freeze = self._frozen.get(function)
         vectors = args[0] if args else arguments.get("input")
         recorded = torch.is_grad_enabled() and isinstance(vectors, Tensor) and vectors.requires_grad
         if freeze is None or not recorded:
@@ -72,6 +96,10 @@ def _clamp(function: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs:
     return input * torch.where(fixed == 0, 1.0, function(fixed, *args, **kwargs) / fixed.masked_fill(fixed == 0, 1))
 
 
+def _constant(function: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return function(input.detach(), *args, **kwargs)
+
+
 def _layer_norm(
     function: Callable[..., Tensor],
     input: Tensor,
@@ -95,6 +123,7 @@ def _probe(like: Tensor) -> Tensor:
 
 _functional = nn.functional
 _FROZEN: dict[Any, Callable[..., Tensor]] = {
+    torch.rsqrt: _constant,  # of an RMSNorm's mean square
     torch.tanh: _tanh,
     Tensor.tanh: _tanh,
     _functional.tanh: _tanh,
@@ -117,3 +146,9 @@ _FROZEN: dict[Any, Callable[..., Tensor]] = {
     ),
 }
 """How each function is frozen."""
+
+_FROZEN_ATTENTION: dict[Any, Callable[..., Tensor]] = {
+    _functional.softmax: _constant,
+    torch.softmax: _constant,
+    Tensor.softmax: _constant,
+}

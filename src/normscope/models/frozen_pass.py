@@ -16,7 +16,7 @@ from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.frozen_functions import frozen_functions
+from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.observer import LayerCall, Observer
@@ -30,7 +30,7 @@ class FrozenPass:
     """The last hidden vectors. Autograd records what the model or its head does with them."""
     output: Any
     """What the model, or the head, has returned."""
-    biases: Sequence[nn.Parameter]
+    biases: Sequence[Tensor]
     """Biases of the model and the head. Autograd records those that come after the last hidden vectors."""
     final_norm: FrozenNorm | None
     """The norm after the last layer; None if there is none."""
@@ -132,7 +132,7 @@ def frozen_pass(
         for handle in _exact_norms(model, layout):
             exit_.callback(handle.remove)
         observer = exit_.enter_context(Observer(model, layout, feed_forward=True))
-        biases = exit_.enter_context(_recorded_biases(whole))
+        biases = exit_.enter_context(recorded_biases(whole))
         last = _LastVectors(model, layout, calls)
         with contextlib.ExitStack() as running:
             running.callback(last.handle.remove)
@@ -164,20 +164,6 @@ class _LastVectors:
         self.vectors = vectors.detach().clone().requires_grad_()
         torch.set_grad_enabled(True)  # until the pass ends, which restores the mode
         return (self.vectors, *output[1:]) if isinstance(output, tuple) else self.vectors
-
-
-@contextlib.contextmanager
-def _recorded_biases(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Let autograd record the biases of a model."""
-    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
-    before = [parameter.requires_grad for parameter in biases]
-    try:
-        for parameter in biases:
-            parameter.requires_grad_()
-        yield biases
-    finally:
-        for parameter, required in zip(biases, before, strict=True):
-            parameter.requires_grad_(required)
 
 
 def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:

@@ -57,6 +57,11 @@ class LoadedModel:
         return self.load_head(Head.CLASS)
 
     @cached_property
+    def translator(self) -> PreTrainedModel | None:
+        """The encoder–decoder with its head around `model`; None without one, or if only the encoder is observed."""
+        return self.load_head(Head.TRANSLATION) if self.layout.reads_target else None
+
+    @cached_property
     def layers_verification(self) -> Verification:
         """Proof that whole layers, with their feed-forward networks, are observed exactly. It is made once.
 

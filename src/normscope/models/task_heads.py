@@ -7,6 +7,7 @@ from typing import Any
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PretrainedConfig,
 )
@@ -23,12 +24,14 @@ class Head(enum.StrEnum):
     MASKED_TOKEN = "masked-language-modelling"
     NEXT_TOKEN = "language-modelling"
     CLASS = "sequence-classification"
+    TRANSLATION = "translation"
 
 
 _AUTO: dict[Head, Any] = {
     Head.MASKED_TOKEN: AutoModelForMaskedLM,
     Head.NEXT_TOKEN: AutoModelForCausalLM,
     Head.CLASS: AutoModelForSequenceClassification,
+    Head.TRANSLATION: AutoModelForSeq2SeqLM,
 }
 
 
@@ -66,7 +69,7 @@ def task_head(
         InputError: If the head's weights cannot be used.
     """
     # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
-    if config.is_encoder_decoder or type(config) not in _AUTO[head]._model_mapping:
+    if config.is_encoder_decoder != (head is Head.TRANSLATION) or type(config) not in _AUTO[head]._model_mapping:
         return None
     try:
         with silent_warnings():
@@ -86,7 +89,16 @@ def task_head(
         return None
     check_dtypes(model, folder, name)
     check_finite(model, name)
-    setattr(model, model.base_model_prefix, base)
+    _share(model, base)
     model.tie_weights()
     loaded: PreTrainedModel = model.to(base.device).eval().requires_grad_(False)
     return loaded
+
+
+def _share(model: PreTrainedModel, base: PreTrainedModel) -> None:
+    """Give a model with a head the modules of its base model. T5's heads hold the stacks themselves."""
+    if hasattr(model, model.base_model_prefix):
+        setattr(model, model.base_model_prefix, base)
+        return
+    for name, module in base.named_children():
+        setattr(model, name, module)

@@ -55,7 +55,7 @@ def wrap_model(model: object, tokenizer: object, stack: Stack | None = None) -> 
     layout = layout_of(whole.config.model_type, stack, whole.config)
     check_supported(whole.config)
     base = _observed_part(whole, layout)
-    heads = {head for head in Head if layout.stack is None and has_head(whole, head)}
+    heads = {head for head in Head if (layout.stack is None or layout.reads_target) and has_head(whole, head)}
     copied = _Copy(whole if heads else base, name)
     observed = copied.model.base_model if heads else copied.model
     assert isinstance(observed, PreTrainedModel)

@@ -109,6 +109,7 @@ class SimilarityAnalysis(Analysis):
             metrics=metrics,
             sentences=sentences_of(metrics),
             figures=describe_figures(table, pairs, parts, texts, cosine),
+            text_pairs=texts,
             summary=table.pivot(index="category_a", columns="category_b", values="contribution"),
             summary_digits=3,
             summary_caption=f"what pairs of categories add to the mean cosine, {cosine:.3f}",

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.findings import Figure, Lines, WordMaps
-from normscope.analyses.similarity.pair_maps import PairMap
+from normscope.analyses.findings import Figure, Lines, TextPair, WordMaps
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
@@ -17,7 +16,7 @@ _GROUPS = 5
 
 
 def describe_figures(
-    table: pd.DataFrame, pairs: pd.DataFrame, parts: pd.DataFrame, texts: Mapping[int, PairMap], cosine: float
+    table: pd.DataFrame, pairs: pd.DataFrame, parts: pd.DataFrame, texts: Mapping[str, TextPair], cosine: float
 ) -> dict[str, Figure]:
     """All figures.
 
@@ -25,7 +24,7 @@ def describe_figures(
         table: The table `by_category`.
         pairs: The table `pairs`.
         parts: What each category adds to the cosine of each of these pairs.
-        texts: Maps of single pairs, by row.
+        texts: Single pairs, by the name of their figure.
         cosine: The mean cosine.
     """
     figures: dict[str, Figure] = {"by_category": _cells(table, len(pairs), cosine)}
@@ -44,7 +43,7 @@ def describe_figures(
                 "difference between dissimilar and similar texts; a flat one is the same for all."
             ),
         )
-    return figures | {f"pair_{row}": _pair(row, text) for row, text in texts.items()}
+    return figures | {name: _pair(text) for name, text in texts.items()}
 
 
 def by_similarity(pairs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
@@ -85,9 +84,8 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
     )
 
 
-def _pair(row: int, text: PairMap) -> WordMaps:
+def _pair(text: TextPair) -> WordMaps:
     value = float(text.matrix.sum())
-    title = f"row {row}: cosine {number(value)}"
     table = tidy(
         {
             "token_a": np.array([*text.tokens_a, "bias"], dtype=object)[:, None],
@@ -98,9 +96,9 @@ def _pair(row: int, text: PairMap) -> WordMaps:
         b=range(len(text.tokens_b) + 1),
     )
     return WordMaps(
-        table=table.assign(panel=title, frame="none"),
+        table=table.assign(panel=text.title, frame="none"),
         panel="panel",
-        panel_titles={title: title},
+        panel_titles={text.title: text.title},
         row="a",
         row_label="token_a",
         column="b",

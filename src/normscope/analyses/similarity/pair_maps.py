@@ -1,26 +1,16 @@
 """Token-by-token maps of a few pairs of texts."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.analyses.findings import TextPair
 from normscope.data.batching import Batch
+from normscope.rounding import number
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.per_example import PerExampleTensors
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PairMap:
-    """What each pair of tokens adds to the cosine of two texts."""
-
-    tokens_a: list[str]
-    tokens_b: list[str]
-    matrix: Float[np.ndarray, "a b"]
-    """The last row and column are those of the biases."""
 
 
 class PairMaps:
@@ -59,8 +49,8 @@ class PairMaps:
             self._matrices.update(0, row, kept)
             self._tokens.update(0, row, torch.cat([batch.input_ids[side, : lengths[side]].cpu() for side in sides]))
 
-    def texts(self, token: Callable[[int], str]) -> tuple[dict[int, PairMap], list[str]]:
-        """The maps by row, and notes about rows without one.
+    def texts(self, token: Callable[[int], str]) -> tuple[dict[str, TextPair], list[str]]:
+        """The maps by the names of their figures, and notes about rows without one.
 
         Args:
             token: Returns the text of a token id.
@@ -68,8 +58,9 @@ class PairMaps:
         matrices, tokens, too_long = (_of(each) for each in (self._matrices, self._tokens, self._too_long))
         maps = {}
         for row, (matrix,) in matrices.items():
-            words, first = [token(number) for number in tokens[row][0].tolist()], len(matrix) - 1
-            maps[row] = PairMap(words[:first], words[first:], matrix.numpy())
+            words, first = [token(identifier) for identifier in tokens[row][0].tolist()], len(matrix) - 1
+            title = f"row {row}: cosine {number(float(matrix.sum()))}"
+            maps[f"pair_{row}"] = TextPair(title, words[:first], words[first:], matrix.numpy())
         notes = [
             f"row {row} is not drawn: its texts have {first} and {second} tokens, and maps show at most {self._longest}"
             for row, ((first, second),) in ((row, lengths.tolist()) for row, lengths in too_long.items())

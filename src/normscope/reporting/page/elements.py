@@ -27,9 +27,11 @@ EXPLORER_SCRIPTS = (
     "explorer_colours.js",
     "explorer_map.js",
     "explorer_export.js",
+    "explorer_parts.js",
     "explorer.js",
+    "pairs.js",
 )
-"""The explorer's scripts, in order: it needs no others."""
+"""The scripts of the explorer and of pairs of texts, in order: they need no others."""
 
 
 @functools.cache

@@ -22,7 +22,10 @@ class Explorer {
   }
 
   build() {
-    this.view = new MapView({ onMove: (at) => this.reading(at), onPin: (row, column) => this.pin(row, column) });
+    this.view = new MapView({
+      label: "Token map. Arrow keys move from cell to cell; Enter lists what the row's token receives and contributes.",
+      onMove: (at) => this.reading(at), onPin: (row, column) => this.pin(row, column),
+    });
     this.every = make("div", { className: "every-head", hidden: true });
     this.legend = make("div", { className: "legend" });
     this.live = make("p", { className: "reading", "aria-live": "polite" });
@@ -179,10 +182,7 @@ class Explorer {
     const end = perRow ? "the row's largest" : formatNumber(largest);
     const low = log ? (perRow ? "a ten-thousandth of it" : formatNumber(largest / 10 ** DECADES)) : "0";
     const ticks = difference ? [perRow ? "less" : MINUS + end, "0", perRow ? "more" : `+${end}`] : [low, end];
-    const stops = Array.from({ length: 17 }, (_, at) => `rgb(${this.colours(at / 16)})`);
-    const bar = make("i", { className: "bar" });
-    bar.style.background = `linear-gradient(to right, ${stops})`;
-    this.legend.replaceChildren(make("div", { className: "ramp" }, bar, make("div", { className: "ramp-ticks" }, ...ticks.map((tick) => make("span", {}, tick)))),
+    this.legend.replaceChildren(ramp(this.colours, ticks),
       make("span", { className: "legend-title" }, `${this.measureTitle()}${log ? " (logarithmic)" : ""}`));
   }
 
@@ -217,15 +217,8 @@ class Explorer {
   }
 
   ranking(title, tokens, values) {
-    const largest = Math.max(...values.map(Math.abs)) || 1;
-    const ranked = values.map((value, at) => [value, at]).sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
-    const rows = ranked.map(([value, at]) => {
-      const bar = make("i", {});
-      bar.style.width = `${(100 * Math.abs(value)) / largest}%`;
-      return make("li", {}, make("span", { className: "token" }, `${tokens[at]} (${at})`), make("span", { className: "track" }, bar),
-        make("b", {}, formatNumber(value, Boolean(this.state.minus))));
-    });
-    return make("section", {}, make("h3", {}, title), make("ol", { className: "ranks" }, ...rows));
+    const ranked = values.map((value, at) => [`${tokens[at]} (${at})`, value]).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
+    return valueList(title, ranked.slice(0, SHORTLIST), { signed: Boolean(this.state.minus) });
   }
 
   save(kind) {

@@ -7,8 +7,8 @@ const clipped = (token) => (token.length > LONGEST_LABEL ? `${token.slice(0, LON
 
 class MapView {
   // `onMove(cell)` is called when the pointer or the keys reach a cell, `onPin(row, column)` when the reader chooses one;
-  // a label chooses with the other one undefined.
-  constructor({ onMove, onPin }) {
+  // a label of the map's edge chooses with the other one undefined. `label` is what screen readers say.
+  constructor({ label, onMove, onPin }) {
     Object.assign(this, { onMove, onPin });
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.cursor = make("div", { className: "cursor", hidden: true });
@@ -20,7 +20,7 @@ class MapView {
     this.grid = make("div", { className: "map-grid" }, corner, this.columns, this.rows, this.cells);
     this.viewport = make("div", {
       className: "viewport", tabIndex: 0, role: "application",
-      "aria-label": "Token map. Arrow keys move from cell to cell; Enter lists what the row's token receives and contributes.",
+      "aria-label": label,
     }, this.grid);
     this.node = make("div", { className: "map" }, this.viewport, this.tip);
     this.listen();

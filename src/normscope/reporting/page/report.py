@@ -12,6 +12,7 @@ import yaml
 from normscope.analyses.findings import Figure, Findings
 from normscope.analyses.registry import analyses
 from normscope.config.schema import RunOptions, plain
+from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
 from normscope.reporting.page.charts import chart, is_wide
@@ -55,7 +56,9 @@ def page(report: Report) -> str:
         f"{name}_{figure_name}": chart(figure)
         for name, findings in report.findings.items()
         for figure_name, figure in findings.figures.items()
+        if figure_name not in findings.text_pairs
     }
+    pairs = {name: text_pairs.payload(findings.text_pairs.values()) for name, findings in report.findings.items()}
     tables = {
         _table_id(name, table_name): _table_data(name, table_name, rows, findings)
         for name, findings in report.findings.items()
@@ -69,11 +72,12 @@ def page(report: Report) -> str:
             title=f"{_name(facts['model'])} on {_corpus(options)}",
             analyses=" · ".join(_title(name) for name in report.findings),
             facts=_facts(facts, options),
-            css=asset("page.css") + asset("explorer.css"),
+            css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
             libraries=vega(),
             script=script(*EXPLORER_SCRIPTS, "charts.js", "tables.js", "report.js"),
             sections=sections,
             charts=packed_data(charts),
+            pairs=script_data(pairs),
             tables=packed_data(tables),
             notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
             comparison=report.comparison and _published(report.comparison),
@@ -147,7 +151,10 @@ def _section(name: str, findings: Findings) -> dict[str, Any]:
         "name": name,
         "title": _title(name),
         "sentences": [_linked(name, sentence, findings) for sentence in findings.sentences],
-        "figures": _figures(name, findings.figures),
+        "figures": _figures(
+            name, {figure: it for figure, it in findings.figures.items() if figure not in findings.text_pairs}
+        ),
+        "has_pairs": bool(findings.text_pairs),
         "tables": [
             {"id": _table_id(name, table_name), "title": table_name.replace("_", " "), "extent": f"{rows:,} rows"}
             for table_name, rows in tables.items()

@@ -1,0 +1,99 @@
+"""An encoder–decoder with attention weights, deviations, slopes and gates held fixed, recorded by autograd.
+
+Cross-attention is linear in the encoder's vectors once α is fixed, so the whole model is affine in the vectors that enter the
+first layers of both stacks. Texts to translate are short: the recording of every layer is kept, unlike in `frozen_pass.py`.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.models.families import layout_of
+from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
+from normscope.models.frozen_functions import frozen_functions, recorded_biases
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenTranslation:
+    """A pass of an encoder–decoder that autograd has recorded."""
+
+    source: Float[Tensor, "batch source model"]
+    """The vectors that enter the encoder's first layer."""
+    target: Float[Tensor, "batch target model"]
+    """The vectors that enter the decoder's first layer."""
+    logits: Float[Tensor, "batch target vocabulary"]
+    biases: Sequence[Tensor]
+
+
+@contextlib.contextmanager
+def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Iterator[FrozenTranslation]:
+    """Run an encoder–decoder once; while the context is open, autograd can go back through it.
+
+    Args:
+        model: The encoder–decoder with its head, in evaluation mode.
+        inputs: Its keyword arguments.
+
+    Raises:
+        InputError: If a layer has no feed-forward network whose slopes are known.
+    """
+    family = model.config.model_type
+    encoder, decoder = layout_of(family, "encoder"), layout_of(family, "cross")
+    networks = [*bind_feed_forward(model.get_encoder(), encoder), *bind_feed_forward(model.base_model, decoder)]
+    first = [encoder.passes(model.get_encoder())[0], decoder.passes(model.base_model)[0]]
+    implementation = model.config._attn_implementation
+    with contextlib.ExitStack() as exit_:
+        exit_.callback(model.set_attn_implementation, implementation)
+        model.set_attn_implementation("eager")
+        for handle in [handle for network in networks if network.gated for handle in _frozen_gates(network)]:
+            exit_.callback(handle.remove)
+        leaves = [exit_.enter_context(_leaf(layer)) for layer in first]
+        biases = exit_.enter_context(recorded_biases(model))
+        exit_.enter_context(torch.inference_mode(False))
+        exit_.enter_context(torch.enable_grad())
+        with frozen_functions(model, attention=True):
+            output = model(**{name: tensor.clone() for name, tensor in inputs.items()})
+        (source,), (target,) = leaves
+        yield FrozenTranslation(source, target, output.logits, biases)
+
+
+@contextlib.contextmanager
+def _leaf(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Make what enters a layer a leaf from which autograd records; it is put into the list."""
+    vectors: list[Tensor] = []
+
+    def enter(_module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = args[0] if args else keywords["hidden_states"]
+        vectors.append(given.detach().clone().requires_grad_())
+        return ((vectors[0], *args[1:]), keywords) if args else (args, keywords | {"hidden_states": vectors[0]})
+
+    handle = layer.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        yield vectors
+    finally:
+        handle.remove()
+
+
+def _frozen_gates(network: FeedForwardModules) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    """Replace g(u) ⊙ w of a gated network by u ⊙ A + w ⊙ B with A and B held fixed; see `maths/frozen.py`."""
+    inner: dict[nn.Module, Tensor] = {}
+    assert network.multiplier is not None
+
+    def keep(module: nn.Module, _args: Any, output: Tensor) -> None:
+        inner[module] = output
+
+    def freeze(_module: nn.Module, _args: Any) -> tuple[Tensor]:
+        u, multipliers = inner[network.input], inner[network.multiplier]
+        with torch.no_grad():
+            slopes = network.parameters().slopes(u.detach(), multipliers.detach())
+        assert slopes.multiplier is not None
+        return (u * slopes.input + multipliers * slopes.multiplier,)
+
+    yield network.input.register_forward_hook(keep)
+    yield network.multiplier.register_forward_hook(keep)
+    yield network.output.register_forward_pre_hook(freeze)
