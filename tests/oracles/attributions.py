@@ -29,6 +29,8 @@ class Attributed:
         self.layers = self.base.encoder.layer if self.is_bert else self.base.layers
         self.tokens = len(sequence.ids)
         self.classifier = None if options.pooling is not None else specimen.loaded.load_head(Head.CLASS)
+        self._maps: dict[str, list[np.ndarray]] = {}
+        self._scores: dict[str, np.ndarray] = {}
 
     # The maps.
 
@@ -36,7 +38,9 @@ class Attributed:
         """The map of every layer alone."""
         if method == "decompx":
             return None
-        return [self._layer_map(method, number) for number in range(1, len(self.layers) + 1)]
+        if method not in self._maps:
+            self._maps[method] = [self._layer_map(method, number) for number in range(1, len(self.layers) + 1)]
+        return self._maps[method]
 
     def cumulative_maps(self, method: str) -> list[np.ndarray]:
         """The map from the input up to every layer."""
@@ -170,6 +174,11 @@ class Attributed:
 
     def scores(self, method: str) -> np.ndarray:
         """The score of each token."""
+        if method not in self._scores:
+            self._scores[method] = self._scored(method)
+        return self._scores[method]
+
+    def _scored(self, method: str) -> np.ndarray:
         if method == "decompx":
             return np.einsum("im,ikm->k", self.gradient, self.vectors[-1])[: self.tokens]
         if method in BASELINES:

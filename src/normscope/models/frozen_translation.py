@@ -82,18 +82,19 @@ def _leaf(layer: nn.Module) -> Iterator[list[Tensor]]:
 def _frozen_gates(network: FeedForwardModules) -> Iterator[torch.utils.hooks.RemovableHandle]:
     """Replace g(u) ⊙ w of a gated network by u ⊙ A + w ⊙ B with A and B held fixed; see `maths/frozen.py`."""
     inner: dict[nn.Module, Tensor] = {}
-    assert network.multiplier is not None
+    gate = network.multiplier
+    assert gate is not None
 
     def keep(module: nn.Module, _args: Any, output: Tensor) -> None:
         inner[module] = output
 
     def freeze(_module: nn.Module, _args: Any) -> tuple[Tensor]:
-        u, multipliers = inner[network.input], inner[network.multiplier]
+        u, multipliers = inner[network.input], inner[gate]
         with torch.no_grad():
             slopes = network.parameters().slopes(u.detach(), multipliers.detach())
         assert slopes.multiplier is not None
         return (u * slopes.input + multipliers * slopes.multiplier,)
 
     yield network.input.register_forward_hook(keep)
-    yield network.multiplier.register_forward_hook(keep)
+    yield gate.register_forward_hook(keep)
     yield network.output.register_forward_pre_hook(freeze)

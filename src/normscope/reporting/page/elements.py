@@ -148,7 +148,7 @@ def packed_data(content: Mapping[str, Any]) -> Markup:
     return Markup(deflated(json.dumps(content, separators=(",", ":")).encode()))
 
 
-def script_data(content: Mapping[str, Any]) -> Markup:
+def script_data(content: Mapping[str, Any] | Sequence[Any]) -> Markup:
     """JSON for a script element, escaped so that no token can close the element or open another."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
