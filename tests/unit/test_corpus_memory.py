@@ -8,11 +8,11 @@ from transformers import AutoTokenizer
 
 from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data import corpus_memory
-from normscope.data.batching import batches
 from normscope.data.corpora import NumberedCorpus, open_corpus
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
+from normscope.running.distributed import Share
 
 
 def options(path, **others):
@@ -33,27 +33,32 @@ def model(tokenizer, **others):
     )
 
 
-def run(memory, tokenizer, given):
+def run(memory, tokenizer, given, divisible=True):
     """What a run over the corpus sees."""
     encoder = Encoder(model(tokenizer), given)
     encoder.memory = memory and memory.sequences(given, encoder.identity)
-    corpus = NumberedCorpus(open_corpus(given) if memory is None else memory.corpus(given, open_corpus))
+    opened = open_corpus(given) if memory is None else memory.corpus(given, open_corpus)
+    corpus = NumberedCorpus(opened, divisible=divisible)
     counts = CorpusCounts()
-    found = list(batches(corpus.examples(), encoder, 64, counts))
-    return [batch.input_ids.tolist() for batch in found], counts.packed(), corpus.total
+    found = list(Share(0, 1).batches(corpus, encoder, 64, counts))
+    return [batch.input_ids.tolist() for batch, _ in found], counts.packed(), corpus.total
 
 
+@pytest.mark.parametrize("divisible", [True, False])
 @pytest.mark.parametrize("others", [{}, {"mask_fraction": 0.3}, {"limit": 5}])
-def test_later_runs_see_what_the_first_saw(texts, tokenizer, minilm_folder, others):
-    given = options(texts, **others)
-    plain = run(None, tokenizer, given)
+def test_later_runs_see_what_the_first_saw(texts, tokenizer, minilm_folder, others, divisible):
+    """A corpus of two files is read in two parts unless rows are numbered."""
+    (texts.parent / "other.txt").write_text("Boats are long.\nRivers are longer than boats.\n")
+    given = options(texts.parent / "*.txt", **others)
+    plain = run(None, tokenizer, given, divisible)
     memory = CorpusMemory()
-    assert run(memory, tokenizer, given)[:2] == plain[:2]
-    texts.unlink()  # nothing is read any more
+    assert run(memory, tokenizer, given, divisible)[:2] == plain[:2]
+    for file in texts.parent.glob("*.txt"):
+        file.write_text("")  # nothing is read any more
     same = AutoTokenizer.from_pretrained(minilm_folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "_encoded", None)
-        assert run(memory, same, given)[:2] == plain[:2]
+        assert run(memory, same, given, divisible)[:2] == plain[:2]
 
 
 def test_other_tokenizers_and_options_are_told_apart(texts, tokenizer, minilm_folder):

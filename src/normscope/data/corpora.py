@@ -150,7 +150,9 @@ class NumberedCorpus(Corpus):
     def examples(self) -> Iterator[Example | str]:
         """Examples, numbered from 1. Skipped ones are numbered as well."""
         for row, example in enumerate(self.corpus.examples(), start=1):
-            yield example if isinstance(example, str) else dataclasses.replace(example, row=row)
+            if isinstance(example, Example) and example.row != row:
+                example = dataclasses.replace(example, row=row)
+            yield example
 
 
 @dataclasses.dataclass(frozen=True)

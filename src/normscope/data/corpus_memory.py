@@ -1,6 +1,7 @@
 """What the first run of a sweep has read and tokenised, for the later runs over the same corpus."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from normscope.config.schema import DatasetOptions
@@ -52,47 +53,81 @@ class SequenceMemory:
 
     def __init__(self, memory: CorpusMemory) -> None:
         self._memory = memory
-        self._windows: dict[tuple[int, ...], tuple[list[TokenSequence], CorpusCounts]] = {}
+        self._windows: dict[tuple[int, ...], _Window] = {}
 
     def encoded(self, examples: Sequence[Example], counts: CorpusCounts, encode: Encode) -> list[TokenSequence]:
-        """The token sequences of examples, by `encode` if they are not known. Counts are updated either way."""
-        key = tuple(example.row for example in examples)
-        known = self._windows.get(key)
-        if known is None:
+        """The token sequences of examples, by `encode` unless these very objects were encoded before.
+
+        Args:
+            examples: The examples.
+            counts: Updated either way.
+            encode: Makes the sequences and updates counts.
+        """
+        key = tuple(map(id, examples))
+        window = self._windows.get(key)
+        if window is None:
             own = CorpusCounts()
-            known = encode(examples, own), own
-            tokens = sum(len(sequence.input_ids) for sequence in known[0])
-            # Examples without a row number cannot be told apart.
-            if 0 not in key and self._memory.tokens + tokens <= MOST_TOKENS:
+            window = _Window(examples, encode(examples, own), own)
+            tokens = sum(len(sequence.input_ids) for sequence in window.sequences)
+            if self._memory.tokens + tokens <= MOST_TOKENS:
                 self._memory.tokens += tokens
-                self._windows[key] = known
-        counts.add(known[1])
-        return list(known[0])
+                self._windows[key] = window
+        counts.add(window.counts)
+        return list(window.sequences)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    examples: Sequence[Example]
+    """Kept, so that no other object gets their ids."""
+    sequences: Sequence[TokenSequence]
+    counts: CorpusCounts
+
+
 class _KeptCorpus(Corpus):
-    """A corpus that is kept as it is read for the first time."""
+    """A corpus, or a part of one, that is kept as it is read for the first time.
 
-    corpus: Corpus
-    memory: CorpusMemory
-    items: list[Example | str] | None = None
+    Args:
+        corpus: Where it is read from.
+        memory: Which it belongs to.
+        numbered: Whether its examples get row numbers, so that they are the same objects in `NumberedCorpus`.
+    """
+
+    def __init__(self, corpus: Corpus, memory: CorpusMemory, *, numbered: bool = True) -> None:
+        self._corpus, self._memory, self._numbered = corpus, memory, numbered
+        self._items: list[Example | str] | None = None
+        self._parts: dict[int, _KeptCorpus] = {}
 
     @property
     def total(self) -> int | None:
-        return self.corpus.total if self.items is None else len(self.items)
+        return self._corpus.total if self._items is None else len(self._items)
+
+    @functools.cached_property
+    def parts(self) -> int | None:
+        return self._corpus.parts
+
+    @functools.cached_property
+    def undivided(self) -> str:
+        return self._corpus.undivided
+
+    def part(self, index: int) -> Corpus:
+        if index not in self._parts:
+            self._parts[index] = _KeptCorpus(self._corpus.part(index), self._memory, numbered=False)
+        return self._parts[index]
 
     def examples(self) -> Iterator[Example | str]:
-        if self.items is not None:
-            yield from self.items
+        if self._items is not None:
+            yield from self._items
             return
         items: list[Example | str] = []
         characters = 0
-        for item in self.corpus.examples():
+        for row, item in enumerate(self._corpus.examples(), start=1):
+            if self._numbered and isinstance(item, Example):
+                item = dataclasses.replace(item, row=row)
             characters += len(item) if isinstance(item, str) else len(item.text) + len(item.text_pair or "")
-            if self.memory.characters + characters <= MOST_CHARACTERS:
+            if self._memory.characters + characters <= MOST_CHARACTERS:
                 items.append(item)
             yield item
-        if self.items is None and self.memory.characters + characters <= MOST_CHARACTERS:
-            self.memory.characters += characters
-            self.items = items
+        if self._items is None and self._memory.characters + characters <= MOST_CHARACTERS:
+            self._memory.characters += characters
+            self._items = items
