@@ -15,6 +15,7 @@ from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
+from normscope.maths.pieces import pieces
 from normscope.maths.received import weight_received
 from normscope.maths.scores import part_of_keys
 from normscope.maths.words import WordGroups, word_weights
@@ -121,7 +122,28 @@ class AttentionBlock:
         term = None
         if self.mask is not None:
             term = self.mask.term(slice(0, self._lengths[1]), slice(0, self._lengths[2]), self._lengths, self.query)
-        return attention_maths.attention_weights(self.query, self.key, term, self.scale, cap=self.cap, sinks=self.sinks)
+        return attention_maths.attention_weights(
+            self.query, self.key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=self.log_normaliser
+        )
+
+    def weight_strips(self) -> Iterator[tuple[slice, slice, Float[Tensor, "some head _ key"]]]:
+        """α in strips, each with its sequences and queries; rows of padding are zero.
+
+        Whoever goes through all of them leaves `received` behind, which is their sum.
+        """
+        sequences, queries, _ = self._lengths
+        rows = min(queries, self.queries_at_once)
+        known = self.own_weights if self.log_normaliser is None else self.log_normaliser
+        assert known is not None
+        received = known.new_zeros(*self.query.shape[:2], self.key.shape[2])
+        for some in pieces(slice(0, sequences), self.queries_at_once // rows):
+            for part in pieces(slice(0, queries), rows):
+                weights = self.weights_of(part, some, padding=False)
+                received[some] += weights.sum(dim=2)
+                yield some, part, weights
+        vars(self)["received"] = received.masked_fill_(
+            ~self.key_mask.unsqueeze(1), 0
+        )  # where `cached_property` keeps it
 
     @cached_property
     def weight_to_nowhere(self) -> Float[Tensor, "batch head query"] | None:
@@ -193,17 +215,31 @@ class AttentionBlock:
         return keys.to(queries.device)
 
     def weights_of(
-        self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None)
+        self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None), *, padding: bool = True
     ) -> Float[Tensor, "some head chosen key"]:
-        """Rows of α: the weights of some queries of some sequences, without materialising the others."""
+        """Rows of α: the weights of some queries of some sequences, without materialising the others.
+
+        Args:
+            queries: Which queries.
+            sequences: Which sequences.
+            padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
+        """
+        tokens = self.token_mask[sequences][:, None, queries]
         if self.own_weights is not None or "weights" in self.__dict__:
-            return self.weights[sequences][:, :, queries]
+            weights = self.weights[sequences][:, :, queries]
+            return weights if padding else weights * tokens.unsqueeze(-1)
+        assert self.log_normaliser is not None
+        log_normaliser = self.log_normaliser[sequences][:, :, queries]
+        if not padding:
+            log_normaliser = log_normaliser.masked_fill(~tokens, torch.inf)
         query, key = self.query[sequences][:, :, queries], self.key[sequences]
         every = slice(0, self._lengths[2])
         term = None
         if self.mask is not None:
             term = self.mask.chosen_term(sequences, queries, every, self._lengths, query)
-        return attention_maths.attention_weights(query, key, term, self.scale, cap=self.cap, sinks=self.sinks)
+        return attention_maths.attention_weights(
+            query, key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=log_normaliser
+        )
 
     def weights_at(
         self, row: int, head: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]

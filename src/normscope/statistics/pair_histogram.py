@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.maths.pieces import pieces
+
 _INT32_MAX = 2**31 - 1
 # Pairs counted at a time, few enough that their cells stay in the processor's cache.
 _PIECE = 2**19  # pragma: no mutate
@@ -33,8 +35,17 @@ class Axis:
 
     def cell(self, values: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The cell of each number, as int32."""
-        cells = values.float().contiguous().view(torch.int32) >> (23 - self.bits)
-        return cells.sub_((self.lowest_exponent + 127) << self.bits).clamp_(0, self.cells - 1)
+        return self.place(values).sub_(self.origin)
+
+    @property
+    def origin(self) -> int:
+        """The place of the first cell."""
+        return (self.lowest_exponent + 127) << self.bits
+
+    def place(self, values: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """The cell of each number plus `origin`, in one pass less."""
+        places = values.float().contiguous().view(torch.int32) >> (23 - self.bits)
+        return places.clamp_(self.origin, self.origin + self.cells - 1)
 
 
 class PairHistogram:
@@ -48,14 +59,15 @@ class PairHistogram:
     def __init__(self, first: Axis, second: Axis, groups: int) -> None:
         self._first, self._second, self._groups = first, second, groups
         self.low = 0
-        # Axes first × second × group, then one extra cell for pairs that do not count.
-        self._flat = torch.zeros(1, dtype=torch.int32)
+        # Axes second × group × first, so that a key's cells are neighbours in memory; then extra cells for pairs that do not
+        # count.
+        self._flat = torch.zeros(first.cells, dtype=torch.int32)
         self._pairs = 0
 
     @property
     def counts(self) -> Int[Tensor, "first second group"]:
         """The counts; the second axis begins at cell `low`."""
-        return self._flat[:-1].view(self._first.cells, -1, self._groups)
+        return self._flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
 
     def add(
         self,
@@ -63,6 +75,8 @@ class PairHistogram:
         second: Float[Tensor, "batch head key"],
         group: Int[Tensor, "batch key"],
         seen: Bool[Tensor, "#batch #head #query #key"] | None,
+        *,
+        zero_where_unseen: bool = False,
     ) -> None:
         """Count the pairs (first_bhqk, second_bhk).
 
@@ -71,6 +85,8 @@ class PairHistogram:
             second: The number that does not.
             group: Group of each key; −1 leaves the key out.
             seen: Which pairs count; None if all do.
+            zero_where_unseen: Whether `first` is zero wherever a pair does not count. These pairs are then counted with the
+                others and subtracted from the first cell.
         """
         if first.numel() == 0:
             return
@@ -79,20 +95,22 @@ class PairHistogram:
         self._pairs += first.numel()
         if self._pairs > _INT32_MAX:
             self._flat = self._flat.long()
-        base = cells.sub_(self.low).mul_(self._groups).add_(group.clamp(min=0).int()[:, None, :])
-        left_out = (group < 0)[:, None, None, :]
-        hidden = left_out if seen is None else left_out | ~seen
-        rows = max(1, _PIECE // max(1, first[0].numel()))
-        for start in range(0, len(first), rows):
-            piece = slice(start, start + rows)
-            self._add(first[piece], base[piece], hidden[piece])
-
-    def _add(self, first: Tensor, base: Tensor, hidden: Tensor) -> None:
-        width = self.counts.shape[1]
-        index = self._first.cell(first).mul_(width * self._groups).add_(base.unsqueeze(2))
-        if bool(hidden.any()):
-            index.masked_fill_(hidden, self._flat.numel() - 1)
-        self._flat.index_add_(0, index.flatten(), self._flat.new_ones(1).expand(index.numel()))
+        elsewhere = self._flat.numel() - self._first.cells
+        rows_of = cells.sub_(self.low).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
+        rows_of.masked_fill_((group < 0)[:, None, :], elsewhere)
+        base = (rows_of - self._first.origin).unsqueeze(2)
+        hidden = None if seen is None or zero_where_unseen else ~seen.expand(len(first), -1, -1, -1)
+        one = self._flat.new_ones(1)
+        for piece in pieces(slice(0, len(first)), _PIECE // max(1, first[0].numel())):
+            index = self._first.place(first[piece]).add_(base[piece])
+            if hidden is not None:
+                index.masked_fill_(hidden[piece], elsewhere)
+            self._flat.index_add_(0, index.flatten(), one.expand(index.numel()))
+        if seen is not None and zero_where_unseen:
+            unseen = (~seen).sum(dim=2, dtype=self._flat.dtype)
+            if seen.shape[2] == 1:
+                unseen = unseen * first.shape[2]
+            self._flat.index_add_(0, rows_of.flatten(), -unseen.expand_as(rows_of).flatten())
 
     def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:
         """Add the counts of another histogram of the same grids."""
@@ -119,9 +137,9 @@ class PairHistogram:
             low, high = min(low, self.low), max(high, self.low + held.shape[1] - 1)
             if (low, high - low + 1) == (self.low, held.shape[1]) and held.device == device:
                 return
-        cells = self._first.cells * (high - low + 1) * self._groups
-        flat = torch.zeros(cells + 1, dtype=self._flat.dtype, device=device)
-        wider = flat[:-1].view(self._first.cells, -1, self._groups)
+        cells = self._first.cells * ((high - low + 1) * self._groups + 1)
+        flat = torch.zeros(cells, dtype=self._flat.dtype, device=device)
+        wider = flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
         if held.numel():
             wider[:, self.low - low : self.low - low + held.shape[1]] = held
         self._flat, self.low = flat, low

@@ -63,6 +63,8 @@ class RankCorrelation(Accumulator):
         second: Float[Tensor, "batch head key"],
         group: Int[Tensor, "batch key"],
         seen: Bool[Tensor, "#batch #head #query #key"] | None = None,
+        *,
+        zero_where_unseen: bool = False,
     ) -> None:
         """Add the pairs (first_bhqk, second_bhk) of one layer.
 
@@ -72,6 +74,7 @@ class RankCorrelation(Accumulator):
             second: The number that does not; ≥ 0.
             group: Group of each key; −1 leaves the key out.
             seen: Which pairs count; None if all do.
+            zero_where_unseen: Whether `first` is zero wherever a pair does not count: counting is then faster.
         """
         if self._exact:
             counted = (group >= 0)[:, None, None, :]
@@ -84,7 +87,7 @@ class RankCorrelation(Accumulator):
                 self._kept[layer].append(_Kept(first.cpu(), second.cpu(), group.cpu(), counted.cpu()))
                 return
             self._give_up_exactness()
-        self._histograms[layer].add(first, second, group, seen)
+        self._histograms[layer].add(first, second, group, seen, zero_where_unseen=zero_where_unseen)
 
     def compute(self, *, union: bool = False) -> list[list[Correlation]]:
         """ρ per layer (row) and group (column). The first row is for all layers together.
@@ -110,7 +113,7 @@ class RankCorrelation(Accumulator):
                 columns = zip(*(update.pairs() for update in kept), strict=True)
                 state |= {f"{name}_{layer}": torch.cat(parts) for name, parts in zip(_COLUMNS, columns, strict=True)}
             state[f"low_{layer}"] = torch.tensor(histogram.low)
-            state[f"counts_{layer}"] = histogram.counts.cpu().clone()
+            state[f"counts_{layer}"] = histogram.counts.cpu().clone(memory_format=torch.contiguous_format)
         return state
 
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -51,27 +51,22 @@ class PairCorrelation:
         used = [length if self._limit is None else min(length, self._limit) for length in lengths]
         if layer == 0:
             self.queries.update(0, torch.tensor([sum(used), sum(lengths)]))
-        width, at_once = block.query.shape[2], block.queries_at_once
-        sequences = at_once // width
-        if used == lengths and (block.own_weights is not None or sequences >= len(lengths)):
-            # `block.weights` builds all weights at once and keeps them for other analyses.
-            everything = block.mask is None and bool(batch.token_mask.all())
-            self.correlation.update(layer, block.weights, norms, categories, None if everything else block.visible())
+        if used == lengths:
+            for some, part, weights in block.weight_strips():
+                seen = (
+                    block.token_mask[some, None, part, None] if block.everything_visible else block.visible(part, some)
+                )
+                self.correlation.update(layer, weights, norms[some], categories[some], seen, zero_where_unseen=True)
             return
-        for some, queries in self._parts(batch, lengths, used, max(1, sequences)):
-            for part in queries.to(norms.device).split(at_once):
+        for some, queries in self._drawn(batch, lengths, used):
+            for part in queries.to(norms.device).split(block.queries_at_once):
                 weights, seen = block.weights_of(part, some), block.visible(part, some)
                 self.correlation.update(layer, weights, norms[some], categories[some], seen)
 
-    def _parts(
-        self, batch: Batch, lengths: list[int], used: list[int], sequences: int
+    def _drawn(
+        self, batch: Batch, lengths: list[int], used: list[int]
     ) -> Iterator[tuple[slice, Int[Tensor, " query"]]]:
-        """Groups of sequences and the indices of their queries. Sampled sequences come one at a time."""
-        if used == lengths:
-            for start in range(0, len(lengths), sequences):
-                some = slice(start, start + sequences)
-                yield some, torch.arange(max(lengths[some]))
-            return
+        """Each sequence, and the indices of the queries drawn from it."""
         for row, (length, size) in enumerate(zip(lengths, used, strict=True)):
             queries = np.arange(length)
             if size < length:
