@@ -213,7 +213,7 @@ def test_visible_keys_are_counted_and_found_by_their_place():
     }
     for name, (mask, counts, keys) in masks.items():
         assert mask.visible_counts(token_mask, 4).tolist() == counts, name
-        assert mask.visible_keys(0, queries, ranks, token_mask[0]).tolist() == keys, name
+        assert mask.visible_keys(torch.zeros_like(queries), queries, ranks, token_mask[:1]).tolist() == keys, name
     assert Mask().visible_counts(token_mask, 2).tolist() == [[3, 3], [2, 2]]  # two queries look at other sequences
 
 

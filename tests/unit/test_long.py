@@ -35,7 +35,7 @@ def test_parts_of_the_weights_are_those_of_the_whole(family, family_model):
         weights = block.weights
         torch.testing.assert_close(received, torch.einsum("bhqk,bq->bhk", weights, token_mask), rtol=1e-6, atol=1e-9)
         row, heads, queries, keys = (
-            1,
+            torch.tensor([1, 1, 1, 1]),
             torch.tensor([0, 1, 1, 0]),
             torch.tensor([3, 2, 3, 0]),
             torch.tensor([1, 0, 3, 3]),

@@ -97,29 +97,29 @@ class Mask:
 
     def visible_keys(
         self,
-        sequence: int,
+        sequences: Int[Tensor, " pair"],
         queries: Int[Tensor, " pair"],
         ranks: Int[Tensor, " pair"],
-        key_mask: Bool[Tensor, " key"],
+        key_mask: Bool[Tensor, "batch key"],
     ) -> Int[Tensor, " pair"]:
         """For each pair, the key at the given rank among those that the query sees.
 
         Args:
-            sequence: Index of the sequence that all queries belong to.
+            sequences: The sequence of each pair.
             queries: The query of each pair.
             ranks: The rank of each key, from 0 to below the query's number of visible keys.
-            key_mask: Keys of that sequence that are not padding.
+            key_mask: Keys that are not padding.
         """
         if self.allowed is None:  # all keys that are not padding, or the first of them
-            return key_mask.nonzero().flatten()[ranks]
-        keys = torch.arange(len(key_mask), device=key_mask.device)
+            return key_mask.byte().argsort(dim=-1, descending=True, stable=True)[sequences, ranks]
+        keys = torch.arange(key_mask.shape[1], device=key_mask.device)
         chosen = torch.zeros_like(queries)
         for part in torch.arange(len(queries), device=queries.device).split(STRIP):
-            query = queries[part][:, None]
-            visible = self.sees(torch.full_like(query, sequence), query, keys)
+            sequence = sequences[part]
+            visible = self.sees(sequence[:, None], queries[part][:, None], keys)
             assert visible is not None
             # The key's index is the number of keys whose running count of visible keys does not exceed its rank.
-            seen = (visible & key_mask).cumsum(dim=-1, dtype=torch.int32)
+            seen = (visible & key_mask[sequence]).cumsum(dim=-1, dtype=torch.int32)
             chosen[part] = (seen <= ranks[part][:, None]).sum(dim=-1)
         return chosen
 

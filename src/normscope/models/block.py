@@ -201,18 +201,16 @@ class AttentionBlock:
         return counts.masked_fill(~self.token_mask, 0)
 
     def visible_keys(
-        self, row: int, queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
+        self, rows: Int[Tensor, " pair"], queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
     ) -> Int[Tensor, " pair"]:
-        """The n-th visible key of queries in one sequence.
+        """The n-th visible key of queries.
 
         Args:
-            row: Index of the sequence.
+            rows: The sequence of each pair.
             queries: The query of each pair.
             ranks: n for each pair, from 0 to below the query's `visible_counts`.
         """
-        device, mask = self.key_mask.device, self.mask or Mask()
-        keys = mask.visible_keys(row, queries.to(device), ranks.to(device), self.key_mask[row])
-        return keys.to(queries.device)
+        return (self.mask or Mask()).visible_keys(rows, queries, ranks, self.key_mask)
 
     def weights_of(
         self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None), *, padding: bool = True
@@ -242,18 +240,21 @@ class AttentionBlock:
         )
 
     def weights_at(
-        self, row: int, head: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
+        self,
+        row: Int[Tensor, " pair"],
+        head: Int[Tensor, " pair"],
+        query: Int[Tensor, " pair"],
+        key: Int[Tensor, " pair"],
     ) -> Float[Tensor, " pair"]:
-        """Single α_ij of one sequence: exp(scale·q_i·k_j + b_ij − ℓ_i)."""
+        """Single α_ij: exp(scale·q_i·k_j + b_ij − ℓ_i)."""
         if self.log_normaliser is None or "weights" in self.__dict__:
             return self.weights[row, head, query, key]
-        head, query, key = (axis.to(self.query.device) for axis in (head, query, key))
         scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
         scores = attention_maths.capped(scores * self.scale, self.cap)
         weights = scores - self.log_normaliser[row, head, query]
         if self.mask is not None and self.mask.bias is not None:
             weights = weights + self.mask.bias.expand(len(self.inputs), -1, -1, -1)[row, head, query, key]
-        seen = None if self.mask is None else self.mask.sees(torch.full_like(query, row), query, key)
+        seen = None if self.mask is None else self.mask.sees(row, query, key)
         return weights.exp() if seen is None else weights.exp().masked_fill(~seen, 0)
 
     @cached_property

@@ -1,6 +1,6 @@
 """A uniform sample of a stream, independent of its order and batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class UniformSample(Accumulator):
         """Return to the empty state."""
         self._priorities = torch.zeros(0, dtype=torch.float64)
         self._rows = torch.zeros(0, self._columns, dtype=torch.float64)
+        self._limit = 1.0
+        """Rows with a larger priority cannot enter."""
         # Rows that have entered since the sample was last cut to size; cutting after each update would be wasteful.
         self._entered: list[tuple[Tensor, Tensor]] = []
 
@@ -49,14 +51,28 @@ class UniformSample(Accumulator):
             population: Number of rows in the population.
             take: Returns the rows at given positions; called with those that enter.
         """
-        if population == 0:
+        self.update_all([(name, population)], lambda _, positions: take(positions))
+
+    def update_all(
+        self,
+        populations: Sequence[tuple[tuple[int, ...], int]],
+        take: Callable[[np.ndarray, np.ndarray], Float[Tensor, "row column"]],
+    ) -> None:
+        """Offer the rows of several populations.
+
+        Args:
+            populations: The name and the number of rows of each.
+            take: Returns the rows that enter, given the number of each row's population, from 0, and its position there.
+        """
+        draws = [self._draws(name, population, self._limit) for name, population in populations]
+        sizes = [len(positions) for _, positions in draws]
+        if not sum(sizes):
             return
-        limit = float(self._priorities.max()) if len(self._priorities) >= self._size else 1.0
-        priorities, positions = self._draws(name, population, limit)
-        if len(positions):
-            self._entered.append((torch.from_numpy(priorities), take(positions).cpu().double()))
-            if sum(len(rows) for _, rows in self._entered) > self._size // 4:
-                self._cut()
+        priorities, positions = (np.concatenate(parts) for parts in zip(*draws, strict=True))
+        rows = take(np.repeat(np.arange(len(draws)), sizes), positions)
+        self._entered.append((torch.from_numpy(priorities), rows.cpu().double()))
+        if sum(len(rows) for _, rows in self._entered) > self._size // 4:
+            self._cut()
 
     def compute(self) -> Float[Tensor, "row column"]:
         """The rows of the sample, in random order.
@@ -87,11 +103,12 @@ class UniformSample(Accumulator):
         self._entered = []
         order = priorities.argsort(stable=True)[: self._size]
         self._priorities, self._rows = priorities[order], rows[order]
+        self._limit = float(self._priorities[-1]) if len(self._priorities) >= max(1, self._size) else 1.0
 
     def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
         """The smallest priorities of a population, as long as they are below a limit, and their positions."""
         # Two generators: the number of gaps drawn depends on the limit, and the positions must not.
-        generator, places = (np.random.default_rng([self._seed, *name, which]) for which in (0, 1))
+        generator = np.random.default_rng([self._seed, *name, 0])
         wanted = min(population, self._size)
         gaps = np.zeros(0)
         positions: dict[int, None] = {}  # in order of drawing, each once
@@ -103,6 +120,7 @@ class UniformSample(Accumulator):
             total = float(gaps.sum())
         priorities = -np.expm1(-gaps.cumsum()[:wanted])
         priorities = priorities[priorities < limit] if limit < 1 else priorities
+        places = np.random.default_rng([self._seed, *name, 1]) if len(priorities) else generator
         while len(positions) < len(priorities):
             positions.update(dict.fromkeys(places.integers(population, size=_PIECE).tolist()))
         return priorities, np.fromiter(positions, dtype=np.int64)[: len(priorities)]

@@ -158,15 +158,15 @@ class FrequencyAnalysis(Analysis):
         rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
         # The figure shows ordinary tokens with a rank: special tokens are in every sequence and would dominate it.
         ordinary = ~self._special[tokens.cpu()] & (rows[:, 0] > 0)
-        start = 0
-        for length, fingerprint in zip(batch.token_mask.sum(dim=-1).tolist(), batch.fingerprints, strict=True):
-            own = rows[start : start + length][ordinary[start : start + length]]
+        sequences = batch.token_mask.nonzero()[:, 0].cpu()[ordinary]
+        counts = torch.bincount(sequences, minlength=batch.sequences)
+        before, ordinary_rows = (counts.cumsum(0) - counts).numpy(), rows[ordinary]
 
-            def take(positions: np.ndarray, own: Tensor = own) -> Tensor:
-                return own[torch.from_numpy(positions)]
+        def take(which: np.ndarray, positions: np.ndarray) -> Tensor:
+            return ordinary_rows[torch.from_numpy(before[which] + positions)]
 
-            self._sample.update((fingerprint,), len(own), take)
-            start += length
+        names = [(fingerprint,) for fingerprint in batch.fingerprints]
+        self._sample.update_all(list(zip(names, counts.tolist(), strict=True)), take)
 
     def _by_token(self) -> pd.DataFrame:
         means, count = self._types.compute()

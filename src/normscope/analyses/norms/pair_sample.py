@@ -31,18 +31,25 @@ class PairSample:
 
     def update(self, block: AttentionBlock, batch: Batch) -> None:
         """Offer the visible pairs of one block."""
-        heads = block.query.shape[1]
+        heads, queries = block.query.shape[1:3]
         ends = block.visible_counts.cumsum(dim=-1).cpu().numpy()  # pairs of one head, up to and including each query
-        for row, fingerprint in enumerate(batch.fingerprints):
-            pairs = int(ends[row, -1])
+        pairs = ends[:, -1]
+        before = pairs.cumsum() - pairs  # pairs of one head in the sequences before
 
-            def take(positions: np.ndarray, row: int = row, pairs: int = pairs) -> Tensor:
-                head, pair = np.divmod(positions, pairs)
-                query = np.searchsorted(ends[row], pair, side="right")
-                rank = pair - np.where(query > 0, ends[row][query - 1], 0)
-                return _rows(block, batch, row, *map(torch.from_numpy, (head, query, rank)))
+        def take(rows: np.ndarray, positions: np.ndarray) -> Tensor:
+            head, pair = np.divmod(positions, pairs[rows])
+            # One search in the pairs of all sequences, one after the other.
+            query = (
+                np.searchsorted((ends + before[:, None]).ravel(), pair + before[rows], side="right") - rows * queries
+            )
+            rank = pair - np.where(query > 0, ends[rows, query - 1], 0)
+            return _rows(block, batch, *map(torch.from_numpy, (rows, head, query, rank)))
 
-            self.accumulator.update((fingerprint, block.layer), heads * pairs, take)
+        populations = [
+            ((fingerprint, block.layer), heads * int(number))
+            for fingerprint, number in zip(batch.fingerprints, pairs, strict=True)
+        ]
+        self.accumulator.update_all(populations, take)
 
     def table(self, categories: Sequence[str]) -> pd.DataFrame:
         """One row per pair.
@@ -58,9 +65,9 @@ class PairSample:
         return table.assign(category=[categories[int(index)] for index in table["category"]])
 
 
-def _rows(block: AttentionBlock, batch: Batch, row: int, head: Tensor, query: Tensor, rank: Tensor) -> Tensor:
+def _rows(block: AttentionBlock, batch: Batch, row: Tensor, head: Tensor, query: Tensor, rank: Tensor) -> Tensor:
+    row, head, query, rank = (axis.to(block.query.device) for axis in (row, head, query, rank))
     key = block.visible_keys(row, query, rank)
-    weights = block.weights_at(row, head, query, key).cpu().double()
-    norms = block.transformed_norms[row, head, key].cpu().double()
-    categories = batch.keys.categories[row, key].cpu().double()
-    return torch.stack([torch.full_like(weights, block.layer), head + 1.0, categories, weights, norms], dim=1)
+    weights = block.weights_at(row, head, query, key)
+    columns = torch.full_like(weights, block.layer), head + 1, batch.keys.categories[row, key], weights
+    return torch.stack([column.cpu().double() for column in (*columns, block.transformed_norms[row, head, key])], dim=1)
