@@ -141,9 +141,8 @@ class AttentionBlock:
                 weights = self.weights_of(part, some, padding=False)
                 received[some] += weights.sum(dim=2)
                 yield some, part, weights
-        vars(self)["received"] = received.masked_fill_(
-            ~self.key_mask.unsqueeze(1), 0
-        )  # where `cached_property` keeps it
+        # Where `cached_property` keeps it.
+        vars(self)["received"] = received.masked_fill_(~self.key_mask.unsqueeze(1), 0)
 
     @cached_property
     def weight_to_nowhere(self) -> Float[Tensor, "batch head query"] | None:
