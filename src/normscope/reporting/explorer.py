@@ -35,6 +35,16 @@ HEAD_MEASURES = ("attn_w", "attn_n")
 """Measures of single heads: α and α‖f(x)‖."""
 
 
+@dataclasses.dataclass(frozen=True)
+class DependencyTree:
+    """The tree of an annotated sentence. Words are numbered as in `TokenMaps.query_words`."""
+
+    words: tuple[int, ...]
+    """All but special tokens."""
+    arcs: tuple[tuple[int, int, str], ...]
+    """Dependent, head and relation, without the root's and those inside of words that share their tokens."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenMaps:
     """One example, and what each of its tokens takes from every other. Arrays are float32."""
@@ -59,6 +69,8 @@ class TokenMaps:
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
+    tree: "DependencyTree | None" = None
+    """The gold tree of an annotated sentence."""
 
     @property
     def heads(self) -> int:
@@ -115,6 +127,7 @@ def _packed(sentence: TokenMaps) -> dict[str, Any]:
         "heads": sentence.heads,
         "query_words": sentence.query_words,
         "key_words": sentence.key_words,
+        "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
         "weights": _scaled(sentence.weights),
         "maps": {name: _scaled(values) for name, values in sentence.maps.items()},
     }

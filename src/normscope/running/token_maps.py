@@ -11,8 +11,9 @@ from normscope.config.schema import ReportOptions
 from normscope.config.validation import FEWEST_TOKENS
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
-from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.examples import ROOT, Corpus, CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
+from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
@@ -22,7 +23,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.reporting.explorer import TokenMaps
+from normscope.reporting.explorer import DependencyTree, TokenMaps
 
 # Number of examples that are searched for short ones.
 _SEARCHED = 500
@@ -221,6 +222,7 @@ def _sentence(
         },
         query_words=labels.query_words,
         key_words=labels.key_words,
+        tree=labels.tree,
     )
 
 
@@ -235,6 +237,8 @@ class Labels:
     query_words: tuple[int, ...] | None
     """See `words_of`; None unless both sides have words."""
     key_words: tuple[int, ...] | None
+    tree: DependencyTree | None = None
+    """The gold tree of an annotated sentence."""
 
 
 def labels_of(model: LoadedModel, batch: Batch) -> Labels:
@@ -245,13 +249,42 @@ def labels_of(model: LoadedModel, batch: Batch) -> Labels:
     special = set(map(str, model.tokenizer.all_special_tokens))
     query_words, key_words = words_of(queries, special), words_of(keys, special)
     both = query_words is not None and key_words is not None
+    tree = None
+    if batch.sentences and not batch.is_cross_attention and (annotated := _annotated(batch)) is not None:
+        query_words, tree = annotated
+        key_words, both = query_words, True
     return Labels(
         text=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
         queries=queries,
         keys=keys,
         query_words=query_words if both else None,
         key_words=key_words if both else None,
+        tree=tree,
     )
+
+
+def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
+    """The words of the corpus and their tree, of a batch of one; None without a tree."""
+    (sentence,), words = batch.sentences, batch.words
+    heads = None if sentence is None else sentence.annotation.heads
+    if sentence is None or words is None or heads is None:
+        return None
+    annotation = sentence.annotation
+    numbers: list[int] = []
+    of_word: dict[int, int] = {}
+    for word in words[0].tolist():
+        # Every special token is a word of its own.
+        number = len(set(numbers))
+        numbers.append(number if word == NO_WORD else of_word.setdefault(word, number))
+    relations = annotation.columns.get("deprel", ("",) * len(annotation.spans))
+    ends = [of_word.get(owner) for owner in sentence.owners]
+    arcs = [
+        (dependent, ends[head], relation)
+        for dependent, head, relation in zip(ends, heads, relations, strict=True)
+        if head != ROOT
+    ]
+    joined = tuple((d, h, r) for d, h, r in arcs if d is not None and h is not None and d != h)
+    return tuple(numbers), DependencyTree(tuple(of_word.values()), joined)
 
 
 def words_of(tokens: Sequence[str], special: Collection[str]) -> tuple[int, ...] | None:

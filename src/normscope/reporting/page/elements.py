@@ -28,6 +28,7 @@ EXPLORER_SCRIPTS = (
     "explorer_map.js",
     "explorer_export.js",
     "explorer_parts.js",
+    "explorer_arcs.js",
     "explorer.js",
     "pairs.js",
 )

@@ -4,6 +4,7 @@
 const SHORTLIST = 10;
 const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
+const TICKS = ["log", "hideSelf", "words"];
 
 class Explorer {
   // `data` is what normscope.reporting.explorer.payload returns; `usesAddress` keeps the selection in the page's address.
@@ -30,9 +31,10 @@ class Explorer {
     this.legend = make("div", { className: "legend" });
     this.live = make("p", { className: "reading", "aria-live": "polite" });
     this.lists = make("div", { className: "lists" });
+    this.arcs = make("figure", { className: "arcs", hidden: true });
     const left = make("div", { className: "map-side" }, this.view.node, this.every, this.legend, this.live);
     this.root.classList.add("explorer");
-    this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists));
+    this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists), this.arcs);
   }
 
   controls() {
@@ -110,7 +112,7 @@ class Explorer {
       ...sentence.layers.filter((_, at) => at !== state.layer).map((layer) => [`layer:${layer}`, `layer ${layer}`])]);
     offer("scale", [["all", "same for all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
       [value, value === "all" && this.measuredHead !== BLOCK ? "same for all layers and heads" : text]));
-    for (const name of ["log", "hideSelf", "words"]) this.boxes[name].checked = state[name];
+    for (const name of TICKS) this.boxes[name].checked = state[name];
     this.boxes.log.disabled = Boolean(state.minus);
     this.boxes.words.closest("label").hidden = !sentence.query_words;
     this.boxes.hideSelf.closest("label").hidden = sentence.is_cross_attention;
@@ -135,6 +137,20 @@ class Explorer {
     else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
     this.drawLegend();
     this.drawLists();
+    this.drawArcs();
+  }
+
+  // The tree of an annotated sentence, beside the heads that the map of its words prefers.
+  drawArcs() {
+    this.arcs.hidden = !this.sentence.tree;
+    if (!this.sentence.tree) return;
+    const { svg, found, arcs } = arcsSvg(this.sentence, mapOf(this.data, { ...this.selection, words: true }));
+    const drawing = make("div", { className: "arcs-drawing", tabIndex: 0, innerHTML: svg });
+    drawing.firstChild.setAttribute("aria-label", `Dependency tree: of ${found} of ${arcs} arcs, the head has the largest value in the dependent’s row.`);
+    const key = (kind, text) => make("span", { className: `key ${kind}` }, make("i", {}), text);
+    this.arcs.replaceChildren(drawing, make("figcaption", {}, "Above, the treebank’s arcs from heads to dependents: ",
+      key("found", `the head has the largest value among the other words of the dependent’s row (${found} of ${arcs})`),
+      key("gold", `another word has (${arcs - found})`), "below, ", key("instead", "from that word")));
   }
 
   scaleOf(map) {
@@ -244,7 +260,7 @@ class Explorer {
     if (!this.usesAddress) return;
     const { sentence, layer, minus, scale, head, measure } = this.state;
     const kept = { sentence: sentence + 1, layer: this.sentence.layers[layer], head, measure, token: this.pinned, scale, minus };
-    for (const name of ["log", "hideSelf", "words"]) if (this.state[name]) kept[name] = 1;
+    for (const name of TICKS) if (this.state[name]) kept[name] = 1;
     history.replaceState(null, "", `#explore?${new URLSearchParams(Object.entries(kept).filter(([, value]) => value !== ""))}`);
   }
 
@@ -257,7 +273,7 @@ class Explorer {
     state.layer = layer < 0 ? this.sentence.layers.length - 1 : layer;
     state.head = number("head", BLOCK);
     for (const name of ["measure", "minus", "scale"]) state[name] = given.get(name) ?? DEFAULTS[name];
-    for (const name of ["log", "hideSelf", "words"]) state[name] = given.has(name);
+    for (const name of TICKS) state[name] = given.has(name);
     if (state.measure === WHOLE_LAYER) state.measure = measuresOf(data, this.sentence, BLOCK).at(-1);
     const token = number("token");
     this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
