@@ -155,7 +155,7 @@ def _execute(main: Callable[[], object]) -> int:
     """Run the command and return its status. A bug is raised again and keeps its traceback."""
     overrides: list[str] = []
     try:
-        _translate_merge()
+        _translate_command()
         _expand_checkpoints()
         overrides = _overrides()
         main()
@@ -178,12 +178,14 @@ def _execute(main: Callable[[], object]) -> int:
     return 0
 
 
-def _translate_merge() -> None:
-    """Turn `normscope merge RUN… KEY=VALUE…` into overrides.
+def _translate_command() -> None:
+    """Turn `normscope merge RUN… KEY=VALUE…` and `normscope prepare KEY=VALUE…` into overrides.
 
     Raises:
         InputError: If there is no run.
     """
+    if sys.argv[1:2] == ["prepare"]:
+        sys.argv[1] = "prepare=true"
     if sys.argv[1:2] != ["merge"]:
         return
     runs = [word for word in sys.argv[2:] if Path(word).is_dir() or not ("=" in word or word.startswith("-"))]

@@ -123,7 +123,7 @@ def test_every_command_composes(page, words):
         or any(word.startswith("model.checkpoints=") for word in words)
     ):
         words = []
-    overrides = [word for word in words if word not in ("-m", "--help")]
+    overrides = [word for word in words if word not in ("-m", "--help", "prepare")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     swept = [override for override in parsed if override.is_sweep_override()]
     assert bool(swept) == ("-m" in words)

@@ -29,8 +29,11 @@ def merged(given, tmp_path_factory):
     """The run that merges three shards: what three processes together must give."""
     place = tmp_path_factory.mktemp("merged")
     folders = [place / str(number) for number in range(PARTS)]
+    assert run_once("prepare", *given, f"output_dir={place / 'prepared'}").status == 0
+    prepared = f"prepared={place / 'prepared'}"
     for number, folder in enumerate(folders):
-        assert run_once(*given, f"shard={number}", f"shards={PARTS}", f"output_dir={folder}").status == 0
+        shard = [f"shard={number}", f"shards={PARTS}", f"output_dir={folder}"]
+        assert run_once(*given, prepared, *shard).status == 0
     assert run_once("merge", *map(str, folders), f"output_dir={place / 'merged'}").status == 0
     return place / "merged"
 

@@ -20,8 +20,14 @@ from tests.end_to_end.test_trust import assert_same_numbers, tables
 
 
 @pytest.fixture(scope="module")
-def given(saved_model):
-    return [*SMALL, f"model.name={saved_model}"]
+def given(saved_model, tmp_path_factory):
+    """The options of shards, with what they need of the whole corpus."""
+    options, folder = [*SMALL, f"model.name={saved_model}"], tmp_path_factory.mktemp("given") / "prepared"
+    outcome = run_once("prepare", *options, f"output_dir={folder}")
+    assert outcome.status == 0, outcome.err
+    assert f"add prepared={folder} to every shard" in outcome.err
+    assert results(folder)["status"] == "prepared"
+    return [*options, f"prepared={folder}"]
 
 
 @pytest.fixture
@@ -128,6 +134,20 @@ def test_merging_is_refused_before_a_model_is_loaded(monkeypatch, refused, shard
     assert "the run is already complete" in refused(f"resume={first}")
 
 
+def test_shards_need_what_is_prepared(refused, given, tmp_path):
+    *options, prepared = given
+    shard = ["shard=0", "shards=3", f"output_dir={tmp_path / 'run'}"]
+    said = refused(*options, *shard)
+    assert (
+        "analysis=frequency needs the token counts of the whole corpus: make them once with `normscope prepare`" in said
+    )
+    assert "dataset.limit was 40 there and is 39 now" in refused(*options, prepared, *shard, "dataset.limit=39")
+    assert "expected the folder that `normscope prepare` has made" in refused(*options, "prepared=/nowhere", *shard)
+    assert "prepare=true: expected no shard" in refused("prepare", *options, *shard)
+    nothing = refused("prepare", *options, "analysis=mixing", f"output_dir={tmp_path / 'run'}")
+    assert "the enabled analyses need nothing of the whole corpus" in nothing
+
+
 def test_a_damaged_state_is_named(refused, shards, tmp_path):
     for folder in shards:
         shutil.copytree(folder, tmp_path / folder.name)
@@ -155,16 +175,16 @@ def test_bad_shards_give_one_line(refused, arguments, message):
     assert message in refused(*arguments)
 
 
-def test_a_sweep_over_shards_merges_them(command, given, undisturbed, tmp_path):
+def test_a_sweep_over_shards_merges_them(command, given, tmp_path):
     """A small corpus has fewer batches than shards: some shards are empty."""
     folder = tmp_path / "sweep"
-    quick = [*given, "analysis=mixing", f"output_dir={folder}"]
-    said = command("-m", *quick, "shard=range(0,2)", "shards=2")
+    quick = [*given, "analysis=mixing"]
+    said = command("-m", *quick, f"output_dir={folder}", "shard=range(0,2)", "shards=2")
     assert "comparison in" in said
     merged = results(folder / "merged")
     assert merged["status"] == "completed"
-    whole = results(undisturbed)["metrics"]
-    assert merged["metrics"] == pytest.approx({name: whole[name] for name in merged["metrics"]}, rel=1e-9)
+    command(*quick, f"output_dir={tmp_path / 'whole'}")
+    assert merged["metrics"] == pytest.approx(results(tmp_path / "whole")["metrics"], rel=1e-9)
     assert set(pd.read_parquet(folder / "comparison.parquet")["run"]) == {"merged"}
     assert "shards: 1" in (folder / "merged/config.yaml").read_text()
 
@@ -176,7 +196,7 @@ def test_a_shard_that_stopped_is_named_at_the_end_of_a_sweep(command, given, tmp
 
 
 def test_a_shard_without_a_batch_is_merged_too(command, given, tmp_path):
-    few = [*given, "analysis=mixing", "dataset.limit=2"]
+    few = [*given, "analysis=mixing", "dataset.limit=2", "prepared=null"]
     folders = [str(tmp_path / str(number)) for number in range(4)]
     for number, folder in enumerate(folders):
         command(*few, f"shard={number}", "shards=4", f"output_dir={folder}")

@@ -7,10 +7,12 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
 from normscope.data import hub, text_files
 from normscope.data.corpora import open_corpus
+from normscope.data.resources import Readers, Resource, ResourceContext, prepare_resources
 from normscope.errors import InputError
 from normscope.running.distributed import Share
 
@@ -126,3 +128,44 @@ def test_every_part_belongs_to_one_share_or_to_several_that_share_it(parts, shar
     for found in portions.values():
         assert found == [Share(number, len(found)) for number in range(len(found))]
     assert all(len(found) <= -(-shares // max(1, parts % shares)) for found in portions.values())
+
+
+@pytest.mark.parametrize("ending", [".txt", ".txt.gz"])
+def test_shares_count_the_tokens_of_the_corpus_once(tmp_path, ending):
+    """Three processes, each of which reads its share, against one."""
+
+    class Letters(Resource):
+        reads_corpus = divisible = True
+
+        def start(self, _context):
+            self.counts = torch.zeros(128, dtype=torch.int64)
+
+        def read(self, examples):
+            for example in examples:
+                if not isinstance(example, str):
+                    self.counts[[ord(letter) % 128 for letter in example.text]] += 1
+                    self.counts[0] += 1
+
+        def state(self):
+            return {"counts": self.counts}
+
+        def add(self, state):
+            self.counts = self.counts + state["counts"]
+
+        def finish(self):
+            return self.counts.tolist()
+
+        def digest(self, value):
+            return str(value)
+
+    whole = corpus(write(tmp_path, ending))
+    context = ResourceContext(None, None, 0)
+    alone = prepare_resources({"letters": Letters()}, context, lambda _: whole)["letters"]
+    sent = []
+    for number in range(3):
+        readers = Readers(Share(number, 3).windows, gathered=lambda states: sent.append(states) or sent)
+        together = prepare_resources({"letters": Letters()}, context, lambda _: whole, readers)["letters"]
+    assert together.value == alone.value
+    assert sum(states["letters"]["counts"][0] > 0 for states in sent) == (3 if ending == ".txt" else 1)
+    saved = {"letters": alone.state}
+    assert prepare_resources({"letters": Letters()}, context, None, saved=saved)["letters"].value == alone.value

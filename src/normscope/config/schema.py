@@ -12,7 +12,10 @@ from omegaconf import II, MISSING
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses, plug_ins
 
-INCIDENTAL = ("resume", "reproduce", "merge", "output_dir", "tracking", "report", "figures", "checkpoint", "recipe")
+INCIDENTAL = (
+    *("resume", "reproduce", "prepared", "merge"),
+    *("output_dir", "tracking", "report", "figures", "checkpoint", "recipe"),
+)
 """Keys that no number depends on: where results go, how they are shown, and what they are compared with. They alone may change
 when a run is resumed or reproduced, and they do not distinguish runs."""
 
@@ -342,6 +345,10 @@ class RunOptions:
     """The part of the corpus to analyse, from 0; null: all of it. `normscope merge RUN…` makes one run of all shards."""
     shards: int = 1
     """The number of parts."""
+    prepare: bool = False
+    """Only make what shards need of the whole corpus; `normscope prepare` sets it."""
+    prepared: str | None = None
+    """Folder of what `normscope prepare` has made."""
     merge: list[str] | None = None
     """Folders of the runs of all shards; `normscope merge` sets it."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)

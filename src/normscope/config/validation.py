@@ -136,6 +136,8 @@ def check(options: RunOptions) -> None:
 
 def _check_shards(options: RunOptions) -> None:
     at_least(1, "shards", options.shards)
+    if options.prepare and (options.shard is not None or options.merge is not None or options.prepared is not None):
+        raise InputError("prepare=true: expected no shard, merge or prepared: what is made is for the whole corpus")
     if options.shard is None and options.shards > 1:
         raise InputError(f"shards={options.shards}: expected shard as well, from 0 to {options.shards - 1}")
     if options.shard is not None and not 0 <= options.shard < options.shards:

@@ -1,9 +1,13 @@
 """What analyses need from the whole corpus or from other files before the first batch."""
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
+
+from torch import Tensor
 
 from normscope.config.schema import DatasetOptions
 from normscope.data.batching import windows
@@ -12,6 +16,23 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, Example
 
 T = TypeVar("T")
+
+State = Mapping[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """The processes that read a corpus together."""
+
+    windows: Callable[[Corpus], Iterator[list[Example | str]]] = lambda corpus: windows(corpus.examples())
+    """The windows of a corpus that this process reads."""
+    agreeing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """A step that succeeds in all processes or fails in all of them."""
+    gathered: Callable[[dict[str, State]], list[dict[str, State]]] = lambda states: [states]
+    """The values of all processes."""
+
+
+ALONE = Readers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +58,10 @@ class Resource(abc.ABC, Generic[T]):
     """Whether it needs the corpus, so that `read` is called."""
     ignores_limit: bool = False
     """Whether it reads beyond `dataset.limit`."""
+    divisible: bool = False
+    """Whether several processes may read a part of the corpus each, and add up their `state`s."""
+    content: str = ""
+    """What it is made of, for messages."""
 
     @abc.abstractmethod
     def start(self, context: ResourceContext) -> None:
@@ -48,6 +73,13 @@ class Resource(abc.ABC, Generic[T]):
 
     def read(self, examples: Sequence[Example | str]) -> None:
         """Process the next examples of the corpus; a string is the reason why one was skipped."""
+
+    def state(self) -> State:
+        """What has been read so far, if it is divisible."""
+        return {}
+
+    def add(self, state: State) -> None:
+        """Add what has been read of another part of the corpus."""
 
     @abc.abstractmethod
     def finish(self) -> T:
@@ -69,34 +101,65 @@ class Prepared:
     value: Any
     digest: str
     """Its hash."""
+    state: State | None = None
+    """What it is made from, if it is divisible and needs the corpus."""
 
 
 def prepare_resources(
-    resources: Mapping[str, Resource[Any]], context: ResourceContext, open_corpus: Callable[[DatasetOptions], Corpus]
+    resources: Mapping[str, Resource[Any]],
+    context: ResourceContext,
+    open_corpus: Callable[[DatasetOptions], Corpus],
+    readers: Readers = ALONE,
+    saved: Mapping[str, State] | None = None,
 ) -> dict[str, Prepared]:
-    """Prepare resources, in one pass over the corpus if any of them needs it (two if some ignore `dataset.limit`).
+    """Prepare resources, in one pass over the corpus if any of them needs it.
+
+    If some ignore `dataset.limit`, or cannot be read in parts by several processes, they have a pass of their own.
 
     Args:
         resources: What to prepare, by name.
         context: What they are made from.
         open_corpus: Opens the corpus of dataset options.
+        readers: The processes that read the corpus.
+        saved: States of resources that need not be read again, by name.
 
     Returns:
         The resources, by name.
     """
+    saved = saved or {}
     for resource in resources.values():
         resource.start(context)
-    for ignores_limit in (False, True):
-        readers = [
-            resource
-            for resource in resources.values()
-            if resource.reads_corpus and resource.ignores_limit == ignores_limit
-        ]
-        if not readers:
+    reading = {name: resource for name, resource in resources.items() if resource.reads_corpus and name not in saved}
+    for ignores_limit, divisible in itertools.product((False, True), repeat=2):
+        same = {
+            name: resource
+            for name, resource in reading.items()
+            if (resource.ignores_limit, resource.divisible) == (ignores_limit, divisible)
+        }
+        if not same:
             continue
         dataset = dataclasses.replace(context.dataset, limit=None) if ignores_limit else context.dataset
-        for window in windows(open_corpus(dataset).examples()):
-            for reader in readers:
-                reader.read(window)
-    values = {name: resource.finish() for name, resource in resources.items()}
-    return {name: Prepared(value, resources[name].digest(value)) for name, value in values.items()}
+        with readers.agreeing() if divisible else contextlib.nullcontext():
+            for window in (readers if divisible else ALONE).windows(open_corpus(dataset)):
+                for resource in same.values():
+                    resource.read(window)
+        if divisible:
+            _add_up(same, context, readers.gathered({name: resource.state() for name, resource in same.items()}))
+    _add_up({name: resources[name] for name in saved}, context, [saved])
+    return {name: _prepared(resource) for name, resource in resources.items()}
+
+
+def _add_up(
+    resources: Mapping[str, Resource[Any]], context: ResourceContext, states: Sequence[Mapping[str, State]]
+) -> None:
+    """Give resources the sum of states."""
+    for name, resource in resources.items():
+        resource.start(context)
+        for state in states:
+            resource.add(state[name])
+
+
+def _prepared(resource: Resource[Any]) -> Prepared:
+    value = resource.finish()
+    state = resource.state() if resource.reads_corpus and resource.divisible else None
+    return Prepared(value, resource.digest(value), state)

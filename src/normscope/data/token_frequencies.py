@@ -39,20 +39,21 @@ class TokenCounter:
 
     def __init__(self, encoder: Encoder, vocabulary: int) -> None:
         self._encoder = encoder.unmasked()
-        self._counts = np.zeros(vocabulary, dtype=np.int64)
+        self.counts = np.zeros(vocabulary, dtype=np.int64)
+        """Occurrences of every token so far."""
 
     def update(self, examples: Sequence[Example | str]) -> None:
         """Count the tokens of examples; a string is the reason why one was skipped."""
         usable = [example for example in examples if isinstance(example, Example)]
         for sequence in self._encoder.encode(usable, CorpusCounts()):
-            self._counts += np.bincount(sequence.input_ids, minlength=len(self._counts))
+            self.counts += np.bincount(sequence.input_ids, minlength=len(self.counts))
 
     def compute(self) -> TokenFrequencies:
         """The frequencies."""
-        ordered = np.sort(self._counts)[::-1]
+        ordered = np.sort(self.counts)[::-1]
         # One more than the number of more frequent tokens.
-        rank = 1 + np.searchsorted(-ordered, -self._counts, side="left")
-        return TokenFrequencies(rank, self._counts.copy())
+        rank = 1 + np.searchsorted(-ordered, -self.counts, side="left")
+        return TokenFrequencies(rank, self.counts.copy())
 
 
 def read(path: Path, vocabulary: int, key: str) -> TokenFrequencies:

@@ -34,6 +34,8 @@ class Status(enum.StrEnum):
     FAILED = "failed"
     SHARD = "shard"
     """It has analysed its part of a corpus; its results are those of the run that merges the parts."""
+    PREPARED = "prepared"
+    """It has made what the runs of shards need of the whole corpus."""
 
 
 class PeerFolder:
@@ -65,6 +67,9 @@ def _not_written(path: Path, error: OSError) -> InputError:
     return InputError(
         f"output_dir={path}: cannot be written to: {one_line(error)}; free some space, then continue with resume={path}"
     )
+
+
+_DONE = (Status.COMPLETED, Status.SHARD, Status.PREPARED)
 
 
 class RunFolder:
@@ -176,7 +181,7 @@ class RunFolder:
                 f"resume={self.path}: {RESULTS} does not say how the run ended ({one_line(error)}); delete it to resume the "
                 "run"
             ) from error
-        if status in (Status.COMPLETED, Status.SHARD):
+        if status in _DONE:
             raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
@@ -248,7 +253,7 @@ def results_content(
 def is_complete(folder: Path) -> bool:
     """Whether a folder holds a run that has nothing left to do."""
     try:
-        return json.loads((folder / RESULTS).read_text())["status"] in (Status.COMPLETED, Status.SHARD)
+        return json.loads((folder / RESULTS).read_text())["status"] in _DONE
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

@@ -7,6 +7,7 @@ writes results and tracks the run.
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,11 +51,21 @@ class Share:
 
         The batches of all shares together are those of the only share of one.
         """
+        for part, share in self._streams(corpus):
+            yield from share._of_stream(part.examples(), encoder, batch_tokens, counts)
+
+    def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
+        """The windows of a corpus, each of which belongs to one share."""
+        for part, share in self._streams(corpus):
+            yield from itertools.islice(windows(part.examples()), share.number, None, share.of)
+
+    def _streams(self, corpus: Corpus) -> Iterator[tuple[Corpus, "Share"]]:
+        """What this share reads of a corpus, and what it has of each part."""
         if corpus.parts is None:
-            yield from self._of_stream(corpus.examples(), encoder, batch_tokens, counts)
-            return
-        for index, share in self.portions(corpus.parts):
-            yield from share._of_stream(corpus.part(index).examples(), encoder, batch_tokens, counts)
+            yield corpus, self
+        else:
+            for index, share in self.portions(corpus.parts):
+                yield corpus.part(index), share
 
     def portions(self, parts: int) -> Iterator[tuple[int, "Share"]]:
         """The parts of a corpus that this share reads, and what it has of each.
@@ -124,8 +135,11 @@ class ProcessGroup:
             yield
         except InputError as raised:
             error = raised
-        has_failed = self.gathered(error is not None)
+        # After a PeerError another process has the message.
+        has_failed = self.gathered(error is not None and not isinstance(error, PeerError))
         if not any(has_failed):
+            if error is not None:
+                raise error
             return
         printing = has_failed.index(True)
         if printing == self.rank:

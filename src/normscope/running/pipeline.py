@@ -14,6 +14,7 @@ from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
+from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
 from normscope.running.publish import publish
 from normscope.running.session import Session
@@ -50,9 +51,12 @@ def run(
             options, results, group, origin, memory
         )  # everything that can fail before the first batch
         with tracked(session) as tracker:
-            accumulate(session, tracker) if options.merge is None else merge(session, options.merge)
-            session.reduce()
-            finish = publish if options.shard is None else keep
+            if options.merge is not None:
+                merge(session, options.merge)
+            elif not options.prepare:
+                accumulate(session, tracker)
+                session.reduce()
+            finish = prepare if options.prepare else publish if options.shard is None else keep
             publication = finish(session, results, tracker) if results is not None else None
         return publication.complete() if publication is not None else {}
 

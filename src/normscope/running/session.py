@@ -32,7 +32,7 @@ from normscope.data.corpora import NumberedCorpus
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts
-from normscope.data.resources import Prepared, ResourceContext, prepare_resources
+from normscope.data.resources import Prepared, Readers, ResourceContext, State, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
 from normscope.maths.feed_forward import BiasRule
@@ -50,6 +50,8 @@ from normscope.running.checkpoint import Checkpoint, Position, file_of
 from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
 from normscope.running.parts import Parts, merge_saved
+from normscope.running.prepared import identity as prepared_identity
+from normscope.running.prepared import saved_states
 from normscope.running.provenance import Origin, Provenance
 from normscope.running.rendezvous import remember_run
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
@@ -81,6 +83,10 @@ class Session:
     """Number of token maps per layer that the analyses add."""
     digests: Mapping[str, str]
     """Hashes of the analyses' resources, by name."""
+    states: Mapping[str, State]
+    """What resources were made from, by name, if it took a pass over the corpus."""
+    prepared_identity: Mapping[str, object]
+    """The keys that resources depend on."""
     counts: CorpusCounts
     """The counts of the part of the corpus that is being analysed."""
     open_stream: Callable[[Share], Iterator[tuple[Batch, bool]]]
@@ -262,7 +268,7 @@ def _prepared(
     corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
     observer = _observer(model, layers, needs.values())
     context = _context(options, model, encoder, observer, layers, categories)
-    resources = _resources(options, model, encoder, needs.values(), inputs)
+    resources = _resources(options, model, encoder, needs, inputs, group)
     analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
     rule = _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
@@ -286,6 +292,8 @@ def _prepared(
         pair_entries=inputs.info.hidden_size * sum(requirements.vectors_of_pairs for requirements in needs.values()),
         added_maps=added,
         digests={name: resource.digest for name, resource in resources.items()},
+        states={name: resource.state for name, resource in resources.items() if resource.state is not None},
+        prepared_identity=prepared_identity(options, _users(needs)),
         counts=counts,
         open_stream=functools.partial(_stream, options, corpus, encoder, counts),
         parts=parts,
@@ -422,12 +430,24 @@ def _context(
 
 
 def _resources(
-    options: RunOptions, model: LoadedModel, encoder: Encoder, needs: Iterable[Requirements], inputs: Inputs
+    options: RunOptions,
+    model: LoadedModel,
+    encoder: Encoder,
+    needs: Mapping[type[Analysis], Requirements],
+    inputs: Inputs,
+    group: ProcessGroup,
 ) -> dict[str, Prepared]:
     """The resources of all analyses, by name; one that several need is prepared once."""
-    wanted = {name: resource for requirements in needs for name, resource in requirements.resources.items()}
+    wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
     context = ResourceContext(options.dataset, encoder, model.vocabulary, inputs.open_corpus)
-    return prepare_resources(wanted, context, inputs.open_corpus)
+    readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
+    saved = saved_states(options, wanted, _users(needs))
+    return prepare_resources(wanted, context, inputs.open_corpus, readers, saved)
+
+
+def _users(needs: Mapping[type[Analysis], Requirements]) -> dict[str, str]:
+    """The name of an analysis that needs each resource."""
+    return {name: kind.info.name for kind, requirements in needs.items() for name in requirements.resources}
 
 
 def _analyses(

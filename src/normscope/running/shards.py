@@ -40,9 +40,7 @@ class KeptShard:
         session, options = self.session, self.session.options
         self.results.finish(Status.SHARD, {}, session.provenance.facts())
         session.remove_checkpoints()
-        say(
-            f"{session.counts.sequences:,} sequences of shard {options.shard} of {options.shards} in {self.results.path}"
-        )
+        say(f"shard {options.shard} of {options.shards} is complete: {self.results.path}")
         say("when every shard is complete, normscope merge RUN… makes one run of them")
         return {}
 

@@ -4,10 +4,13 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.data.batching import windows
 from normscope.data.examples import Example
-from normscope.data.resources import Resource, ResourceContext
+from normscope.data.resources import Resource, ResourceContext, State
 from normscope.data.text_files import TextFile
 from normscope.data.token_frequencies import TokenCounter, TokenFrequencies, conventional, read
 
@@ -18,6 +21,9 @@ class TokenFrequencyResource(Resource[TokenFrequencies]):
     Args:
         options: Where frequencies come from.
     """
+
+    divisible = True
+    content = "the token counts"
 
     def __init__(self, options: FrequencyOptions) -> None:
         self._options = options
@@ -31,6 +37,14 @@ class TokenFrequencyResource(Resource[TokenFrequencies]):
     def read(self, examples: Sequence[Example | str]) -> None:
         """Count the tokens of some examples."""
         self._counter.update(examples)
+
+    def state(self) -> dict[str, Tensor]:
+        """The counts so far."""
+        return {"counts": torch.from_numpy(self._counter.counts.copy())}
+
+    def add(self, state: State) -> None:
+        """Add the counts of another part of the corpus."""
+        self._counter.counts += state["counts"].numpy()
 
     def finish(self) -> TokenFrequencies:
         """Rank and count of every token.

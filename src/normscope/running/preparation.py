@@ -1,0 +1,39 @@
+"""What shards need of the whole corpus, made once by `normscope prepare` and read by each of them."""
+
+import dataclasses
+
+from normscope.errors import InputError
+from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.terminal import say
+from normscope.reporting.tracker import Tracker
+from normscope.running.checkpoint import packed
+from normscope.running.prepared import FILE
+from normscope.running.session import Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """A run that has prepared its resources."""
+
+    session: Session
+    results: RunFolder
+
+    def complete(self) -> dict[str, float]:
+        """Record that the run is complete; it has no metrics."""
+        self.results.finish(Status.PREPARED, {}, self.session.provenance.facts())
+        say(f"add prepared={self.results.path} to every shard")
+        return {}
+
+
+def prepare(session: Session, results: RunFolder, _tracker: Tracker) -> Preparation:
+    """Save what the analyses need of the whole corpus.
+
+    Raises:
+        InputError: If they need nothing, or the run folder is not writable.
+    """
+    if not session.states:
+        raise InputError("prepare: the enabled analyses need nothing of the whole corpus; start the shards without it")
+    content = {"identity": session.prepared_identity, "resources": list(session.states)}
+    tensors = {f"{name}/{part}": tensor for name, state in session.states.items() for part, tensor in state.items()}
+    results.write(FILE, packed(content, tensors))
+    return Preparation(session, results)
