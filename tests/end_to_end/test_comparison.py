@@ -352,7 +352,7 @@ def test_curves_have_titles_and_axes_in_words():
         ),
         "norms_f_category": (
             f"{analyses()['norms'].title}: ‖f(x)‖",
-            {"norms/f/cls": ("cls", "‖f(x)‖"), "norms/f/mine": ("mine", "‖f(x)‖")},
+            {"norms/f/cls": ("[CLS]", "‖f(x)‖"), "norms/f/mine": ("mine", "‖f(x)‖")},
         ),
         "norms": (
             analyses()["norms"].title,

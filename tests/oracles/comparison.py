@@ -47,6 +47,11 @@ class Expected:
     """Number of terms and mean of each sequence, by metric."""
 
 
+def spoken(category: str) -> str:
+    """A category of tokens in a sentence: special tokens as they are written."""
+    return {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}.get(category, category)
+
+
 def three_digits(value: float) -> str:
     """Three significant digits with a sign, as sentences write numbers between 0.0001 and 1,000; halves are rounded up."""
     return f"{value * (1 + 1e-12):+#.3g}".replace("-", "−").removesuffix(".")

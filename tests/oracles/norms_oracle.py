@@ -8,7 +8,7 @@ import pandas as pd
 from normscope.analyses.norms.options import NormsOptions
 from normscope.data.encoding import fingerprint
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, table, three_digits
+from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, spoken, table, three_digits
 from tests.oracles.specimens import Specimen
 
 MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted vector", "f": "‖f(x)‖: vector"}
@@ -310,9 +310,12 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
             vector = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
             but = "but contribute only" if 2 * vector < weight else "and contribute"
             sentences.append(
-                f"The {category} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of Σ‖αf(x)‖."
+                f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
+                "Σ‖αf(x)‖."
             )
-    rhos = [f"{three_digits(rho)} for {name[9:]}" for name, rho in metrics.items() if name.startswith("spearman/")]
+    rhos = [
+        f"{three_digits(rho)} for {spoken(name[9:])}" for name, rho in metrics.items() if name.startswith("spearman/")
+    ]
     if rhos:
         listed = " and ".join(filter(None, [", ".join(rhos[:-1]), rhos[-1]]))
         sentences.append(

@@ -12,7 +12,7 @@ from normscope.analyses.outliers.options import OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
+from tests.oracles.comparison import Expected, Picture, percent, spoken, table, three_digits
 from tests.oracles.specimens import Specimen
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
@@ -428,7 +428,7 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         random = metrics.get(f"intervention/{most}/controls_mean")
         comparison = "" if random is None else f"; without as many random dimensions, it is {percent(before + random)}"
         sentences.append(
-            f"Without the outlier dimensions' part of the scores, the attention weight on {most} tokens "
+            f"Without the outlier dimensions' part of the scores, the attention weight on {spoken(most)} tokens "
             f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}{comparison}."
         )
     return sentences

@@ -12,7 +12,7 @@ import torch
 from normscope.analyses.sinks.options import SinksOptions
 from normscope.data.encoding import fingerprint
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
+from tests.oracles.comparison import Expected, Picture, percent, spoken, table, three_digits
 from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
 from tests.oracles.specimens import Specimen
 
@@ -449,7 +449,9 @@ def _sentences(
         one, begin = next(iter(variants)), _begins(specimen)
         mass = tables["mass"].xs((*one, main), level=("inputs", "bos", "position"))["mass"].mean()
         is_sink, receives = (
-            ("the first token is a sink", "receives") if main == "first" else (f"{main} tokens are sinks", "receive")
+            ("the first token is a sink", "receives")
+            if main == "first"
+            else (f"{spoken(main)} tokens are sinks", "receive")
         )
         where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
         sentences.append(
@@ -461,7 +463,7 @@ def _sentences(
         others = [name for name in WORDS if name != one[0] and (name, one[1], main) in rates.index]
         if others:
             rest = [f"{percent(rates[name, one[1], main])} on {WORDS[name]}" for name in others]
-            of = "the first token" if main == "first" else f"{main} tokens"
+            of = "the first token" if main == "first" else f"{spoken(main)} tokens"
             sentences.append(f"The sink rate of {of} is {_listed(rest)}.")
         dormant = percent(metrics[f"{one[0]}/{BOS[one[1]]}/dormant"])
         sentences.append(f"On {where}, {dormant} of the heads are dormant: a single key receives most of their weight.")
@@ -506,7 +508,7 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             most = max(effects, key=lambda name: abs(effects[name][0] - effects[name][1]))
             before, after = effects[most]
             sentences.append(
-                f"With the massive activations at zero, the attention weight on {most} tokens "
+                f"With the massive activations at zero, the attention weight on {spoken(most)} tokens "
                 f"{'rises' if after > before else 'falls'} from {percent(before)} to {percent(after)}."
             )
     return sentences

@@ -158,17 +158,17 @@ CASES = {
     ],
     "norms": [
         ({}, []),
-        (NORMS, ["The cls tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
+        (NORMS, ["The [CLS] tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
         (
             NORMS | {"alpha_f/cls": 0.7},
-            ["The cls tokens receive 25.0% of the attention weight and contribute 14.0% of Σ‖αf(x)‖."],
+            ["The [CLS] tokens receive 25.0% of the attention weight and contribute 14.0% of Σ‖αf(x)‖."],
         ),
         ({name: value for name, value in NORMS.items() if name != "alpha/all"}, []),
         (NORMS | {"alpha/all": 0.0}, []),
         (
             {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
             [
-                "The rank correlation between α and ‖f(x)‖ is −0.500 for cls, +0.0625 for sep and +0.250 for other tokens; "
+                "The rank correlation between α and ‖f(x)‖ is −0.500 for [CLS], +0.0625 for [SEP] and +0.250 for other tokens; "
                 "negative means that short vectors get large weights."
             ],
         ),
@@ -235,14 +235,14 @@ CASES = {
         (
             CLS | SEP | OTHER,
             [
-                "Without the outlier dimensions' part of the scores, the attention weight on sep tokens falls from 50.0% to "
+                "Without the outlier dimensions' part of the scores, the attention weight on [SEP] tokens falls from 50.0% to "
                 "20.0%; without as many random dimensions, it is 52.0%."
             ],
         ),
         (
             CLS | OTHER,
             [
-                "Without the outlier dimensions' part of the scores, the attention weight on cls tokens rises from 25.0% to "
+                "Without the outlier dimensions' part of the scores, the attention weight on [CLS] tokens rises from 25.0% to "
                 "35.0%."
             ],
         ),
@@ -338,7 +338,8 @@ CASES = {
         (
             {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
             [
-                "On one token repeated, sep tokens are sinks in 25.0% of the heads, and receive 50.0% of all attention weight.",
+                "On one token repeated, [SEP] tokens are sinks in 25.0% of the heads, and receive 50.0% of all attention "
+                "weight.",
             ],
         ),
         (
@@ -348,7 +349,7 @@ CASES = {
                 "random/without_bos/dormant": 0.75,
             },
             [
-                "On text, cls tokens are sinks in 25.0% of the heads.",
+                "On text, [CLS] tokens are sinks in 25.0% of the heads.",
                 "On text, 50.0% of the heads are dormant: a single key receives most of their weight.",
             ],
         ),

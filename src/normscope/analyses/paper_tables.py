@@ -34,6 +34,11 @@ CATEGORY_NAMES = SPECIAL_TOKENS | {"first": "first token", "all": "all tokens"}
 """The papers' names of token categories; other categories keep theirs."""
 
 
+def category_name(category: str) -> str:
+    """A category of tokens in a sentence: `[CLS]`; categories of other tokens keep their names."""
+    return SPECIAL_TOKENS.get(category, category)
+
+
 @dataclasses.dataclass(frozen=True)
 class Column:
     """A column of a table."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
+from normscope.analyses.paper_tables import category_name
 from normscope.rounding import enumeration, number, percentage
 
 
@@ -17,14 +18,14 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             contrast = "but contribute only" if contributed < received / 2 else "and contribute"
             sentences.append(
                 Sentence(
-                    f"The {category} tokens receive {percentage(received)} of the attention weight {contrast} "
+                    f"The {category_name(category)} tokens receive {percentage(received)} of the attention weight {contrast} "
                     f"{percentage(contributed)} of Σ‖αf(x)‖.",
                     figure="by_layer",
                     table="by_layer",
                 )
             )
     correlations = [
-        f"{number(value, signed=True)} for {key.removeprefix('spearman/')}"
+        f"{number(value, signed=True)} for {category_name(key.removeprefix('spearman/'))}"
         for key, value in metrics.items()
         if key.startswith("spearman/")
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
+from normscope.analyses.paper_tables import category_name
 from normscope.rounding import number, percentage
 
 # What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.
@@ -46,7 +47,7 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
         "" if controls is None else f"; without as many random dimensions, it is {percentage(before + controls)}"
     )
     text = (
-        f"Without the outlier dimensions' part of the scores, the attention weight on {most} tokens {verb} from "
+        f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens {verb} from "
         f"{percentage(before)} to {percentage(after)}{comparison}."
     )
     return [Sentence(text, figure="intervention", table="intervention")]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
+from normscope.analyses.paper_tables import category_name
 from normscope.rounding import enumeration, number, percentage
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
@@ -34,7 +35,7 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     variant = next(iter(rates)).partition("/sink_rate/")[0]
     of_variant = {key: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
     position = max(of_variant, key=lambda key: of_variant[key]).rpartition("/")[2]
-    subject = "the first token is a sink" if position == "first" else f"{position} tokens are sinks"
+    subject = "the first token is a sink" if position == "first" else f"{category_name(position)} tokens are sinks"
     mass = metrics.get(f"{variant}/mass/{position}")
     receives = "" if mass is None else f", and {'receives' if position == 'first' else 'receive'} "
     share = "" if mass is None else f"{percentage(mass)} of all attention weight"
@@ -52,7 +53,7 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     if others:
         parts = enumeration([f"{percentage(rate)} on {words}" for words, rate in others.items()])
         texts.append(
-            f"The sink rate of {'the first token' if position == 'first' else f'{position} tokens'} is {parts}."
+            f"The sink rate of {'the first token' if position == 'first' else f'{category_name(position)} tokens'} is {parts}."
         )
     return [Sentence(text, figure="rate", table="summary") for text in texts]
 
@@ -131,7 +132,7 @@ def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
     before, after = weights[category]
     moves = "rises" if after > before else "falls"
     text = (
-        f"With the massive activations at zero, the attention weight on {category} tokens {moves} from {percentage(before)} to "
-        f"{percentage(after)}."
+        f"With the massive activations at zero, the attention weight on {category_name(category)} tokens {moves} from "
+        f"{percentage(before)} to {percentage(after)}."
     )
     return [Sentence(text, table="ablation")]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 
 from normscope.analyses.info import AnalysisInfo
+from normscope.analyses.paper_tables import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
 
 
@@ -69,6 +70,8 @@ def _described(info: AnalysisInfo, name: str) -> tuple[str, re.Match[str]] | Non
 
 
 def _titled(info: AnalysisInfo, placeholder: str, value: str) -> str:
+    if placeholder in ("category", "position") and value in SPECIAL_TOKENS:
+        return SPECIAL_TOKENS[value]
     return info.outputs.names.get(value, f"{placeholder} {value}" if value.isdecimal() else value)
 
 

@@ -20,7 +20,7 @@ function named(spec, node) {
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
 
-const ROOM = { axis: 62, gap: 18, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420 };
+const ROOM = { axis: 62, gap: 18, facet: 30, words: 160, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420 };
 
 // Panels across, and the width of each, in the room that there is.
 function panelsIn(width, { across, narrow = 1 }) {
@@ -29,10 +29,10 @@ function panelsIn(width, { across, narrow = 1 }) {
   return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis - 6)) };
 }
 
-// Small heat maps share their rows' axis, so that more of them fit.
+// Small heat maps share their rows' axis, so that more of them fit. Narrow ones have no room for the words after a method's name.
 function heatmapsIn(width, { across, narrow }) {
   const columns = width < 640 ? Math.min(across, narrow) : across;
-  return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis - ROOM.gap) / columns - ROOM.gap)) };
+  return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis - ROOM.gap) / columns - ROOM.facet)) };
 }
 
 function sized(spec, width) {
@@ -71,7 +71,7 @@ function sizedHeatmaps(spec, width) {
   const height = Math.max(cell * rows, 40);
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
-    const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.gap, labelFontSize: 11 } };
+    const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.facet, labelFontSize: 11, ...(panel < ROOM.words ? { labelExpr: "split(datum.label, ': ')[0]" } : {}) } };
     return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
   }
   const columns = Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map)));

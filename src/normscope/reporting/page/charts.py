@@ -379,7 +379,12 @@ def _scatter(figure: Scatter) -> Spec:
     unit: Spec = {
         "encoding": {
             "x": _field(figure.x, figure.x_label, scale=scales["x"] | {"nice": False}),
-            "y": _field(figure.y, figure.y_label, scale=scales["y"]),
+            "y": _field(
+                figure.y,
+                figure.y_label,
+                scale=scales["y"],
+                axis={"labelExpr": _POWERS} if figure.log_y else {},
+            ),
             "tooltip": _tooltip((figure.x, figure.x_label, "Q"), (figure.y, figure.y_label, "Q")),
         },
         "layer": [
@@ -404,6 +409,10 @@ def _scatter(figure: Scatter) -> Spec:
     spec["usermeta"]["across"] = min(4, len(panels))
     spec["resolve"] = {"scale": {"y": "shared" if figure.sharey else "independent"}, "axis": {"x": "independent"}}
     return spec
+
+
+_POWERS = "datum.value >= 0.001 && datum.value < 100000 ? format(datum.value, '~g') : format(datum.value, '.0e')"
+"""Labels of a logarithmic axis, of equal form below a thousandth."""
 
 
 def _scatter_scales(figure: Scatter, table: pd.DataFrame) -> dict[str, Spec]:
