@@ -102,12 +102,14 @@ def _annotate(axes: Axes, values: pd.DataFrame, limits: tuple[float, float], siz
 def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
     """Heat maps by quantity (columns of the grid) and by category (rows of the grid)."""
     grid_rows = list(dict.fromkeys(figure.table[figure.grid_row]))
-    rows, columns = (sorted(figure.table[name].unique()) for name in (figure.row, figure.column))
+    rows, columns = sorted(figure.table[figure.row].unique()), list(dict.fromkeys(figure.table[figure.column]))
+    has_words = any(isinstance(column, str) for column in columns)
+    if not has_words:
+        columns = sorted(columns)
     cell = min(0.12, 2.2 / len(rows), 8.0 / len(rows) / len(grid_rows))
     wide = (width - 0.7) / len(figure.values)
     high = max(cell * len(rows), 0.6)
     scale = 1.3 if figure.value_label else 1.15
-    has_words = any(isinstance(column, str) for column in columns)
     scale += 0.35 * has_words
     canvas = Canvas(figsize=(width, (high + 0.14) * len(grid_rows) + scale), layout="constrained")
     canvas.get_layout_engine().set(wspace=0.02, hspace=0.02)  # type: ignore[union-attr, call-arg]

@@ -105,7 +105,13 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
     low, high = figure.limits
     colour = _field("value", figure.value_label, scale=_PLAIN | {"domain": list(figure.limits)}, legend=_ramp())
     return {
-        "usermeta": {"across": len(shown), "narrow": 2, "cell": 24, "rows": int(rows["row"].nunique())},
+        "usermeta": {
+            # Cells narrower than their numbers are not legible.
+            "across": max(1, min(len(shown), _MOST_COLUMNS // int(rows["column"].nunique()))),
+            "narrow": 2,
+            "cell": 24,
+            "rows": int(rows["row"].nunique()),
+        },
         "data": _columns(rows),
         "facet": {"field": "panel", "type": "nominal", "sort": shown, "title": None},
         "resolve": {"axis": {"x": "independent"}},  # no axis below an empty place of the last row
@@ -137,6 +143,9 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
     }
 
 
+_MOST_COLUMNS = 45
+"""Columns of cells with numbers that are legible side by side."""
+
 _SMALL: Spec = {"labelFontSize": 9, "labelOverlap": True, "ticks": False}
 
 
@@ -148,6 +157,11 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
     table = figure.table
     extreme = float(table[list(figure.values)].abs().to_numpy().max())
     legend = _ramp(gradientLength=120, title=figure.value_label or None)
+    # Words keep their order, and are turned so that they do not overlap.
+    words = any(isinstance(column, str) for column in table[figure.column])
+    order: Spec = {"axis": _SMALL | {"labelAngle": 0}}
+    if words:
+        order = {"axis": _SMALL | {"labelAngle": -40, "labelOverlap": False}, "sort": None}
     maps = []
     for value, title in figure.values.items():
         scale: Spec = _PLAIN | ({"domain": list(figure.limits)} if figure.limits else {})
@@ -170,7 +184,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
                 "spec": {
                     "mark": "rect",
                     "encoding": {
-                        "x": _field(figure.column, figure.column, "ordinal", axis=_SMALL | {"labelAngle": 0}),
+                        "x": _field(figure.column, figure.column, "ordinal", **order),
                         "y": _field(figure.row, figure.row, "ordinal", sort="descending", axis=_SMALL),
                         "color": _field("value", "", scale=scale, legend=legend),
                         "tooltip": _tooltip(

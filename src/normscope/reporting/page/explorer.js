@@ -148,9 +148,9 @@ class Explorer {
     const drawing = make("div", { className: "arcs-drawing", tabIndex: 0, innerHTML: svg });
     drawing.firstChild.setAttribute("aria-label", `Dependency tree: of ${found} of ${arcs} arcs, the head has the largest value in the dependent’s row.`);
     const key = (kind, text) => make("span", { className: `key ${kind}` }, make("i", {}), text);
-    this.arcs.replaceChildren(drawing, make("figcaption", {}, "Above, the treebank’s arcs from heads to dependents: ",
+    this.arcs.replaceChildren(drawing, make("figcaption", {}, "Above, the treebank’s arcs from heads to dependents; below, heads that the map prefers.",
       key("found", `the head has the largest value among the other words of the dependent’s row (${found} of ${arcs})`),
-      key("gold", `another word has (${arcs - found})`), "below, ", key("instead", "from that word")));
+      key("gold", `another word has it (${arcs - found})`), key("instead", "this other word")));
   }
 
   scaleOf(map) {
