@@ -317,18 +317,19 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
     best = next(method for method in ranked if method != "random")
     if falls[best] > falls["random"]:
         sentences.append(
-            f"{TITLES[best][0].upper()}{TITLES[best][1:]} is the most faithful: without the tokens that it ranks highest, "
-            f"{WORDS[quantity]} falls by {number(falls[best])} on average, and by {number(falls['random'])} without random "
-            "ones."
+            f"{TITLES[best][0].upper()}{TITLES[best][1:]} is the most faithful on this sample: without the tokens that "
+            f"it ranks highest, {WORDS[quantity]} falls by {number(falls[best])} on average, and by "
+            f"{number(falls['random'])} without as many random ones."
         )
     else:
         sentences.append(
             f"No method is more faithful than a random order: without the tokens that rank highest, {WORDS[quantity]} falls by "
-            f"at most {number(falls[best])} on average ({TITLES[best]}), and by {number(falls['random'])} without random ones."
+            f"at most {number(falls[best])} on average ({TITLES[best]}), and by {number(falls['random'])} without as "
+            "many random ones."
         )
     if len(methods) > 1:
         sentences.append(
-            f"The methods by comprehensiveness: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}."
+            f"The same fall for each method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}."
         )
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
@@ -338,8 +339,8 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
             sentences.append(f"The scores of {both[least]} have a rank correlation of {three_digits(pairs[least])}.")
         else:
             sentences.append(
-                f"Scores agree most between {both[most]} (Spearman's ρ {three_digits(pairs[most])}) and least between "
-                f"{both[least]} ({three_digits(pairs[least])})."
+                f"The scores that methods give to tokens agree most between {both[most]} (Spearman's ρ "
+                f"{three_digits(pairs[most])}) and least between {both[least]} ({three_digits(pairs[least])})."
             )
     return sentences
 

@@ -281,8 +281,8 @@ CASES = {
         (
             {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
             [
-                "Rollout of weights is the most faithful: without the tokens that it ranks highest, the probability of the "
-                "predicted class falls by 0.250 on average, and by 0.125 without random ones.",
+                "Rollout of weights is the most faithful on this sample: without the tokens that it ranks highest, the "
+                "probability of the predicted class falls by 0.250 on average, and by 0.125 without as many random ones.",
             ],
         ),
         (
@@ -293,8 +293,8 @@ CASES = {
             },
             [
                 "No method is more faithful than a random order: without the tokens that rank highest, the cosine with the "
-                "untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 without random ones.",
-                "The methods by comprehensiveness: DecompX 0.500, random order 0.500, ALTI 0.250.",
+                "untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 without as many random ones.",
+                "The same fall for each method: DecompX 0.500, random order 0.500, ALTI 0.250.",
             ],
         ),
         (
@@ -308,8 +308,8 @@ CASES = {
                 "agreement/decompx/gradient_x_input": 0.75,
             },
             [
-                "Scores agree most between DecompX and gradient × input (Spearman's ρ +0.750) and least between ALTI and "
-                "DecompX (−0.250).",
+                "The scores that methods give to tokens agree most between DecompX and gradient × input (Spearman's "
+                "ρ +0.750) and least between ALTI and DecompX (−0.250).",
             ],
         ),
     ],

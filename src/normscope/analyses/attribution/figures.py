@@ -78,8 +78,8 @@ def _agreement(agreement: pd.DataFrame) -> HeatmapPanels:
         value_label="Spearman's ρ × 100",
         limits=(0.0, 100.0),
         caption=(
-            "Rank correlation between methods, averaged over sequences: of the scores of ordinary tokens (left), and of each "
-            "row of the maps through all layers (right). Negative correlations have the colour of zero."
+            "How far two methods agree: rank correlation of the scores that they give to a sequence's tokens (left), and of "
+            "the rows of their maps through all layers (right), averaged over sequences. Negative values look like zero."
         ),
     )
 

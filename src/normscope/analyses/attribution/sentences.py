@@ -48,19 +48,20 @@ def _faithfulness(metrics: Mapping[str, float]) -> list[Sentence]:
         value, best = methods[0]
         if value > random:
             text = (
-                f"{METHODS[best][0].upper()}{METHODS[best][1:]} is the most faithful: without the tokens that it ranks "
-                f"highest, {words} falls by {number(value)} on average, and by {number(random)} without random ones."
+                f"{METHODS[best][0].upper()}{METHODS[best][1:]} is the most faithful on this sample: without the tokens "
+                f"that it ranks highest, {words} falls by {number(value)} on average, and by {number(random)} without as "
+                "many random ones."
             )
         else:
             text = (
                 f"No method is more faithful than a random order: without the tokens that rank highest, {words} falls by at "
-                f"most {number(value)} on average ({METHODS[best]}), and by {number(random)} without random ones."
+                f"most {number(value)} on average ({METHODS[best]}), and by {number(random)} without as many random ones."
             )
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
             sentences.append(
-                Sentence(f"The methods by comprehensiveness: {order}.", figure="faithfulness", table="ranking")
+                Sentence(f"The same fall for each method: {order}.", figure="faithfulness", table="ranking")
             )
     return sentences
 
@@ -77,8 +78,8 @@ def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
         text = f"The scores of {_both(least)} have a rank correlation of {number(low, signed=True)}."
     else:
         text = (
-            f"Scores agree most between {_both(most)} (Spearman's ρ {number(high, signed=True)}) and least between "
-            f"{_both(least)} ({number(low, signed=True)})."
+            f"The scores that methods give to tokens agree most between {_both(most)} (Spearman's ρ "
+            f"{number(high, signed=True)}) and least between {_both(least)} ({number(low, signed=True)})."
         )
     return [Sentence(text, figure="agreement", table="agreement")]
 
