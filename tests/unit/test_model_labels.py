@@ -1,0 +1,26 @@
+"""Names of models in trackers and captions: revisions, checkpoints, stacks and random weights are told apart."""
+
+import pytest
+
+from normscope.config.schema import ModelOptions, ModelStack
+from normscope.reporting.run_description import model_label
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"name": "org/model"}, "model"),
+        ({"name": "org/model", "revision": "step1000"}, "model step1000"),
+        ({"name": "org/model", "revision": "0123456789" * 4}, "model 01234567"),
+        ({"name": "org/model", "revision": "main", "step": 7}, "model main step 7"),
+        ({"name": "org/model", "revision": "step7", "step": 7}, "model step7"),
+        ({"name": "org/model-step_20k", "step": 20_000}, "model-step_20k"),
+        ({"name": "/path/run/checkpoint-500"}, "run/checkpoint-500"),
+        ({"name": "checkpoint-500"}, "checkpoint-500"),
+        ({"name": "/path/run-step5"}, "run-step5"),
+        ({"name": "org/model", "random_init": True}, "model (random)"),
+        ({"name": "org/model", "stack": ModelStack.cross, "revision": "v2"}, "model v2 cross"),
+    ],
+)
+def test_models_are_told_apart(options, label):
+    assert model_label(ModelOptions(**{"seed": 0} | options)) == label
