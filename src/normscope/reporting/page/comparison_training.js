@@ -37,7 +37,7 @@ function trainingLines({ title, label }, rows, view, range) {
   return {
     ...(title ? { title } : {}), data: { values: rows },
     encoding: {
-      x: overSteps ? stepAxis(steps) : { field: "layer", type: "quantitative", axis: { title: "layer", tickMinStep: 1, format: "d", grid: false }, scale: { zero: false, nice: false, padding: 8 } },
+      x: overSteps ? stepAxis(steps) : { field: "layer", type: "quantitative", axis: { title: "layer", format: "d", grid: false, ...(layers.length < 9 ? { values: layers } : { tickMinStep: 1 }) }, scale: { zero: false, nice: false, padding: 8 } },
       y: valueAxis(label || title, rows, range), color: colour, detail: { field: overSteps ? "layer" : "step" },
       tooltip: [{ field: "layer", type: "ordinal" }, ...tipsOf(label || title, rows)],
     },
