@@ -13,7 +13,7 @@ from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
 from normscope.data.corpora import open_corpus, sample_path
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError
 from normscope.running.distributed import Share
@@ -232,17 +232,31 @@ def test_options_that_do_not_fit_the_model(tokenizer):
         encoder(tokenizer, max_length=17)
 
 
+class Listed(Corpus):
+    """A corpus that can only be read from its start."""
+
+    def __init__(self, examples):
+        self._examples = examples
+
+    @property
+    def total(self):
+        return len(self._examples)
+
+    def examples(self):
+        return iter(self._examples)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("number", [2, 23])
 def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch, size, number):
     monkeypatch.setattr(batching, "LOOKAHEAD", 4)
-    examples = [Example("word " * (n % 7 + 1)) if n % 5 else "empty" for n in range(number)]
+    corpus = Listed([Example("word " * (n % 7 + 1)) if n % 5 else "empty" for n in range(number)])
     alone = CorpusCounts()
-    expected = [batch.fingerprints for batch in batches(examples, encoder(tokenizer), 20, alone)]
+    expected = [batch.fingerprints for batch in batches(corpus.examples(), encoder(tokenizer), 20, alone)]
     found, together = [], CorpusCounts()
     for rank in range(size):
         counts = CorpusCounts()
-        shown = Share(rank, size).batches(examples, encoder(tokenizer), 20, counts)
+        shown = Share(rank, size).batches(corpus, encoder(tokenizer), 20, counts)
         found += [batch.fingerprints for batch, mine in shown if mine]
         together.add(CorpusCounts.unpacked(counts.packed()))  # as it travels
     assert sorted(found) == sorted(expected)

@@ -230,18 +230,18 @@ def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch)
     assert (sample["rank"] > 0).all()
 
 
-def test_weights_are_built_at_once_only_if_they_may_be(monkeypatch):
+def test_weights_in_strips_have_the_same_correlation(monkeypatch):
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
     batch = batch_of(model, (20, 17))
     found = {}
-    for at_once in (39, 40):
+    for at_once in (7, 40):
         monkeypatch.setattr(AttentionBlock, "queries_at_once", property(lambda _block, at_once=at_once: at_once))
         block = blocks_of(model, batch)[0]
         pairs = PairCorrelation(NormsOptions(seed=0), 1, len(CATEGORIES))
         pairs.update(0, block, batch)
         found[at_once] = pairs.correlation.compute()[0]
-        assert ("weights" in block.__dict__) == (at_once == 40), "two sequences of 20 queries"
-    for one, other in zip(found[39], found[40], strict=True):
+        assert "weights" not in block.__dict__, "α of the whole batch"
+    for one, other in zip(found[7], found[40], strict=True):
         assert (one.count, one.spearman) == (other.count, pytest.approx(other.spearman))
 
 
@@ -272,7 +272,8 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         assert row.count == len(chosen)
         assert (row.error_bound == 0) == bool(exact_pairs)
         expected = spearmanr(chosen["alpha"], chosen["f"]).statistic
-        assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
+        # Rounding breaks ties: tokens that see only themselves have an α of 1 but for its last digits.
+        assert abs(row.spearman - expected) <= row.error_bound + 1e-4
     everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
     assert result.metrics["spearman/all"] == everything
     assert any(f"{number(everything, signed=True)} for all" in sentence for sentence in result.sentences)

@@ -130,10 +130,10 @@ class Session:
             )
         session.saves = all(group.gathered(PeerFolder(folder).visible))
         with group.agreeing():
-            if group.is_main:
-                session._announce()
             for share in parts.own[:1]:
                 session.begin(share)
+            if group.is_main:
+                session._announce()
         session._announce_resumed()
         with group.agreeing():  # nothing is saved before the main process has begun the run
             if results is not None:
