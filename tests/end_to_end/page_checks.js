@@ -26,7 +26,7 @@
 
   async function charts() {
     const seen = {};
-    for (const figure of document.querySelectorAll("figure")) {
+    for (const figure of document.querySelectorAll("figure:has(.chart)")) {
       const chart = figure.querySelector(".chart");
       chart.scrollIntoView();
       await until(() => chart.querySelector("svg.marks, canvas.marks"), figure.id);

@@ -150,7 +150,7 @@ def assert_lists(lists, expected, name):
 def test_the_explorer_shows_the_numbers_of_the_tables(reported, wide):
     seen, console = wide
     assert console == []
-    assert "error" not in seen, seen
+    assert "error" not in seen, seen["error"]
     for sentence, head, measure, token in EXPLORED:
         pairs = pairs_of(reported, sentence, head)
         shown = seen["explored"][fragment(sentence, head, measure, token)]
@@ -194,7 +194,7 @@ def test_the_explorer_shows_differences_words_and_all_heads(reported, wide):
 def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, window):
     seen, console = request.getfixturevalue(window)
     assert console == []
-    assert "error" not in seen, seen
+    assert "error" not in seen, seen["error"]
     assert seen["faint"] == [], "WCAG AA: text has a contrast of 4.5 at least"
     assert seen["dark"] == ("#ffffff" if window == "wide" else "#15171a")
     assert seen["smooth"] == ("smooth" if window == "wide" else "auto")
