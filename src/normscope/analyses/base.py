@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -106,12 +107,12 @@ class AnalysisContext:
         """The options of another analysis whose definitions this one shares, or its defaults."""
         return next((options for options in self.options if isinstance(options, kind)), kind())
 
-    @property
+    @cached_property
     def heads(self) -> int:
         """Number of heads of a layer."""
         return len(next(iter(self.parameters.values())).value_bias)
 
-    @property
+    @cached_property
     def model(self) -> int:
         """Size of the hidden vectors."""
         return int(next(iter(self.parameters.values())).key_weight.shape[1])

@@ -194,6 +194,22 @@ class DType(enum.StrEnum):
     float16 = "float16"
 
 
+class DeviceMap(enum.StrEnum):
+    """How weights are spread over devices."""
+
+    auto = "auto"
+
+
+@dataclass
+class MaxMemory:
+    """Sizes such as `20GiB` or `500MB`; by default what is free."""
+
+    accelerator: str | None = None
+    """On the device on which the model runs, if that is not the CPU."""
+    cpu: str | None = None
+    """In CPU memory. What fits nowhere stays on disk."""
+
+
 @dataclass
 class DeviceOptions:
     """Where the model runs."""
@@ -204,6 +220,10 @@ class DeviceOptions:
     """Number format of weights and activations."""
     batch_tokens: int = 4096
     """Maximum number of tokens in a batch, padding included."""
+    map: DeviceMap | None = None
+    """`auto` keeps the weights of layers that do not fit on the device in CPU memory, and the rest on disk (accelerate)."""
+    max_memory: MaxMemory = field(default_factory=MaxMemory)
+    """How much memory weights may take with `map`."""
 
 
 class TrackerName(enum.StrEnum):

@@ -13,6 +13,7 @@ from normscope.config.schema import (
     TAG_LENGTH,
     DatasetKind,
     DatasetOptions,
+    DeviceOptions,
     FigureOptions,
     ReportOptions,
     RunOptions,
@@ -25,6 +26,7 @@ from normscope.config.schema import (
     flat,
     plain,
 )
+from normscope.config.sizes import size_in_bytes
 from normscope.errors import InputError
 
 # What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
@@ -96,6 +98,15 @@ def _check_path(key: str, text: str) -> None:
         )
 
 
+def _check_device(options: DeviceOptions) -> None:
+    at_least(1, "device.batch_tokens", options.batch_tokens)
+    for place, size in vars(options.max_memory).items():
+        if size is not None:
+            size_in_bytes(f"device.max_memory.{place}", size)
+            if options.map is None:
+                raise InputError(f"device.max_memory.{place}={size} is only used with device.map=auto; set it as well")
+
+
 def check(options: RunOptions) -> None:
     """Check what types cannot say, as far as it is known before a model is loaded.
 
@@ -116,7 +127,7 @@ def check(options: RunOptions) -> None:
         )
     if options.model.sha256 is not None and (options.model.random_init or options.model.architecture):
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
-    at_least(1, "device.batch_tokens", options.device.batch_tokens)
+    _check_device(options.device)
     if options.dataset.limit is not None:
         at_least(1, "dataset.limit", options.dataset.limit)
     if options.dataset.max_length is not None and options.dataset.max_length < 3:

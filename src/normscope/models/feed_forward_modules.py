@@ -23,6 +23,7 @@ from normscope.models.layout import (
     scaled_projection,
     weight_and_bias,
 )
+from normscope.models.offloading import weights_present
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +115,14 @@ def _bound(
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
         if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
             input_module, activation = attrgetter(form.input)(layer), attrgetter(form.activation)(layer)
+            with weights_present(input_module):
+                like = full_precision(input_module.weight[:1, :1])
             return FeedForwardModules(
                 layer=number,
                 input=input_module,
                 multiplier=None if form.multiplier is None else attrgetter(form.multiplier)(layer),
                 activation=activation,
-                known_activation=_known(activation, full_precision(input_module.weight[:1, :1]), number, name),
+                known_activation=_known(activation, like, number, name),
                 output=attrgetter(form.output)(layer),
                 norm=None if form.norm is None else attrgetter(form.norm)(layer),
                 output_norm=None if form.output_norm is None else attrgetter(form.output_norm)(layer),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.errors import InputError
 from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
@@ -20,6 +21,7 @@ from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.observer import LayerCall, Observer
+from normscope.models.offloading import is_offloaded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,10 +123,14 @@ def frozen_pass(
             norms are held fixed.
 
     Raises:
-        InputError: If a layer has no feed-forward network that can be observed, or the model is a single layer with a
-            convolution beside it.
+        InputError: If a layer has no feed-forward network that can be observed, the model is a single layer with a convolution
+            beside it, or some of its weights are not on its device.
     """
     whole = model if head is None else head
+    if is_offloaded(whole):
+        raise InputError(
+            "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
+        )
     freezer = LayerFreezer(model, layout)
     freezer.check(len(layout.passes(model)))
     calls: list[LayerCall] = []

@@ -12,6 +12,7 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
+from normscope.models.offloading import weights_present
 from normscope.models.rotary import Rotation
 
 Fusion = Literal["stacked", "interleaved"]
@@ -353,25 +354,26 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
         unit_offset: Whether it stores γ − 1.
     """
     epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    with weights_present(norm):
+        weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+        stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
     if weight is None:
         size = math.prod(norm.normalized_shape)
         device = next((tensor.device for tensor in (bias, *norm.buffers()) if tensor is not None), None)
         weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
     weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
-    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight))
+    return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight, stored))
 
 
 _EPSILON = 1e-5
 """ε of norms that do not store it (OLMo's); verification proves it where feed-forward networks are compared."""
 
 
-def _centres(norm: nn.Module, weight: Tensor) -> bool:
+def _centres(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether a norm subtracts the mean: then a vector and the same with a number added to every dimension have one norm."""
-    stored = next((tensor for tensor in norm.parameters()), weight)
-    probe = torch.arange(weight.shape[-1], device=stored.device, dtype=torch.float32).cos()
+    probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
     with torch.inference_mode():
-        one, other = (norm(vector[None, None].to(stored.dtype)).float() for vector in (probe, probe + 2))
+        one, other = (norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2))
     # Without centring the two differ by far more than any rounding.
     return bool((one - other).norm() < 0.1 * one.norm())
 
@@ -389,7 +391,8 @@ def _part(layer: nn.Module, path: str | None) -> Any:
 
 def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
-    weight, bias = projection.weight, projection.bias
+    with weights_present(projection):
+        weight, bias = projection.weight, projection.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     weight = weight.T if isinstance(projection, nn.Linear) else weight

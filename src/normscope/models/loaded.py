@@ -12,6 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
+from normscope.models.offloading import execution_device
 from normscope.models.task_heads import Head
 from normscope.models.verification import Verification, verify
 
@@ -131,8 +132,8 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.model.device
+        """The device on which the model runs."""
+        return execution_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:

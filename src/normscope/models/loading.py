@@ -8,8 +8,13 @@ import dataclasses
 import hashlib
 import logging
 import re
+import shutil
+import tempfile
 import warnings
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -27,6 +32,7 @@ from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
+from normscope.models.offloading import execution_device, is_offloaded, memory_by_device
 from normscope.models.task_heads import Head, task_head
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
@@ -114,8 +120,15 @@ class OpenedModel:
             InputError: If they cannot be read, do not fit together, or must not be trusted; the message names the config key.
         """
         name = self.options.name
-        model = self._model(DTYPES[device.dtype], device_map)
-        target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
+        if device.map is not None:
+            self._check_spreadable()
+            spread = {"device_map": "auto"} | _spread(device)
+            model = self._model(DTYPES[device.dtype], spread)
+            weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
+            target = execution_device(model)
+        else:
+            model = self._model(DTYPES[device.dtype], {} if device_map is None else {"device_map": device_map})
+            target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
         check_shape(model, self.layout, name)
         if tokenizer is None:
@@ -123,7 +136,8 @@ class OpenedModel:
         else:
             check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
         run_experts_in_float64(model)
-        model.to(target)
+        if not is_offloaded(model):
+            model.to(target)
         return LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
@@ -140,7 +154,23 @@ class OpenedModel:
     def _random(self) -> bool:
         return self.options.random_init or self.source is None
 
-    def _model(self, dtype: torch.dtype, device_map: object = None) -> PreTrainedModel:
+    def _check_spreadable(self) -> None:
+        """Check that weights of the model can be elsewhere while their module does not run.
+
+        Raises:
+            InputError: If they cannot.
+        """
+        if self._random or self.adapter is not None:
+            what = "random weights" if self._random else "an adapter"
+            raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
+        layout = self.layout
+        if not layout.registry or layout.query_bias is not None or layout.value_bias is not None:
+            raise InputError(
+                f"device.map=auto: expected a family with all its weights in linear layers and norms, got "
+                f"{layout.family}; leave out device.map"
+            )
+
+    def _model(self, dtype: torch.dtype, placing: Mapping[str, object]) -> PreTrainedModel:
         if self._random:
             torch.manual_seed(self.options.seed)
             try:
@@ -152,7 +182,7 @@ class OpenedModel:
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
-            model = _pretrained(self.source, self.config, self.options, dtype, device_map)
+            model = _pretrained(self.source, self.config, self.options, dtype, placing)
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
         return model.get_encoder() if self.layout.stack == "encoder" else model
@@ -266,8 +296,14 @@ def _only_device(model: PreTrainedModel, device_map: object) -> torch.device:
     return devices.pop()
 
 
+def _spread(device: DeviceOptions) -> dict[str, Any]:
+    """Arguments with which transformers keeps weights that do not fit on the device in CPU memory, and the rest on disk."""
+    memory = memory_by_device(torch_device(device.name), device.max_memory)
+    return {"max_memory": memory, "offload_folder": tempfile.mkdtemp(prefix="normscope-offload-")}
+
+
 def _pretrained(
-    source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype, device_map: object = None
+    source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype, placing: Mapping[str, object]
 ) -> PreTrainedModel:
     check_pickles(source.folder, options.name)
     try:
@@ -281,7 +317,7 @@ def _pretrained(
                 trust_remote_code=options.trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
-                device_map=device_map,
+                **placing,
             )
     except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error

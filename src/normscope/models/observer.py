@@ -20,11 +20,12 @@ from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
 from normscope.maths.received import attention_with_received, one_pass_is_faster
 from normscope.models.attention_function import IMPLEMENTATION, active
-from normscope.models.block import AttentionBlock, TokenSelector, full_precision
+from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.layout import BlockLayout, BlockModules, normalisation
+from normscope.models.offloading import is_offloaded
 from normscope.models.rotary import rotation_of
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 
@@ -114,9 +115,8 @@ class Observer:
         self._hidden = frozenset(hidden)
         self._extra_terms = layout.extra_terms(model.config)
         heads = layout.heads_of(model.config)
-        self.parameters = {
-            modules.layer: modules.parameters(*heads) for modules in self._layers if modules.layer in self._wanted
-        }
+        wanted = {modules.layer: modules for modules in self._layers if modules.layer in self._wanted}
+        self.parameters: Mapping[int, BlockParameters] = BlockWeights(wanted, heads, keep=_takes_no_copy(model))
         """Weights of the blocks to visit, by layer."""
         self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
         """Weights of the norms that output hidden vectors, by layer from 0."""
@@ -421,6 +421,54 @@ class Observer:
         self._visit(block)
         self._shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, _ATTENTION))
+
+
+class BlockWeights(Mapping[int, BlockParameters]):
+    """The weights of blocks, by layer.
+
+    Args:
+        layers: The modules of each layer.
+        heads: Numbers of heads of queries, and of keys and values.
+        keep: Whether to read the weights of all layers now. Otherwise those of one layer at a time are read, when they are
+            needed: all of them would take more memory than the model's own.
+    """
+
+    def __init__(self, layers: Mapping[int, BlockModules], heads: tuple[int, int], *, keep: bool) -> None:
+        self._layers, self._heads, self._keep = layers, heads, keep
+        self._read: dict[int, BlockParameters] = {}
+        # They take a decomposition of W_O, and little memory.
+        self._factors: dict[int, Tensor] = {}
+        if keep:
+            for layer in layers:
+                self[layer]
+
+    def __getitem__(self, layer: int) -> BlockParameters:
+        if layer in self._read:
+            return self._read[layer]
+        if not self._keep:
+            self._release()
+        parameters = self._layers[layer].parameters(*self._heads)
+        if layer in self._factors:
+            parameters.__dict__["norm_factors"] = self._factors[layer]
+        self._read[layer] = parameters
+        return parameters
+
+    def _release(self) -> None:
+        for layer, parameters in self._read.items():
+            if "norm_factors" in parameters.__dict__:
+                self._factors[layer] = parameters.norm_factors
+        self._read.clear()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+def _takes_no_copy(model: PreTrainedModel) -> bool:
+    """Whether weights in float32 or better are those of the model itself."""
+    return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model)
 
 
 # Models under observation: a second observer's hooks would interfere with the first's.

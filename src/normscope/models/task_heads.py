@@ -1,6 +1,7 @@
 """Loads the head of a checkpoint for one task, if it has one."""
 
 import enum
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.architecture import silent_warnings
+from normscope.models.offloading import is_offloaded
 from normscope.models.weight_checks import check_dtypes, check_finite, check_shapes
+
+log = logging.getLogger("normscope")
 
 
 class Head(enum.StrEnum):
@@ -68,6 +72,11 @@ def task_head(
     Raises:
         InputError: If the head's weights cannot be used.
     """
+    if is_offloaded(base):
+        log.warning(
+            "device.map=auto: the %s head of %s is not loaded, because some of its weights are elsewhere", head, name
+        )
+        return None
     # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
     if config.is_encoder_decoder != (head is Head.TRANSLATION) or type(config) not in _AUTO[head]._model_mapping:
         return None

@@ -33,6 +33,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, embeddings_of, normalisation, stacked_heads
 from normscope.models.observer import Observer, Replacement
+from normscope.models.offloading import execution_device
 from normscope.models.score_terms import ScoreTerms
 from normscope.models.untouched import Reference, UntouchedPass, untouched_pass
 
@@ -272,7 +273,8 @@ def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) ->
     if padding is not None:
         # Some models find their positions by looking for padding: none may stand among the tokens.
         ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
-    return {"input_ids": ids.to(model.device), "attention_mask": token_mask.long().to(model.device)}
+    device = execution_device(model)
+    return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}
 
 
 def _errors(block: AttentionBlock, reference: Reference) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Checks on a checkpoint's weights: the model uses all of them, unchanged, and nothing else."""
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, printable
 from normscope.models.files import weight_files
+from normscope.models.offloading import weights_present
 
 # Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
 _UNOBSERVED_PARTS = ("pooler.",)
@@ -150,12 +152,15 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
     Raises:
         InputError: If one is.
     """
-    for key, parameter in model.named_parameters():
-        # The sum is finite only if every term is; unlike isfinite on the parameter, it needs no tensor of the same size.
-        if not torch.isfinite(parameter.sum(dtype=torch.float64)):
-            raise InputError(
-                f"model.name={name}: NaN or infinity in the weight {key}; set model.name to another checkpoint"
-            )
+    for path, module in model.named_modules():
+        own = [key for key, _ in module.named_parameters(prefix=path, recurse=False)]
+        with weights_present(module) if own else contextlib.nullcontext():
+            for key, parameter in module.named_parameters(prefix=path, recurse=False):
+                # The sum is finite only if every term is; unlike isfinite on the parameter, it needs no tensor of that size.
+                if not torch.isfinite(parameter.sum(dtype=torch.float64)):
+                    raise InputError(
+                        f"model.name={name}: NaN or infinity in the weight {key}; set model.name to another checkpoint"
+                    )
 
 
 def _computed(config: PretrainedConfig) -> set[str]:

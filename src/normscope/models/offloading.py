@@ -1,0 +1,82 @@
+"""Weights that accelerate keeps in CPU memory or on disk, and loads into a module only while that module runs."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.config.schema import MaxMemory
+from normscope.config.sizes import size_in_bytes
+from normscope.errors import InputError
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some weights of a model are kept elsewhere while it does not run."""
+    return any(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+@contextlib.contextmanager
+def weights_present(module: nn.Module) -> Iterator[None]:
+    """While the context is open, the weights of a module and its submodules are on the device on which it runs.
+
+    Tensors that were read inside stay valid; the module's own attributes are `meta` tensors again afterwards.
+    """
+    with contextlib.ExitStack() as loaded:
+        if is_offloaded(module):
+            for part in module.modules():
+                for hook in _offloading_hooks(part):
+                    hook.pre_forward(part)
+                    loaded.callback(hook.post_forward, part, None)
+            if is_offloaded(module):
+                raise RuntimeError(f"{type(module).__name__} has weights on the meta device that nothing loads")
+        yield
+
+
+def _offloading_hooks(module: nn.Module) -> list[Any]:
+    """Hooks of accelerate that load a module's weights before it runs; `align_module_device` misses those in a sequence."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]
+
+
+def execution_device(model: nn.Module) -> torch.device:
+    """The device on which a model runs, wherever its weights are."""
+    for parameter in model.parameters():
+        if parameter.device.type != "meta":
+            return parameter.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next(device for device in devices if device is not None))
+
+
+def memory_by_device(device: torch.device, limits: MaxMemory) -> dict[int | str, int]:
+    """Bytes that weights may take on the device on which a model runs, and on the CPU, as accelerate expects them.
+
+    Args:
+        device: The device on which the model runs.
+        limits: Sizes; a place without one may be filled as far as accelerate thinks right.
+
+    Raises:
+        InputError: If accelerate is not installed, a size is none, or there is one for an accelerator that is not used.
+    """
+    try:
+        from accelerate.utils import get_max_memory
+    except ImportError as error:
+        raise InputError("device.map=auto needs accelerate: pip install accelerate") from error
+    free: dict[int | str, int] = get_max_memory()
+
+    def size(place: str, key: int | str) -> int:
+        limit = getattr(limits, place)
+        return free.get(key, 0) if limit is None else size_in_bytes(f"device.max_memory.{place}", limit)
+
+    memory: dict[int | str, int] = {"cpu": size("cpu", "cpu")}
+    if device.type == "cpu":
+        if limits.accelerator is not None:
+            raise InputError(
+                f"device.max_memory.accelerator={limits.accelerator}: the model runs on the CPU; set only "
+                "device.max_memory.cpu"
+            )
+        return memory
+    key: int | str = device.type if device.type == "mps" else device.index or 0
+    return {key: size("accelerator", key), **memory}

@@ -1,0 +1,152 @@
+"""Models whose weights are in CPU memory or on disk while their modules do not run."""
+
+import gc
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload
+
+from normscope.config.schema import DeviceMap, DeviceOptions, MaxMemory, ModelOptions, RunOptions
+from normscope.config.sizes import size_in_bytes
+from normscope.config.validation import check
+from normscope.errors import InputError
+from normscope.models.families import layout_of
+from normscope.models.frozen_pass import frozen_pass
+from normscope.models.loading import load
+from normscope.models.observer import Observer
+from normscope.models.offloading import execution_device, is_offloaded, memory_by_device, weights_present
+from normscope.models.verification import verify
+from normscope.models.weight_checks import check_finite
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+
+CPU = torch.device("cpu")
+INPUTS = {
+    "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 6, 0]]),
+    "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]]),
+}
+
+
+def observed(model, layout) -> list[torch.Tensor]:
+    """What analyses read of every block and network."""
+    values: list[torch.Tensor] = []
+    layers = len(layout.passes(model))
+    observer = Observer(model, layout, hidden=range(layers + 1), feed_forward=True, received=True)
+
+    def visit(block):
+        values.extend([block.received, block.transformed_norms, *block.mixing_ratios.values()])
+
+    def visit_feed_forward(block):
+        values.extend([block.parameters.input_weight, block.parameters.output_weight, block.output])
+
+    with observer:
+        for _ in range(2):  # weights are loaded again for every batch
+            observer.run(INPUTS, visit, lambda _layer, vectors: values.append(vectors), visit_feed_forward)
+    return [value.clone() for value in values]
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma2"])
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
+    layout = layout_of(family)
+    model = tiny_model(FAMILY_CONFIGS[family], torch.float32)
+    expected, error = observed(model, layout), verify(model, layout, family, feed_forward=True).error
+    if place == "cpu":
+        cpu_offload(model, CPU)
+    else:
+        disk_offload(model, str(tmp_path), CPU)
+    assert is_offloaded(model)
+    assert execution_device(model) == CPU
+    check_finite(model, family)
+    for got, wanted in zip(observed(model, layout), expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert verify(model, layout, family, feed_forward=True).error == error
+    assert is_offloaded(model), "weights are let go again"
+    with (
+        pytest.raises(InputError, match=r"^device\.map=auto: attribution through all layers needs"),
+        frozen_pass(model, layout, INPUTS),
+    ):
+        pass
+
+
+def test_weights_of_one_layer_at_a_time_are_kept():
+    model, layout = tiny_model(FAMILY_CONFIGS["llama"], torch.float32), layout_of("llama")
+    cpu_offload(model, CPU)
+    weights = Observer(model, layout).parameters
+    factors = weights[1].norm_factors
+    assert weights[1] is weights[1]
+    first = weights[1]
+    assert weights[2] is not first
+    assert weights[1] is not first
+    assert weights[1].norm_factors is factors, "a decomposition is made once"
+    assert list(weights) == [1, 2, 3]
+    assert len(weights) == 3
+
+
+def test_half_precision_is_not_copied_for_all_layers():
+    model = tiny_model(FAMILY_CONFIGS["llama"], torch.bfloat16)
+    weights = Observer(model, layout_of("llama")).parameters
+    assert weights[1].query_weight.dtype is torch.float32
+    assert weights[2] is not weights[1]
+    assert list(weights._read) == [1]
+
+
+def test_a_damaged_weight_on_disk_is_found(tmp_path):
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
+    model.encoder.layer[1].output.dense.weight[0, 0] = torch.nan
+    disk_offload(model, str(tmp_path), CPU)
+    with pytest.raises(InputError, match=r"NaN or infinity in the weight encoder\.layer\.1\.output\.dense\.weight"):
+        check_finite(model, "tiny")
+
+
+def test_weights_are_present_inside_and_stay_valid(tmp_path):
+    layer = torch.nn.Linear(3, 2)
+    expected = layer.weight.detach().clone()
+    disk_offload(layer, str(tmp_path), CPU)
+    with weights_present(layer):
+        weight = layer.weight
+    assert torch.equal(weight, expected)
+    assert layer.weight.device.type == "meta"
+
+
+@pytest.mark.parametrize("memory", [None, "100KB"])
+def test_a_checkpoint_larger_than_memory(saved_model, memory):
+    plain = load(ModelOptions(name=saved_model), DeviceOptions(name="cpu"))
+    spread = load(
+        ModelOptions(name=saved_model), DeviceOptions(name="cpu", map=DeviceMap.auto, max_memory=MaxMemory(cpu=memory))
+    )
+    assert is_offloaded(spread.model) == bool(memory)
+    assert spread.device == CPU
+    for got, wanted in zip(observed(spread.model, spread.layout), observed(plain.model, plain.layout), strict=True):
+        assert torch.equal(got, wanted)
+    assert (spread.masked_language_head is None) or not memory
+    del spread
+    gc.collect()  # the folder for weights that are in no file of safetensors goes with the model
+
+
+@pytest.mark.parametrize("size", ["-1GiB", "much", "3 bytes", ""])
+def test_wrong_sizes_have_one_line(size):
+    with pytest.raises(InputError, match=rf"^device\.max_memory\.cpu={size}: expected a size such as 20GiB or 500MB$"):
+        size_in_bytes("device.max_memory.cpu", size)
+
+
+def test_sizes_have_units():
+    assert [size_in_bytes("key", size) for size in ("7", "1.5KiB", "2 GB")] == [7, 1536, 2 * 10**9]
+    assert memory_by_device(CPU, MaxMemory(cpu="3MB")) == {"cpu": 3 * 10**6}
+    limits = MaxMemory(cpu="3MB", accelerator="1GB")
+    assert list(memory_by_device(torch.device("cuda:1"), limits).items()) == [(1, 10**9), ("cpu", 3 * 10**6)]
+    with pytest.raises(InputError, match=r"^device\.max_memory\.accelerator=1GB: the model runs on the CPU; set "):
+        memory_by_device(CPU, limits)
+
+
+def test_maps_that_cannot_be(saved_model, monkeypatch):
+    options = DeviceOptions(name="cpu", map=DeviceMap.auto)
+    with pytest.raises(InputError, match=r"^device\.map=auto: expected a checkpoint, got random weights"):
+        load(ModelOptions(name=saved_model, random_init=True), options)
+    run = RunOptions()
+    run.analysis.mixing.enabled = True
+    run.device.max_memory.cpu = "1GB"
+    with pytest.raises(InputError, match=r"^device\.max_memory\.cpu=1GB is only used with device\.map=auto"):
+        check(run)
+    monkeypatch.setitem(__import__("sys").modules, "accelerate.utils", None)
+    with pytest.raises(InputError, match=r"^device\.map=auto needs accelerate: pip install accelerate$"):
+        memory_by_device(CPU, MaxMemory())
