@@ -2,7 +2,7 @@
 
 Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, corpora (sizes and numbers of
 processes), syntax on made-up treebanks, and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a
-figure that name the machine.
+figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
 """
 
 import argparse
@@ -13,8 +13,10 @@ import torch
 
 from benchmarks.corpora import measured_corpora, measured_treebanks
 from benchmarks.measuring import measured, resident
+from benchmarks.profiling import WAYS, profiled
 from benchmarks.results import machine, show, write
 from benchmarks.scenarios import (
+    SHAPES,
     SUITES,
     Scenario,
     correlation_costs,
@@ -37,6 +39,11 @@ def main() -> None:
         "--dry-run", action="store_true", help="run the alternatives of `cuda` once, with a tiny model on the CPU"
     )
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="output folder")
+    parser.add_argument("--profile", action="store_true", help="cost by analysis of one shape, and a trace, instead")
+    parser.add_argument("--shape", choices=SHAPES, default="MiniLM", help="shape to profile (default MiniLM)")
+    parser.add_argument("--sequences", type=int, default=32, help="sequences to profile (default 32)")
+    parser.add_argument("--length", type=int, default=128, help="tokens per sequence to profile (default 128)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to profile (default cpu)")
     parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
@@ -44,6 +51,12 @@ def main() -> None:
         print(json.dumps(resident(prepare(Scenario.unpacked(scenario))[way])))
         return
     print(machine())
+    if arguments.profile:
+        scenario = Scenario(arguments.shape, arguments.sequences, arguments.length, WAYS, device=arguments.device)
+        rows = profiled(scenario, arguments.repeats, arguments.out)
+        show(rows)
+        write(arguments.out, "profile", rows)
+        return
     if arguments.dry_run:
         show(measured(dry_run(large_language_model()), repeats=1))
         return

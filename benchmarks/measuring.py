@@ -34,7 +34,7 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
         scenario: The scenario to run.
         repeats: Passes per alternative.
     """
-    seconds, ratios = _times(scenario, repeats)
+    seconds, ratios = times(scenario, repeats)
     memory = {way: _memory_of(scenario, way) if scenario.memory else Memory(1, 1) for way in scenario.ways}
     bare = memory[BARE]
     return [
@@ -57,7 +57,13 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
     ]
 
 
-def _times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds, and time relative to the bare pass, of each alternative: medians.
+
+    Args:
+        scenario: The scenario to run.
+        repeats: Passes per alternative.
+    """
     ways = prepare(scenario)
     for forward in ways.values():
         forward()

@@ -1,0 +1,46 @@
+"""What a pass asks of torch: as many operations whatever the batch, and nothing twice."""
+
+import pytest
+import torch
+
+from benchmarks.profiling import operations
+from benchmarks.scenarios import analyses_of, analysing, random_batch
+from normscope.models.block import AttentionBlock
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+
+FAMILIES = ("bert", "llama")
+# A sample that overflows is cut back to its size, at most once per layer and batch.
+CUTS = {"norms": 20}
+
+
+def prepared(model_type, sequences, names):
+    torch.manual_seed(0)
+    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float32)
+    return analysing(model, random_batch((sequences, 6), model.config.vocab_size), analyses_of(model, names))
+
+
+@pytest.mark.parametrize("name", ["mixing", "outliers", "frequency", "norms", "score", "feedforward", "sinks"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_operations_do_not_grow_with_the_batch(model_type, name):
+    few, many = (prepared(model_type, sequences, [name]) for sequences in (4, 64))
+    few(), many()
+    assert abs(operations(few) - operations(many)) <= CUTS.get(name, 0)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_block_builds_nothing_twice(monkeypatch, model_type):
+    built: dict[str, int] = {}
+    parts = ("received", "transformed_norms", "self_weights", "preserving", "composition", "mixing_ratios")
+    for part in parts:
+        property_ = AttentionBlock.__dict__[part]
+
+        def counted(block, part=part, build=property_.func):
+            built[part] = built.get(part, 0) + 1
+            return build(block)
+
+        monkeypatch.setattr(property_, "func", counted)
+    forward = prepared(model_type, 3, ["mixing", "norms", "frequency", "outliers", "score", "feedforward"])
+    forward()
+    layers = FAMILY_CONFIGS[model_type]["num_hidden_layers"]
+    assert built.pop("received", 0) == 0  # the sum of α, which the rank correlation builds
+    assert built == dict.fromkeys(parts[1:], layers)
