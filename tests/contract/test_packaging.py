@@ -23,7 +23,7 @@ EXTRAS = {name: [*map(Requirement, lines)] for name, lines in PROJECT["optional-
 DEPENDENCIES = [*map(Requirement, PROJECT["dependencies"])]
 
 # What other libraries import for us (CONTRIBUTING.md has the reasons), and what is data or a command.
-NOT_IMPORTED = {"accelerate", "sacremoses", "sentencepiece"}
+NOT_IMPORTED = {"sacremoses", "sentencepiece"}
 # Distributions whose name is not their module's.
 MODULES = {
     "huggingface-hub": "huggingface_hub",

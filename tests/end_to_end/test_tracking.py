@@ -256,7 +256,8 @@ def test_a_service_that_is_killed_during_the_run(capsys, monkeypatch, tmp_path):
     (line,) = tracked(capsys, tmp_path / "run", kill)
     assert "Weights & Biases failed" in line
     monkeypatch.undo()
-    assert tracked(capsys, tmp_path / "next") == []  # the next run of a sweep has a service again
+    # The next run of a sweep has a service again. A thread of wandb may still complain of the first.
+    assert not any("Weights & Biases" in line for line in tracked(capsys, tmp_path / "next"))
     assert recorded(tmp_path / "next")["exit"] == 0
 
 
