@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +202,6 @@ def test_an_interrupted_run_has_that_status(tmp_path, saved_model):
     arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={text}", f"output_dir={folder}"]
     process = Fork(*arguments, "device.batch_tokens=64", "tracking=disabled")
     process.wait_until((folder / "config.yaml").exists)
-    time.sleep(1)  # a run has a status as soon as its tracker has started
     process.send_signal(signal.SIGINT)
     assert process.wait().status == 130
     results = json.loads((folder / "results.json").read_text())

@@ -135,11 +135,6 @@ class Session:
             if group.is_main:
                 session._announce()
         session._announce_resumed()
-        with group.agreeing():  # nothing is saved before the main process has begun the run
-            if results is not None:
-                options.tracking = with_environment(options.tracking)
-                results.begin(options)
-                remember_run(group.store, results.path)
         return session
 
     @classmethod
@@ -153,6 +148,18 @@ class Session:
         session = _prepared(options, None, Path(), ProcessGroup(), Origin(time.monotonic(), ""), inputs, whole)
         session.begin(whole.own[0])
         return session
+
+    def start(self) -> None:
+        """Begin the run in its folder, which records from now on how it ends.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        with self.group.agreeing():  # nothing is saved before the main process has begun the run
+            if self.results is not None:
+                self.options.tracking = with_environment(self.options.tracking)
+                self.results.begin(self.options)
+                remember_run(self.group.store, self.results.path)
 
     def begin(self, share: Share) -> None:
         """Turn to one of the parts, and continue where it was stopped if the run is resumed.

@@ -13,19 +13,24 @@ from normscope.running.shutdown import Terminated, deferred_signals
 
 @contextlib.contextmanager
 def tracked(session: Session) -> Iterator[Tracker]:
-    """The tracker of a run. If the run fails, its status is recorded before the tracker finishes, which may take long.
+    """Start a run and its tracker. If the run fails, its status is recorded before the tracker finishes, which may take long.
 
     Only the main process records and tracks. The others mark the run as failed if the main process dies.
+
+    Raises:
+        InputError: If the run folder cannot be written to.
     """
     results = session.results
     if results is None:
         with _main_process_watched(session):
+            session.start()
             yield NoTracker()
         return
     command, family = session.provenance.origin.command, session.model.layout.family
-    tracker = track(session.options, results.path, command, family)
-    with _recorded(session, results), tracker as started, _recorded(session, results):
-        yield started
+    with _recorded(session, results):
+        session.start()
+        with track(session.options, results.path, command, family) as tracker, _recorded(session, results):
+            yield tracker
 
 
 @contextlib.contextmanager
@@ -43,7 +48,7 @@ def _recorded(session: Session, results: RunFolder) -> Iterator[None]:
                 status = Status.INTERRUPTED
         # Another signal must not lose the status. If the folder is not writable, the original error says so already.
         with deferred_signals(), contextlib.suppress(InputError):
-            if not results.ended:
+            if results.begun and not results.ended:
                 results.finish(status, {}, session.provenance.facts(), error=text)
         raise
 
