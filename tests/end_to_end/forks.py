@@ -1,7 +1,7 @@
-"""Processes forked from one that has already imported torch, transformers and the other libraries of a run.
+"""Processes forked from one that has already imported what a run imports.
 
 A new interpreter spends more time on those imports than on all the rest of a small run. A forked process is a process like any
-other, with its own signals, exit status and environment, and imports our code itself. It draws no figures.
+other, with its own signals, exit status and environment. It draws no figures.
 """
 
 import atexit
@@ -25,7 +25,7 @@ LIBRARIES = [
 ]
 """What a run imports of other people's."""
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(LIBRARIES)
+_SERVER.set_forkserver_preload([*LIBRARIES, "tests.end_to_end.preloaded"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +104,9 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str],
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
+    if environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):  # plug-ins are imported with our code
+        for name in [name for name in sys.modules if name.partition(".")[0] == "normscope"]:
+            del sys.modules[name]
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
