@@ -21,7 +21,7 @@ PARTS = 3
 
 @pytest.fixture(scope="module")
 def given(saved_model):
-    return [*SMALL, f"model.name={saved_model}", "checkpoint.every_seconds=0"]
+    return [*SMALL, "analysis=[mixing,frequency]", f"model.name={saved_model}", "checkpoint.every_seconds=0"]
 
 
 @pytest.fixture(scope="module")
