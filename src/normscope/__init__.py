@@ -11,10 +11,15 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
 ```
 """
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from normscope.distribution import VERSION as __version__
+
+# transformers imports torchao wherever it is installed, which then warns of kernels for other devices.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 if TYPE_CHECKING:
     from normscope.api import (

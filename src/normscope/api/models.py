@@ -1,19 +1,23 @@
 """Models for the Python interface: by name, or already in memory."""
 
+import enum
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.arguments import in_terms_of_arguments
-from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin
+from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
 from normscope.models.verification import verify
 from normscope.models.wrapping import wrap_model
+
+Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PIN = Pin(
@@ -33,6 +37,7 @@ def load(
     device: str = "auto",
     device_map: object = None,
     dtype: str = "float32",
+    quantization: str | None = None,
     random_init: bool = False,
     seed: int = 0,
     source_language: str | None = None,
@@ -50,6 +55,7 @@ def load(
         device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
         device_map: A device map for transformers, instead of `device`. It must put all weights on one device.
         dtype: `float32`, `float64`, `bfloat16` or `float16`.
+        quantization: Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA).
         random_init: Use random weights of the same shapes, as a control.
         seed: Seed of the random weights. torch's generators keep their state.
         source_language: Source language of a multilingual translation model, as a code of its tokenizer.
@@ -62,8 +68,6 @@ def load(
         InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.
     """
     with in_terms_of_arguments({"model.name": "name"}):
-        if dtype not in list(DType):
-            raise InputError(f"dtype={dtype!r}: expected one of {', '.join(DType)}")
         loaded = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
         options = ModelOptions(
             name=str(name),
@@ -71,6 +75,7 @@ def load(
             pin=DEFAULT_PIN,
             tokenizer=None if tokenizer is None or loaded is not None else str(tokenizer),
             stack=_stack(stack),
+            quantization=None if quantization is None else _choice("quantization", quantization, Quantization),
             random_init=random_init,
             seed=seed,
             source_language=source_language,
@@ -78,10 +83,10 @@ def load(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
         )
-        if device_map is not None and (device != "auto" or random_init):
-            other = "random_init=True" if random_init else f"device={device!r}"
-            raise InputError(f"device_map={device_map!r}: expected it alone, got {other} as well")
-        return _verified(options, DeviceOptions(name=device, dtype=DType(dtype)), device_map, loaded)
+        if device_map is not None:
+            named = None if device == "auto" else device
+            _check_alone(device_map, random_init=random_init, device=named, quantization=quantization)
+        return _verified(options, DeviceOptions(name=device, dtype=_choice("dtype", dtype, DType)), device_map, loaded)
 
 
 def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
@@ -108,8 +113,9 @@ def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | N
     adapter, wrap it again.
 
     Args:
-        model: Any transformers model, with or without a head, on any device and in any dtype; or a PEFT model around one, whose
-            active adapters are merged in the copy. All weights must be on one device.
+        model: Any transformers model, with or without a head, on any device and in any dtype, or quantised by torchao or
+            bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy. All weights must be on one
+            device.
         tokenizer: Its tokenizer.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
 
@@ -129,9 +135,19 @@ def generators_restored() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
+def _check_alone(device_map: object, **others: object) -> None:
+    for name, value in others.items():
+        if value:
+            raise InputError(f"device_map={device_map!r}: expected it alone, got {name}={value!r} as well")
+
+
+def _choice(name: str, value: str, choices: type[Choice]) -> Choice:
+    if value not in list(choices):
+        raise InputError(f"{name}={value!r}: expected one of {', '.join(choices)}")
+    return choices(value)
+
+
 def _stack(stack: str | None) -> ModelStack | None:
     if stack is None:
         return None
-    if stack not in list(ModelStack):
-        raise InputError(f"stack={stack!r}: expected one of {', '.join(ModelStack)}")
-    return ModelStack(stack)
+    return _choice("stack", stack, ModelStack)

@@ -42,6 +42,17 @@ class ModelStack(enum.StrEnum):
     cross = "cross"
 
 
+class Quantization(enum.StrEnum):
+    """How the weights of linear layers are quantised when they are loaded."""
+
+    torchao_int8 = "torchao_int8"
+    """Eight bits, row by row; on any device."""
+    bitsandbytes_8bit = "bitsandbytes_8bit"
+    """Eight bits, and activations as well (LLM.int8); on CUDA."""
+    bitsandbytes_4bit = "bitsandbytes_4bit"
+    """Four bits (NF4); on CUDA."""
+
+
 @dataclass
 class ModelOptions:
     """Which model is analysed."""
@@ -67,6 +78,8 @@ class ModelOptions:
     """An inline transformers config instead of a downloaded model; the weights are random."""
     random_init: bool = False
     """Use random weights of the same shapes, as a control."""
+    quantization: Quantization | None = None
+    """Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA)."""
     toy: bool = False
     """Use the toy translation model, which is trained first."""
     seed: int = II("seed")

@@ -24,6 +24,7 @@ from normscope.models.layout import (
     weight_and_bias,
 )
 from normscope.models.offloading import weights_present
+from normscope.models.quantisation import weight_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _bound(
         if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
             input_module, activation = attrgetter(form.input)(layer), attrgetter(form.activation)(layer)
             with weights_present(input_module):
-                like = full_precision(input_module.weight[:1, :1])
+                like = full_precision(weight_values(input_module)[:1, :1])
             return FeedForwardModules(
                 layer=number,
                 input=input_module,

@@ -13,6 +13,7 @@ from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
 from normscope.models.offloading import weights_present
+from normscope.models.quantisation import weight_values
 from normscope.models.rotary import Rotation
 
 Fusion = Literal["stacked", "interleaved"]
@@ -392,8 +393,7 @@ def _part(layer: nn.Module, path: str | None) -> Any:
 def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
     with weights_present(projection):
-        weight, bias = projection.weight, projection.bias
-    assert isinstance(weight, Tensor)
+        weight, bias = weight_values(projection), projection.bias
     assert bias is None or isinstance(bias, Tensor)
     weight = weight.T if isinstance(projection, nn.Linear) else weight
     return full_precision(weight), None if bias is None else full_precision(bias)

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.config.schema import DeviceOptions, ModelOptions
+from normscope.config.schema import DeviceOptions, ModelOptions, Quantization
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
@@ -33,6 +33,7 @@ from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import execution_device, is_offloaded, memory_by_device
+from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.task_heads import Head, task_head
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
@@ -126,6 +127,9 @@ class OpenedModel:
             model = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
             target = execution_device(model)
+        elif self._by_bitsandbytes:
+            target = torch_device(device.name)
+            model = self._model(DTYPES[device.dtype], self._quantising(DTYPES[device.dtype], target))
         else:
             model = self._model(DTYPES[device.dtype], {} if device_map is None else {"device_map": device_map})
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
@@ -136,7 +140,9 @@ class OpenedModel:
         else:
             check_tokenizer(tokenizer, name, model, self.layout, random_weights=self._random)
         run_experts_in_float64(model)
-        if not is_offloaded(model):
+        if self.options.quantization is Quantization.torchao_int8:
+            quantise_to_int8(model, target)
+        if not is_offloaded(model) and not self._by_bitsandbytes:
             model.to(target)
         return LoadedModel(
             model=model.eval().requires_grad_(False),
@@ -154,12 +160,38 @@ class OpenedModel:
     def _random(self) -> bool:
         return self.options.random_init or self.source is None
 
+    @property
+    def _by_bitsandbytes(self) -> bool:
+        """Whether weights are quantised while they are read."""
+        return self.options.quantization in (Quantization.bitsandbytes_8bit, Quantization.bitsandbytes_4bit)
+
+    def _quantising(self, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
+        """Arguments with which transformers quantises weights and puts them on a device.
+
+        Raises:
+            InputError: If bitsandbytes cannot quantise them.
+        """
+        quantization = self.options.quantization
+        assert quantization is not None
+        if self._random or self.adapter is not None:
+            what = "random weights" if self._random else "an adapter"
+            raise InputError(
+                f"model.quantization={quantization}: expected a checkpoint, got {what}; set "
+                f"model.quantization={Quantization.torchao_int8}"
+            )
+        return {"device_map": {"": device}, "quantization_config": bitsandbytes_config(quantization, dtype, device)}
+
     def _check_spreadable(self) -> None:
         """Check that weights of the model can be elsewhere while their module does not run.
 
         Raises:
             InputError: If they cannot.
         """
+        if self.options.quantization is not None:
+            raise InputError(
+                f"device.map=auto: expected weights that are not quantised, got "
+                f"model.quantization={self.options.quantization}; leave out one of the two"
+            )
         if self._random or self.adapter is not None:
             what = "random weights" if self._random else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")

@@ -26,6 +26,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, BlockModules, normalisation
 from normscope.models.offloading import is_offloaded
+from normscope.models.quantisation import is_quantised
 from normscope.models.rotary import rotation_of
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 
@@ -468,7 +469,7 @@ class BlockWeights(Mapping[int, BlockParameters]):
 
 def _takes_no_copy(model: PreTrainedModel) -> bool:
     """Whether weights in float32 or better are those of the model itself."""
-    return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model)
+    return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model) and not is_quantised(model)
 
 
 # Models under observation: a second observer's hooks would interfere with the first's.

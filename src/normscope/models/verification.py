@@ -34,6 +34,7 @@ from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, embeddings_of, normalisation, stacked_heads
 from normscope.models.observer import Observer, Replacement
 from normscope.models.offloading import execution_device
+from normscope.models.quantisation import rounds_activations
 from normscope.models.score_terms import ScoreTerms
 from normscope.models.untouched import Reference, UntouchedPass, untouched_pass
 
@@ -48,6 +49,9 @@ BOUNDS: Mapping[torch.dtype, float] = {
 
 # What float32 inside a float64 model leaves: some roundings at 6e-8.
 _FLOAT32_INSIDE = 1e-6
+
+# Layers that round what they multiply to eight bits err by up to 1/254 of its largest element; let through like bfloat16.
+_ROUNDED_ACTIVATIONS = 0.1
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
 
@@ -80,7 +84,9 @@ def verify(
         InputError: If a difference is beyond what the dtype can explain; the layer and the difference are named. If
             `feed_forward` is set and a layer has no network that can be observed.
     """
-    comparison = _Comparison(model.dtype, layout, name)
+    comparison = _Comparison(
+        model.dtype, layout, name, least=_ROUNDED_ACTIVATIONS if rounds_activations(model) else 0.0
+    )
     if feed_forward:
         comparison.compare_feed_forward_norms(model, layout)
     comparison.compare_norms(model, layout)
@@ -157,12 +163,12 @@ def _compare_outputs(model: Any, expected: Any, inputs: Mapping[str, Tensor], to
 class _Comparison:
     """Compares what is observed with what the untouched model did, and keeps the largest difference."""
 
-    def __init__(self, dtype: torch.dtype, layout: BlockLayout, name: str) -> None:
+    def __init__(self, dtype: torch.dtype, layout: BlockLayout, name: str, *, least: float) -> None:
         self._dtype, self._layout, self._name = dtype, layout, name
-        self._bound = _bound(dtype, layout.float32_inside)
+        self._bound = max(least, _bound(dtype, layout.float32_inside))
         # The networks' norms compute in float32 in families whose attention does not.
         inside = layout.float32_inside or any(form.float32_inside for form in layout.feed_forward)
-        self._feed_forward_bound = _bound(dtype, inside)
+        self._feed_forward_bound = max(least, _bound(dtype, inside))
         self.worst = Verification(0.0, 1, "block input")
 
     def compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:

@@ -13,6 +13,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, printable
 from normscope.models.files import weight_files
 from normscope.models.offloading import weights_present
+from normscope.models.quantisation import is_quantised_weight, weight_values
 
 # Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
 _UNOBSERVED_PARTS = ("pooler.",)
@@ -156,8 +157,9 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
         own = [key for key, _ in module.named_parameters(prefix=path, recurse=False)]
         with weights_present(module) if own else contextlib.nullcontext():
             for key, parameter in module.named_parameters(prefix=path, recurse=False):
+                stored = weight_values(module) if is_quantised_weight(parameter) else parameter
                 # The sum is finite only if every term is; unlike isfinite on the parameter, it needs no tensor of that size.
-                if not torch.isfinite(parameter.sum(dtype=torch.float64)):
+                if not torch.isfinite(stored.sum(dtype=torch.float64)):
                     raise InputError(
                         f"model.name={name}: NaN or infinity in the weight {key}; set model.name to another checkpoint"
                     )

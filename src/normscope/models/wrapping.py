@@ -22,6 +22,13 @@ from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import BlockLayout, Stack
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
+from normscope.models.quantisation import (
+    is_quantised,
+    is_quantised_weight,
+    quantisation_state,
+    same_weight,
+    stored_tensors,
+)
 from normscope.models.task_heads import Head, has_head
 from normscope.models.tokenizer_loading import check_tokenizer
 from normscope.models.verification import verify_same_outputs
@@ -150,7 +157,9 @@ def _state(model: nn.Module, own: set[int]) -> list[tuple[object, ...]]:
     """Where every weight lies, and the versions of those that the copy does not share."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     state: list[tuple[object, ...]] = [
-        (name, tensor.data_ptr(), tensor._version if id(tensor) in own else 0) for name, tensor in tensors
+        (name, stored.data_ptr(), stored._version if id(tensor) in own else 0)
+        for name, tensor in tensors
+        for stored in stored_tensors(tensor)
     ]
     for name, layer in adapted_layers(model).items():
         state.append((name, tuple(layer.active_adapters), layer.disable_adapters, tuple(layer.merged_adapters)))
@@ -161,12 +170,13 @@ def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
     """A copy in evaluation mode, without hooks and gradients, whose weights are the original's but for some of its own."""
     memo: dict[int, Any] = {}
     for parameter in original.parameters():
-        values = parameter.detach()
-        memo[id(parameter)] = nn.Parameter(values.clone() if id(parameter) in own else values, requires_grad=False)
+        same = same_weight(parameter)
+        memo[id(parameter)] = nn.Parameter(same.clone(), requires_grad=False) if id(parameter) in own else same
     for buffer in original.buffers():
         memo[id(buffer)] = buffer.detach()
     for module in original.modules():
         memo |= {id(hooks): collections.OrderedDict() for hooks in _all_hooks(module)}
+        memo |= {id(part): part for part in quantisation_state(module)}
     try:
         copied = copy.deepcopy(original, memo)
     except Exception as error:  # attributes of other people's modules, which may be anything
@@ -192,7 +202,8 @@ def _check_copyable(model: PreTrainedModel) -> None:
     """Check that the modules compute what their classes say, from weights that are here.
 
     Raises:
-        InputError: If a module has hooks or another `forward`, or a weight is elsewhere or quantised.
+        InputError: If a module has hooks or another `forward`, or a weight is elsewhere, in a format that is not known, or
+            quantised below an adapter.
     """
     for name, module in model.named_modules():
         where = f"model: {name or type(model).__name__}"
@@ -211,12 +222,17 @@ def _check_copyable(model: PreTrainedModel) -> None:
     devices = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
     if len(devices) > 1 or "meta" in devices:
         raise InputError(f"model: expected all weights on one device, got {', '.join(sorted(devices))}")
+    if is_quantised(model) and adapted_layers(model):
+        raise InputError(
+            "model: expected adapters in weights that are not quantised, because merged weights would be rounded again; load "
+            "the model without quantisation"
+        )
     for name, parameter in model.named_parameters():
-        if parameter.dtype not in DTYPES.values():
+        if parameter.dtype not in DTYPES.values() and not is_quantised_weight(parameter):
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise InputError(
-                f"model: expected weights in {', '.join(DTYPES)}, got {dtype} for {name}; quantised weights "
-                "are not those that a model computes with"
+                f"model: expected weights in {', '.join(DTYPES)}, or quantised by torchao or bitsandbytes, got {dtype} for "
+                f"{name}"
             )
 
 
