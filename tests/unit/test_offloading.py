@@ -14,9 +14,18 @@ from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loading import load
 from normscope.models.observer import Observer
-from normscope.models.offloading import execution_device, is_offloaded, memory_by_device, weights_present
+from normscope.models.offloading import (
+    device_share,
+    execution_device,
+    is_offloaded,
+    keep_on,
+    memory_by_device,
+    spare_memory,
+    weights_present,
+)
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
+from normscope.running.distributed import ProcessGroup
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 CPU = torch.device("cpu")
@@ -66,6 +75,57 @@ def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
         frozen_pass(model, layout, INPUTS),
     ):
         pass
+
+
+@pytest.mark.parametrize("size", [0, 10**4, 10**9])
+def test_weights_on_other_devices_are_used(size, monkeypatch):
+    moved: list[torch.Tensor] = []
+
+    layout = layout_of("llama")
+    model = tiny_model(FAMILY_CONFIGS["llama"], torch.float32)
+    expected = observed(model, layout)
+    cpu_offload(model, CPU)
+    to = torch.Tensor.to
+
+    def counted(tensor, *args, **kwargs):
+        if args == (torch.device("cuda", 1),):
+            moved.append(tensor)
+            return tensor.clone()
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", counted)
+    keep_on(model, {torch.device("cuda", 1): size})
+    assert sum(tensor.nbytes for tensor in moved) <= size
+    assert bool(moved) == (size > 0)
+    if size == 10**9:
+        assert len(moved) == len(list(model.parameters()))
+    for got, wanted in zip(observed(model, layout), expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_processes_share_the_devices_of_a_machine(monkeypatch):
+    assert [list(device_share(rank, 2, 4)) for rank in range(2)] == [[0, 1], [2, 3]]
+    assert [list(device_share(rank, 3, 3)) for rank in range(3)] == [[0], [1], [2]]
+    assert list(device_share(0, 1, 8)) == list(range(8))
+    for processes, devices in ((2, 3), (2, 1), (4, 6)):
+        with pytest.raises(
+            InputError, match=rf"^device\.map=auto: expected a multiple of {processes} GPUs, .* got {devices};"
+        ):
+            device_share(0, processes, devices)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 * (index + 1), 1000))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    group, spread = ProcessGroup(rank=1, size=2), DeviceOptions(map=DeviceMap.auto)
+    assert group.local_device(spread).name == "cuda:2"
+    assert list(group.local_devices(spread)) == [2, 3]
+    assert spare_memory(range(2, 4), MaxMemory()) == {torch.device("cuda", 3): 360}
+    assert spare_memory(range(2, 4), MaxMemory(accelerator="1KB")) == {torch.device("cuda", 3): 1000}
+    assert list(ProcessGroup().local_devices(spread)) == [0, 1, 2, 3]
+    assert list(group.local_devices(DeviceOptions(name="cuda:1", map=DeviceMap.auto))) == []
+    plain = DeviceOptions()
+    assert (group.local_device(plain).name, list(group.local_devices(plain))) == ("cuda:1", [])
 
 
 def test_weights_of_one_layer_at_a_time_are_kept():

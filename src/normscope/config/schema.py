@@ -218,7 +218,7 @@ class MaxMemory:
     """Sizes such as `20GiB` or `500MB`; by default what is free."""
 
     accelerator: str | None = None
-    """On the device on which the model runs, if that is not the CPU."""
+    """On the device on which the model runs, if that is not the CPU, and on each other GPU of the process."""
     cpu: str | None = None
     """In CPU memory. What fits nowhere stays on disk."""
 
@@ -234,7 +234,8 @@ class DeviceOptions:
     batch_tokens: int = 4096
     """Maximum number of tokens in a batch, padding included."""
     map: DeviceMap | None = None
-    """`auto` keeps the weights of layers that do not fit on the device in CPU memory, and the rest on disk (accelerate)."""
+    """`auto` keeps weights that do not fit on the device on the process's other GPUs, then in CPU memory, and the rest on disk
+    (accelerate)."""
     max_memory: MaxMemory = field(default_factory=MaxMemory)
     """How much memory weights may take with `map`."""
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.config.schema import DeviceOptions, ModelOptions, Quantization
+from normscope.config.schema import DeviceOptions, DType, ModelOptions, Quantization
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
@@ -31,8 +31,9 @@ from normscope.models.families import layout_of
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
+from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
-from normscope.models.offloading import execution_device, is_offloaded, memory_by_device
+from normscope.models.offloading import execution_device, is_offloaded, keep_on, memory_by_device, spare_memory
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.task_heads import Head, task_head
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
@@ -108,12 +109,18 @@ class OpenedModel:
         return ModelInfo.of(self.options.name, self.config, self.layout)
 
     def load(
-        self, device: DeviceOptions, *, device_map: object = None, tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        device: DeviceOptions,
+        *,
+        devices: range = range(0),
+        device_map: object = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> LoadedModel:
         """Load weights and tokenizer.
 
         Args:
             device: Where the model runs, and in which dtype.
+            devices: With `device.map`, GPUs of this process; the model runs on the first, and the others hold weights.
             device_map: A device map for transformers, in place of the device's name.
             tokenizer: A tokenizer that is loaded already, in place of the one that the options name.
 
@@ -126,6 +133,7 @@ class OpenedModel:
             spread = {"device_map": "auto"} | _spread(device)
             model = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
+            keep_on(model, spare_memory(devices, device.max_memory))
             target = execution_device(model)
         elif self._by_bitsandbytes:
             target = torch_device(device.name)
@@ -155,6 +163,40 @@ class OpenedModel:
             load_head=lambda head: self._head(head, model),
             folder=None if self._random or self.source is None else self.source.folder,
         )
+
+    def check_memory(self, device: DeviceOptions, processes: int = 1) -> str | None:
+        """Estimate what a run needs, and compare it with the memory of its device.
+
+        Args:
+            device: Where the model runs.
+            processes: How many processes of the run are on this machine.
+
+        Returns:
+            One line if it may not fit, otherwise None.
+
+        Raises:
+            InputError: If not even the weights fit.
+        """
+        target = torch_device(device.name)
+        memory = None if device.map is not None else Memory.of(target, processes)
+        if memory is None:
+            return None
+        quantization = self.options.quantization
+        try:
+            needed = estimate(
+                self.config,
+                self.layout,
+                DTYPES[device.dtype],
+                device.batch_tokens,
+                quantization=quantization,
+                accelerator=target.type != "cpu",
+            )
+        except Exception:  # an invalid config, which loading explains
+            return None
+        advice = [] if device.dtype in (DType.bfloat16, DType.float16) else ["device.dtype=bfloat16"]
+        advice += [] if quantization else [f"model.quantization={Quantization.torchao_int8}"]
+        advice += ["device.map=auto", "a smaller device.batch_tokens"]
+        return compare(needed, target, memory, advice, name=self.options.name, processes=processes)
 
     @property
     def _random(self) -> bool:

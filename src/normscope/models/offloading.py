@@ -1,7 +1,11 @@
-"""Weights that accelerate keeps in CPU memory or on disk, and loads into a module only while that module runs."""
+"""Weights that are kept on other accelerators, in CPU memory or on disk, and loaded into a module only while that module runs.
+
+A model runs on one device, and so does everything that is measured: other accelerators hold weights, from which they are copied
+faster than from CPU memory.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -80,3 +84,64 @@ def memory_by_device(device: torch.device, limits: MaxMemory) -> dict[int | str,
         return memory
     key: int | str = device.type if device.type == "mps" else device.index or 0
     return {key: size("accelerator", key), **memory}
+
+
+def device_share(local_rank: int, processes: int, devices: int) -> range:
+    """The accelerators of one of the processes on a machine; all have equally many.
+
+    Args:
+        local_rank: The number of the process, from 0.
+        processes: How many there are.
+        devices: How many accelerators the machine shows.
+
+    Raises:
+        InputError: If they cannot be divided evenly.
+    """
+    if devices % processes:
+        raise InputError(
+            f"device.map=auto: expected a multiple of {processes} GPUs, one or more for each process on this machine, got "
+            f"{devices}; change --nproc-per-node or CUDA_VISIBLE_DEVICES"
+        )
+    each = devices // processes
+    return range(local_rank * each, (local_rank + 1) * each)
+
+
+def spare_memory(devices: range, limits: MaxMemory) -> dict[torch.device, int]:
+    """Bytes that weights may take on each of the accelerators on which a process does not run, all but the first.
+
+    Raises:
+        InputError: If the size is none.
+    """
+    size = limits.accelerator
+    limit = None if size is None else size_in_bytes("device.max_memory.accelerator", size)
+    return {
+        torch.device("cuda", index): int(torch.cuda.mem_get_info(index)[0] * _USABLE) if limit is None else limit
+        for index in devices[1:]
+    }
+
+
+_USABLE = 0.9
+"""The share of free memory that weights may take, the rest being CUDA's own: accelerate's, too."""
+
+
+def keep_on(model: nn.Module, spare: Mapping[torch.device, int]) -> None:
+    """Move weights that are kept in CPU memory to other devices, as many as fit, in the order of the modules.
+
+    Args:
+        model: A model whose weights accelerate has spread.
+        spare: Bytes that weights may take on each device.
+    """
+    left = dict(spare)
+    for module in model.modules():
+        for hook in _offloading_hooks(module):
+            weights = hook.weights_map.dataset
+            in_memory = getattr(weights, "state_dict", weights)  # those on disk are in no dictionary
+            for name, _ in module.named_parameters(recurse=False):
+                key = f"{hook.weights_map.prefix}{name}"
+                tensor = in_memory.get(key)
+                device = next(
+                    (place for place, size in left.items() if tensor is not None and tensor.nbytes <= size), None
+                )
+                if device is not None:
+                    left[device] -= tensor.nbytes
+                    in_memory[key] = tensor.to(device)

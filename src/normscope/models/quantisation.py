@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import BitsAndBytesConfig
 from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from normscope.config.schema import Quantization
 from normscope.errors import InputError
@@ -146,6 +147,26 @@ def quantise_to_int8(model: PreTrainedModel, device: torch.device) -> None:
     torchao.quantize_(
         model, torchao.Int8WeightOnlyConfig(), filter_fn=lambda module, _path: _is_linear(module), device=device
     )
+
+
+def quantised_bytes(module: nn.Module, quantization: Quantization) -> int | None:
+    """The size of a module's weight once it is quantised, scales included; None if it stays as it is."""
+    by_torchao = quantization is Quantization.torchao_int8
+    if not (_is_linear(module) or (isinstance(module, Conv1D) and not by_torchao)):
+        return None
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    match quantization:
+        case Quantization.torchao_int8:
+            return weight.numel() + weight.shape[0] * 5  # a scale in float32 and a zero point in int8
+        case Quantization.bitsandbytes_8bit:
+            return weight.numel() + weight.shape[0] * 4
+        case Quantization.bitsandbytes_4bit:
+            return weight.numel() // 2 + weight.numel() // _NF4_BLOCK * 4
+
+
+_NF4_BLOCK = 64
+"""Weights of four bits that share a scale in float32."""
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -25,6 +25,7 @@ from normscope.data.batching import Batch, batches_of_window, windows
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
+from normscope.models.offloading import device_share
 from normscope.running.rendezvous import launcher_store, new_store
 
 T = TypeVar("T")
@@ -119,8 +120,29 @@ class ProcessGroup:
         """The options with a device of this process: one accelerator for each process on a machine."""
         if self.size == 1 or options.name not in ("auto", "cuda") or not torch.cuda.is_available():
             return options
-        local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        devices = self.local_devices(options)
+        local = devices[0] if devices else self.local_rank % torch.cuda.device_count()
         return dataclasses.replace(options, name=f"cuda:{local}")
+
+    def local_devices(self, options: DeviceOptions) -> range:
+        """The accelerators of this process with `device.map=auto`: an equal share of those of its machine.
+
+        Raises:
+            InputError: If they cannot be divided among the processes.
+        """
+        if options.map is None or options.name not in ("auto", "cuda") or not torch.cuda.is_available():
+            return range(0)
+        return device_share(self.local_rank, self.local_size, torch.cuda.device_count())
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among those on its machine, from 0."""
+        return 0 if self.size == 1 else int(os.environ.get("LOCAL_RANK", "0"))
+
+    @property
+    def local_size(self) -> int:
+        """How many processes of the run are on this machine."""
+        return 1 if self.size == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
