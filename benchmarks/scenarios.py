@@ -330,12 +330,12 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
     info = ModelInfo.of("", model.config, layout)
     needs = [analysis.requirements(analysis.options, info) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()
-    feed_forward, received = (any(getattr(each, part) for each in needs) for part in ("feed_forward", "received"))
-    observer = Observer(model, layout, layers, hidden, feed_forward=feed_forward, received=received)
+    observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
 
     def forward() -> None:
         with observer:
-            run_batch(observer, batch, measured)
+            # A new batch: this one would keep what the analyses share.
+            run_batch(observer, batch.to(batch.input_ids.device), measured)
 
     return forward
 

@@ -84,24 +84,6 @@ def test_attention_is_that_of_the_whole_matrix(qkv, kind, strip, monkeypatch):
     torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("at_once", [1, 40, 2**18])  # scores: one query of one head; a few heads; everything
-@pytest.mark.parametrize("strip", [3, 256])
-@pytest.mark.parametrize("kind", MASKS)
-def test_attention_with_the_weight_received_is_that_of_the_whole_matrix(qkv, kind, strip, at_once, monkeypatch):
-    monkeypatch.setattr(masks, "STRIP", strip)
-    monkeypatch.setattr(received_maths, "_SCORES_AT_ONCE", at_once)
-    monkeypatch.setattr(received_maths, "_QUERIES_AT_ONCE", (128, 1))
-    mask = MASKS[kind]
-    query, key, value = qkv
-    scores = query @ key.transpose(-1, -2) * SCALE + explicit(mask)
-    alpha = scores.softmax(-1)
-    (output, normaliser), received = received_maths.attention_with_received(query, key, value, REAL, mask, SCALE)
-    token_mask = REAL[:, None].expand(-1, 3, -1)
-    torch.testing.assert_close(output[token_mask], (alpha @ value)[token_mask])
-    torch.testing.assert_close(normaliser[token_mask], scores.logsumexp(-1)[token_mask])
-    torch.testing.assert_close(received, torch.einsum("bhqk,bq->bhk", alpha, REAL.double()))
-
-
 @pytest.mark.parametrize("kind", MASKS)
 def test_what_is_added_to_chosen_scores(kind):
     mask = MASKS[kind] or Mask()
@@ -241,11 +223,5 @@ def test_soft_caps_and_sinks_by_brute_force(cap, causal):
         query, key, attended.log_normaliser, torch.ones(2, 5).bool(), mask, 0.6, cap
     )
     torch.testing.assert_close(received, alpha.sum(dim=2))
-    together = received_maths.attention_with_received(
-        query, key, attended.output, torch.ones(2, 5).bool(), mask, 0.6, cap=cap, sinks=sinks
-    )
-    torch.testing.assert_close(together.attention.output, alpha @ attended.output)
-    torch.testing.assert_close(together.attention.log_normaliser, attended.log_normaliser)
-    torch.testing.assert_close(together.received, received)
     own = maths.self_attention_weights(query, key, attended.log_normaliser, 0.6, cap=cap)
     torch.testing.assert_close(own, alpha.diagonal(dim1=-2, dim2=-1))

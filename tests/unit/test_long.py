@@ -18,7 +18,7 @@ TOKENS = 3072
 def parts(monkeypatch):
     """Makes every sequence count as long: four queries at a time."""
     monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 0)
-    for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
+    for module in ("normscope.maths.masks", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 4)
 
 
@@ -73,7 +73,7 @@ def test_padding_in_front_leaves_no_trace():
 
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The largest tensor of a pass, all analyses together, is smaller than a mask of one byte a pair."""
-    for module in ("normscope.maths.masks", "normscope.maths.scores", "normscope.models.attention_function"):
+    for module in ("normscope.maths.masks", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 32)
     monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 2**18)
 

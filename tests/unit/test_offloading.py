@@ -39,7 +39,7 @@ def observed(model, layout) -> list[torch.Tensor]:
     """What analyses read of every block and network."""
     values: list[torch.Tensor] = []
     layers = len(layout.passes(model))
-    observer = Observer(model, layout, hidden=range(layers + 1), feed_forward=True, received=True)
+    observer = Observer(model, layout, hidden=range(layers + 1), feed_forward=True)
 
     def visit(block):
         values.extend([block.received, block.transformed_norms, *block.mixing_ratios.values()])

@@ -81,7 +81,7 @@ def test_sums_factorise(parts):
 @pytest.mark.parametrize("strip", [2, 256])
 @pytest.mark.parametrize("shared", [0, 1e4])  # a vector that all keys share changes no spread, and may not blur it
 def test_causal_spread(parts, strip, shared, monkeypatch):
-    monkeypatch.setattr("normscope.maths.scores.STRIP", strip)
+    monkeypatch.setattr("normscope.maths.scores._BLOCK", strip)
     query, key, key_weight, _bias, inputs, token_mask, _members = parts
     covariance, variance = expected_spread(contributions(query, key_weight, inputs), visibility(token_mask, "causal"))
     found = causal_score_spread(query, key + shared, token_mask)

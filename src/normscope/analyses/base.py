@@ -38,8 +38,6 @@ class Requirements:
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
-    received: bool = False
-    """Whether it reads the weight that every key receives in every batch (`AttentionBlock.received`)."""
     bias_rule: BiasRule = BiasRule.SUMMAND
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     token_maps: int = 0
@@ -123,11 +121,15 @@ class AnalysisContext:
 
     def members(self, batch: Batch) -> Bool[Tensor, "group batch token"]:
         """Which tokens of a batch belong to each reported category."""
-        groups = [
-            batch.token_mask if category == ALL else batch.categories == self.names.index(category)
-            for category in self.categories
-        ]
-        return torch.stack(groups) if groups else batch.token_mask.new_zeros(0, *batch.token_mask.shape)
+
+        def members() -> Tensor:
+            groups = [
+                batch.token_mask if category == ALL else batch.categories == self.names.index(category)
+                for category in self.categories
+            ]
+            return torch.stack(groups) if groups else batch.token_mask.new_zeros(0, *batch.token_mask.shape)
+
+        return batch.once(("members", *self.categories), members)
 
 
 class Analysis(abc.ABC):

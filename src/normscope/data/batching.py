@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
+
+T = TypeVar("T")
 
 # Examples that are sorted by length at a time: few enough to bound memory, enough to need hardly any padding.
 LOOKAHEAD = 2048
@@ -46,6 +49,19 @@ class Batch:
     """The gold score of each such pair; None where there is none."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
+    _built: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def once(self, name: Hashable, build: Callable[[], T]) -> T:
+        """What `build` returns. It is called once for this batch, whoever asks. The result should be small: the batch keeps it.
+
+        Args:
+            name: What is built.
+            build: Builds it.
+        """
+        if name not in self._built:
+            self._built[name] = build()
+        result: T = self._built[name]
+        return result
 
     @property
     def keys(self) -> "Batch":

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.maths.pieces import cached_rows
+
 MASSIVE = 100.0
 """Massive activations are larger than this in magnitude, and at least `MASSIVE_RATIO` times the median magnitude."""
 
@@ -17,10 +19,6 @@ MASSIVE_RATIO = 1000.0
 
 SIGMAS = 6
 """Distance from the mean, in standard deviations, beyond which an activation is counted as far out."""
-
-
-_ENTRIES_AT_ONCE = 2**17
-"""Activations in a piece on a CPU, 512 KiB in float32: what several operations read one after the other stays in its cache."""
 
 
 class TokenSizes(NamedTuple):
@@ -39,7 +37,7 @@ def token_sizes(vectors: Float[Tensor, "batch token model"]) -> TokenSizes:
     parts = [
         # Faster than the ∞-norm, and than abs, which writes a tensor of the same size.
         (piece.sum(dim=-1), torch.linalg.vector_norm(piece, dim=-1), torch.maximum(piece.amax(-1), -piece.amin(-1)))
-        for piece in _pieces(vectors.flatten(0, 1))
+        for piece in cached_rows(vectors.flatten(0, 1))
     ]
     return TokenSizes(*(torch.cat(each).view(vectors.shape[:2]) for each in zip(*parts, strict=True)))
 
@@ -67,17 +65,19 @@ def magnitudes(
     flat = vectors.flatten(0, 1)
 
     def by_row(of_sequence: Tensor) -> Sequence[Tensor]:
-        return _pieces(of_sequence.to(vectors.dtype)[:, None].expand(token_mask.shape).reshape(-1, 1), flat.shape[-1])
+        return cached_rows(
+            of_sequence.to(vectors.dtype)[:, None].expand(token_mask.shape).reshape(-1, 1), flat.shape[-1]
+        )
 
     def average(of_rows: Sequence[Tensor]) -> Tensor:
         return (_precise(torch.cat(list(of_rows)).view(token_mask.shape)) * weights).sum(dim=-1) / size
 
     mean = (_precise(sizes.total) * weights).sum(dim=-1) / size
     means = by_row(mean)
-    squares = [(piece - centre).square_().sum(dim=-1) for piece, centre in zip(_pieces(flat), means, strict=True)]
+    squares = [(piece - centre).square_().sum(dim=-1) for piece, centre in zip(cached_rows(flat), means, strict=True)]
     inverse = by_row(average(squares).clamp(min=torch.finfo(vectors.dtype).tiny).rsqrt())
     fourth, beyond = [], []
-    for piece, centre, factor in zip(_pieces(flat), means, inverse, strict=True):
+    for piece, centre, factor in zip(cached_rows(flat), means, inverse, strict=True):
         # Relative to σ, so that fourth powers stay within float32.
         relative = (piece - centre).mul_(factor).square_()
         fourth.append(torch.linalg.vecdot(relative, relative))
@@ -125,18 +125,6 @@ def massive_activations(
 
 def _largest(sizes: TokenSizes, token_mask: Tensor) -> Float[Tensor, " batch"]:
     return sizes.largest.masked_fill(~token_mask, 0).amax(dim=-1)
-
-
-def _pieces(rows: Float[Tensor, "row size"], width: int | None = None) -> Sequence[Tensor]:
-    """The rows in pieces that fit into the cache of a CPU; on other devices all of them, since they need large pieces of work.
-
-    Args:
-        rows: Vectors, or a number for each of them.
-        width: Size of a vector; that of a row if not given.
-    """
-    if rows.device.type != "cpu":
-        return [rows]
-    return rows.split(max(1, _ENTRIES_AT_ONCE // (rows.shape[-1] if width is None else width)))
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -14,7 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.masks import STRIP, Mask
+from normscope.maths.masks import Mask
+
+_BLOCK = 64
+"""Queries whose scores are computed together in causal attention, about as many as a head has dimensions."""
 
 
 def contribution_sums(
@@ -31,8 +34,10 @@ def contribution_sums(
         key_weight: W_K.
         input_sums: Σ_n x_n of each sequence over the keys of each group; x is the input of W_K.
     """
-    projected = torch.einsum("bhd,hmd->bhm", query_sums, key_weight)
-    return torch.einsum("bhm,gbm->ghm", projected, input_sums)
+    projected = torch.einsum("bhd,hmd->mhb", query_sums, key_weight)
+    # One small product for each dimension, contiguous: on a CPU they would otherwise be computed one by one.
+    products = projected.contiguous() @ input_sums.permute(2, 1, 0).contiguous()
+    return products.permute(2, 1, 0)
 
 
 def visible_contribution_sums(
@@ -95,7 +100,8 @@ def causal_score_spread(
     """The same for causal attention: the variance is over the keys up to the query's position.
 
     With k̄_m the mean of the keys up to m, Σ_{m≥n} (q_m·k_n − q_m·k̄_m) q_m / m = k_n G_n − g_n, where G_n = Σ_{m≥n} q_mᵀq_m / m
-    and g_n = Σ_{m≥n} (q_m·k̄_m) q_m / m accumulate from the last query to the first: linear in length.
+    and g_n = Σ_{m≥n} (q_m·k̄_m) q_m / m accumulate from the last query to the first: linear in length. Within a block of queries
+    the scores are cheaper than G_n, which is only needed where a block ends.
 
     Args:
         query: Queries.
@@ -111,14 +117,18 @@ def causal_score_spread(
     weighted = query / counts
     own = (query * means).sum(dim=-1, keepdim=True) * weighted
     directions = -_sums_to_the_end(own)
-    later = torch.zeros(*query.shape[:2], query.shape[-1], query.shape[-1], dtype=query.dtype, device=query.device)
-    strips = torch.arange(query.shape[2], device=query.device).split(STRIP)
-    for strip in reversed(strips):
-        part = slice(int(strip[0]), int(strip[-1]) + 1)
-        scores = (query[:, :, part] @ key[:, :, part].transpose(-1, -2)).tril()
-        directions[:, :, part] += scores.transpose(-1, -2) @ weighted[:, :, part] + key[:, :, part] @ later
-        later += query[:, :, part].transpose(-1, -2) @ weighted[:, :, part]
+    queries, keys, ends = (_blocks(vectors) for vectors in (query, key, weighted))
+    within = (queries @ keys.transpose(-1, -2)).tril_().transpose(-1, -2) @ ends
+    sums = queries.transpose(-1, -2) @ ends
+    later = _sums_to_the_end(sums) - sums
+    directions += (within + keys @ later).flatten(2, 3)[:, :, : query.shape[2]]
     return ScoreSpread(directions, (directions * key).sum(dim=(0, 2, 3)))
+
+
+def _blocks(vectors: Float[Tensor, "batch head token head_dim"]) -> Float[Tensor, "batch head block some head_dim"]:
+    """Blocks of consecutive tokens, the last one filled up with zeros."""
+    padded = torch.nn.functional.pad(vectors, (0, 0, 0, -vectors.shape[2] % _BLOCK))
+    return padded.unflatten(2, (-1, _BLOCK))
 
 
 def visible_score_spread(

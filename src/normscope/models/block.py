@@ -29,6 +29,10 @@ WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
 
+QUERIES_PER_STRIP = 128
+"""Queries in a strip of α if later queries see keys that earlier ones do not. Smaller strips hold fewer hidden keys, but take
+more operations."""
+
 
 def full_precision(tensor: Tensor) -> Tensor:
     """A tensor in float32 or better: models may run in half precision, measurements may not."""
@@ -111,8 +115,6 @@ class AttentionBlock:
     """c of a soft cap: the score is c·tanh(scale·q·k / c); None without one."""
     sinks: Float[Tensor, " head"] | None = None
     """Each head's learned score of no key at all, which takes part in the softmax; None if α sums to one."""
-    received_in_pass: Float[Tensor, "batch head key"] | None = None
-    """Σ_i α_ij as computed together with the attention output; None if it is computed when it is needed."""
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch head query key"]:
@@ -126,21 +128,27 @@ class AttentionBlock:
             self.query, self.key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=self.log_normaliser
         )
 
-    def weight_strips(self) -> Iterator[tuple[slice, slice, Float[Tensor, "some head _ key"]]]:
-        """α in strips, each with its sequences and queries; rows of padding are zero.
+    def weight_strips(self) -> Iterator[tuple[slice, slice, slice, Float[Tensor, "some head _ _"]]]:
+        """α in strips, each with its sequences, its queries, and a range of keys that includes all they see.
 
-        Whoever goes through all of them leaves `received` behind, which is their sum.
+        Rows of padding are zero. Whoever goes through all of them leaves `received` behind, which is their sum.
         """
-        sequences, queries, _ = self._lengths
+        sequences, queries, keys = self._lengths
+        mask = self.mask or Mask()
         rows = min(queries, self.queries_at_once)
+        if mask.causal or mask.reach is not None:
+            parts = mask.strips(queries, keys, min(rows, QUERIES_PER_STRIP))
+        else:
+            parts = ((part, slice(0, keys)) for part in pieces(slice(0, queries), rows))
         known = self.own_weights if self.log_normaliser is None else self.log_normaliser
         assert known is not None
-        received = known.new_zeros(*self.query.shape[:2], self.key.shape[2])
-        for some in pieces(slice(0, sequences), self.queries_at_once // rows):
-            for part in pieces(slice(0, queries), rows):
-                weights = self.weights_of(part, some, padding=False)
-                received[some] += weights.sum(dim=2)
-                yield some, part, weights
+        received = known.new_zeros(*self.query.shape[:2], keys)
+        for part, columns in parts:
+            size = (part.stop - part.start) * (columns.stop - columns.start)
+            for some in pieces(slice(0, sequences), self.queries_at_once * keys // size):
+                weights = self.weights_of(part, some, columns, padding=False)
+                received[some, :, columns] += weights.sum(dim=2)
+                yield some, part, columns, weights
         # Where `cached_property` keeps it.
         vars(self)["received"] = received.masked_fill_(~self.key_mask.unsqueeze(1), 0)
 
@@ -212,28 +220,34 @@ class AttentionBlock:
         return (self.mask or Mask()).visible_keys(rows, queries, ranks, self.key_mask)
 
     def weights_of(
-        self, queries: slice | Int[Tensor, " chosen"], sequences: slice = slice(None), *, padding: bool = True
-    ) -> Float[Tensor, "some head chosen key"]:
+        self,
+        queries: slice | Int[Tensor, " chosen"],
+        sequences: slice = slice(None),
+        keys: slice | None = None,
+        *,
+        padding: bool = True,
+    ) -> Float[Tensor, "some head chosen _"]:
         """Rows of α: the weights of some queries of some sequences, without materialising the others.
 
         Args:
             queries: Which queries.
             sequences: Which sequences.
+            keys: Which keys; None for all.
             padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
         """
         tokens = self.token_mask[sequences][:, None, queries]
+        keys = slice(0, self._lengths[2]) if keys is None else keys
         if self.own_weights is not None or "weights" in self.__dict__:
-            weights = self.weights[sequences][:, :, queries]
+            weights = self.weights[sequences][:, :, queries, keys]
             return weights if padding else weights * tokens.unsqueeze(-1)
         assert self.log_normaliser is not None
         log_normaliser = self.log_normaliser[sequences][:, :, queries]
         if not padding:
             log_normaliser = log_normaliser.masked_fill(~tokens, torch.inf)
-        query, key = self.query[sequences][:, :, queries], self.key[sequences]
-        every = slice(0, self._lengths[2])
+        query, key = self.query[sequences][:, :, queries], self.key[sequences][:, :, keys]
         term = None
         if self.mask is not None:
-            term = self.mask.chosen_term(sequences, queries, every, self._lengths, query)
+            term = self.mask.chosen_term(sequences, queries, keys, self._lengths, query)
         return attention_maths.attention_weights(
             query, key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=log_normaliser
         )
@@ -259,8 +273,6 @@ class AttentionBlock:
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
         """Σ_i α_ij over the queries that are tokens: the total weight that each key receives; zero at padding."""
-        if self.received_in_pass is not None:
-            return self.received_in_pass.masked_fill(~self.key_mask.unsqueeze(1), 0)
         if self.own_weights is not None or "weights" in self.__dict__:
             return (self.token_mask.to(self.weights.dtype)[:, None, None, :] @ self.weights).squeeze(2)
         assert self.log_normaliser is not None

@@ -32,7 +32,6 @@ class LayerCapture:
     log_normaliser: Tensor | None = None
     rotation: KeyMap | None = None
     unnormed_key: Tensor | None = None
-    received: Tensor | None = None
     own_weights: Tensor | None = None
     attention_output: Tensor | None = None
 
@@ -81,7 +80,6 @@ class LayerCapture:
             own_weights=None if self.own_weights is None else full_precision(self.own_weights),
             cap=self.cap,
             sinks=None if self.sinks is None else full_precision(self.sinks),
-            received_in_pass=self.received,
         )
 
     def _key_map(self, parameters: BlockParameters) -> KeyMap:

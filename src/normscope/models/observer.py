@@ -18,7 +18,6 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
-from normscope.maths.received import attention_with_received, one_pass_is_faster
 from normscope.models.attention_function import IMPLEMENTATION, active
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.capture import FeedForwardCapture, LayerCapture
@@ -89,7 +88,6 @@ class Observer:
         layers: Layers whose blocks are visited, from 1; None for all.
         hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.
-        received: Whether visitors read the weight that every key receives, which costs least together with attention.
 
     The forward pass ends after the last block or hidden vectors to visit.
 
@@ -106,10 +104,8 @@ class Observer:
         hidden: Collection[int] = (),
         *,
         feed_forward: bool = False,
-        received: bool = False,
     ) -> None:
         self._model = model
-        self._received = received
         self._layout = layout
         self._layers = layout.bind(model)
         self._wanted = frozenset(range(1, len(self._layers) + 1) if layers is None else layers)
@@ -302,13 +298,7 @@ class Observer:
             return None
         heads = query.shape[1]
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        if self._received and one_pass_is_faster(query):
-            assert self._token_mask is not None
-            (output, parts.log_normaliser), parts.received = attention_with_received(
-                query, key, value, self._token_mask, mask, scale, cap=cap, sinks=sinks
-            )
-        else:
-            output, parts.log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
+        output, parts.log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
         parts.query, parts.key, parts.value, parts.mask, parts.scale = query, key, value, mask, scale
         parts.cap, parts.sinks = cap, sinks
         return output.transpose(1, 2).contiguous()

@@ -65,9 +65,7 @@ class Verification:
     part: str
 
 
-def verify(
-    model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool = False, received: bool = False
-) -> Verification:
+def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool = False) -> Verification:
     """Compare the observed model with the untouched one, every layer of it.
 
     Args:
@@ -75,7 +73,6 @@ def verify(
         layout: Where its family keeps the parts of a block.
         name: For messages.
         feed_forward: Whether to compare the feed-forward networks and the outputs of layers as well.
-        received: Whether to observe the weight that every key receives, as the run does, and to compare it.
 
     Returns:
         The largest relative difference and where it was.
@@ -101,7 +98,7 @@ def verify(
         token_mask = inputs["decoder_attention_mask" if layout.reads_target else "attention_mask"].bool()
         watched = [] if layout.registry else layout.bind(model)
         hidden = range(len(expected.layers) + 1)
-        observer = Observer(model, layout, hidden=hidden, feed_forward=feed_forward, received=received)
+        observer = Observer(model, layout, hidden=hidden, feed_forward=feed_forward)
         with ScoreTerms(watched) as terms, observer:
             observer.run(
                 inputs,
@@ -306,9 +303,6 @@ def _errors(block: AttentionBlock, reference: Reference) -> dict[str, float]:
         "preserving vector": _relative(block.preserving, explicit_preserving, output, block.token_mask),
         "mixing vector": _relative(block.mixing, explicit_mixing, output, block.token_mask),
     }
-    if block.received_in_pass is not None:
-        summed = (block.token_mask.to(weights.dtype)[:, None, None] @ weights).transpose(1, 3).squeeze(2)
-        errors["weight received"] = _relative(block.received.transpose(1, 2), summed, summed, block.key_mask)
     if reference.block_output is not None:
         branch = block.norm_position == "branch"  # whose norm is only one of the two terms of the block's output
         expected = reference.inputs + reference.block_output if branch else reference.block_output

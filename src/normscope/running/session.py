@@ -266,8 +266,7 @@ def _prepared(
     needs = _needs(options, inputs)
     model = inputs.load()
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
-    received = any(requirements.received for requirements in needs.values())
-    verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward, received=received)
+    verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
     _load_heads(model, needs.values())
     layers = chosen_layers(options.layers, model.layers)
     encoder = _encoder(options, model, needs, inputs)
@@ -402,9 +401,8 @@ def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Require
     hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
     every = any(requirements.all_layers for requirements in needs)
     feed_forward = any(requirements.feed_forward for requirements in needs)
-    received = any(requirements.received for requirements in needs)
     layers = range(1, model.layers + 1) if every else layers
-    return Observer(model.model, model.layout, layers, hidden, feed_forward=feed_forward, received=received)
+    return Observer(model.model, model.layout, layers, hidden, feed_forward=feed_forward)
 
 
 def _context(

@@ -100,12 +100,15 @@ class PairHistogram:
         rows_of.masked_fill_((group < 0)[:, None, :], elsewhere)
         base = (rows_of - self._first.origin).unsqueeze(2)
         hidden = None if seen is None or zero_where_unseen else ~seen.expand(len(first), -1, -1, -1)
-        one = self._flat.new_ones(1)
-        for piece in pieces(slice(0, len(first)), _PIECE // max(1, first[0].numel())):
+        rows = max(1, _PIECE // first[0].numel())
+        ones = self._flat.new_ones(min(rows, len(first)) * first[0].numel())
+        for piece in pieces(slice(0, len(first)), rows):
             index = self._first.place(first[piece]).add_(base[piece])
             if hidden is not None:
                 index.masked_fill_(hidden[piece], elsewhere)
-            self._flat.index_add_(0, index.flatten(), one.expand(index.numel()))
+            index = index.flatten().long()
+            # Twice as fast as `index_add_` or `bincount` on a CPU.
+            self._flat.scatter_add_(0, index, ones[: len(index)])
         if seen is not None and zero_where_unseen:
             unseen = (~seen).sum(dim=2, dtype=self._flat.dtype)
             if seen.shape[2] == 1:

@@ -69,8 +69,8 @@ class FrequencyAnalysis(Analysis):
 
     @classmethod
     def requirements(cls, options: FrequencyOptions, _model: ModelInfo) -> Requirements:
-        """The frequency of every token, and the weight that it receives."""
-        return Requirements(received=True, resources={FREQUENCIES: TokenFrequencyResource(options)})
+        """The frequency of every token."""
+        return Requirements(resources={FREQUENCIES: TokenFrequencyResource(options)})
 
     def start_batch(self, _batch: Batch) -> None:
         """Reset the sums over layers."""

@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 import torch
 
-from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.analyses.norms.figures import MEASURES, describe_figures
@@ -17,7 +17,6 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
-from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.sequence_means import SequenceMeans
@@ -51,17 +50,12 @@ class NormsAnalysis(Analysis):
             "queries": self._pairs.queries,
         }
 
-    @classmethod
-    def requirements(cls, _options: NormsOptions, _model: ModelInfo) -> Requirements:
-        """The weight of every key."""
-        return Requirements(received=True)
-
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of a block."""
         layer = self.context.index(block.layer)
         members = self._counted.members(batch.keys)
         lengths = batch.token_mask.sum(dim=-1)
-        # This comes first because it may build α, which makes `block.received` cheap where it was not computed in the pass.
+        # This comes first: where it builds all of α, `block.received` is its sum.
         self._pairs.update(layer, block, batch)
         norms = block.transformed_norms
         # For each query, α (and α‖f‖) summed over the keys of the category; then the mean over the sequence's queries.

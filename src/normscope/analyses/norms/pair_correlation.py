@@ -52,11 +52,12 @@ class PairCorrelation:
         if layer == 0:
             self.queries.update(0, torch.tensor([sum(used), sum(lengths)]))
         if used == lengths:
-            for some, part, weights in block.weight_strips():
-                seen = (
-                    block.token_mask[some, None, part, None] if block.everything_visible else block.visible(part, some)
-                )
-                self.correlation.update(layer, weights, norms[some], categories[some], seen, zero_where_unseen=True)
+            for some, part, keys, weights in block.weight_strips():
+                seen = block.token_mask[some, None, part, None]
+                if not block.everything_visible:
+                    seen = block.visible(part, some)[..., keys]
+                each = norms[some, :, keys], categories[some, keys]
+                self.correlation.update(layer, weights, *each, seen, zero_where_unseen=True)
             return
         for some, queries in self._drawn(batch, lengths, used):
             for part in queries.to(norms.device).split(block.queries_at_once):

@@ -13,6 +13,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
+from normscope.maths.pieces import cached_rows
 from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.mean import Mean
 
@@ -45,7 +46,12 @@ class HiddenMoments:
 
     def __init__(self, context: AnalysisContext, categories: list[str]) -> None:
         self._options = context.options_of(OutliersOptions)
-        self._counted = dataclasses.replace(context, categories=[*(c for c in categories if c != ALL), ALL])
+        self.categories = [*(category for category in categories if category != ALL), ALL]
+        # Sums over all categories are shared by the analyses, and cost hardly more than those over a few.
+        self._counted = dataclasses.replace(
+            context, categories=list(dict.fromkeys([*context.categories, *self.categories]))
+        )
+        self._rows = [self._counted.categories.index(category) for category in self.categories]
         given = self._options.dimensions
         for dimension in given or ():
             if not 0 <= dimension < context.model:
@@ -53,19 +59,14 @@ class HiddenMoments:
                     f"analysis.outliers.dimensions={given}: expected dimensions from 0 to {context.model - 1} (this model's), "
                     f"got {dimension}"
                 )
-        self.categories = self._counted.categories
         self.accumulator = Mean(context.depth + 1, len(self.categories), 2, context.model)
 
     def update(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
         """Add the hidden vectors of a batch in one layer (0: the embedding output)."""
-        device = accumulation_device(vectors.device)
-        # E[x²] − E[x]² cancels where the deviation is small compared to the mean: float64 has digits to spare.
-        numbers = vectors.to(device).double().flatten(0, 1)
-        members = self._counted.members(batch).to(device)
-        weights = members.flatten(1).double()
-        self.accumulator.update(
-            layer, torch.stack([weights @ numbers, weights @ numbers.square()], dim=1), members.sum(dim=(1, 2))
-        )
+        members = self._counted.members(batch)
+        sums = batch.once(("hidden vectors", layer, *self._counted.categories), lambda: _sums(vectors, members))
+        counts = members.sum(dim=(1, 2)).to(sums.device)
+        self.accumulator.update(layer, *(torch.stack([values[row] for row in self._rows]) for values in (sums, counts)))
 
     def compute(self) -> HiddenSummary:
         """Means, standard deviations and outlier dimensions.
@@ -101,3 +102,19 @@ class HiddenMoments:
             f"mean more than {self._options.threshold:g} {unit[self._options.criterion.value]} of the layer's dimensions, in "
             f"at least {self._options.share:.0%} of layers 0 to {self._counted.depth}"
         )
+
+
+def _sums(
+    vectors: Float[Tensor, "batch token model"], members: Bool[Tensor, "group batch token"]
+) -> Float[Tensor, "group 2 model"]:
+    """Σ x and Σ x² over the tokens of each group."""
+    device = accumulation_device(vectors.device)
+    weights = members.flatten(1).to(device).double()
+    sums = torch.zeros(len(members), 2, vectors.shape[-1], dtype=torch.float64, device=device)
+    pieces = cached_rows(vectors.flatten(0, 1).to(device))
+    for piece, some in zip(pieces, weights.split([len(piece) for piece in pieces], dim=1), strict=True):
+        # E[x²] − E[x]² cancels where the deviation is small compared to the mean: float64 has digits to spare.
+        numbers = piece.double()
+        sums[:, 0] += some @ numbers
+        sums[:, 1] += some @ numbers.square()
+    return sums

@@ -57,8 +57,8 @@ class SinksAnalysis(Analysis):
 
     @classmethod
     def requirements(cls, options: SinksOptions, _model: ModelInfo) -> Requirements:
-        """The hidden vectors, the weight of every key, and the head whose loss massive activations may decide."""
-        return Requirements(hidden=True, received=True, language_head=options.ablation)
+        """The hidden vectors, and the head whose loss massive activations may decide."""
+        return Requirements(hidden=True, language_head=options.ablation)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the samples."""
