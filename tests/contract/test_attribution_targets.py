@@ -309,7 +309,31 @@ def test_the_next_token_of_a_translation(translator):
     assert found._repr_html_().count("<p style") == 3
 
 
+def test_maps_of_a_translation(translator):
+    (found,) = normscope.attribution_maps(translator, (TEXT, OTHER)).values()
+    batch = single_text(translator, (TEXT, OTHER), "a test")
+    sources, targets = batch.source.input_ids.shape[1], batch.input_ids.shape[1]
+    assert found.method == "alti"
+    assert found.sources == (*found.source_tokens, *found.tokens)
+    assert (len(found.source_tokens), len(found.tokens)) == (sources, targets)
+    assert found.total == pytest.approx(found.cumulative[-1])
+    assert found.layers.sum(axis=-1) == pytest.approx(np.ones((2, targets)))
+    assert found.total.sum(axis=-1) == pytest.approx(np.ones(targets))
+    table = found.table
+    assert table["value"].to_numpy() == pytest.approx(found.total.ravel())
+    assert table["side"].tolist() == (["source"] * sources + ["target"] * targets) * targets
+    assert table["key"].tolist() == [*range(sources), *range(targets)] * targets
+    assert table["key_token"].tolist() == list(found.sources) * targets
+    assert table["query_token"].tolist() == [token for token in found.tokens for _ in found.sources]
+    assert "data:image/png" in found._repr_html_()
+    assert "alti" in repr(found)
+
+
 def test_what_is_not_defined_for_translations_is_refused(translator):
+    with pytest.raises(InputError, match="rollout is not defined for translations; use alti"):
+        normscope.attribution_maps(translator, (TEXT, OTHER), ["alti", "rollout"])
+    with pytest.raises(InputError, match="needs a source and a target: pass a pair"):
+        normscope.attribution_maps(translator, TEXT)
     with pytest.raises(InputError, match="expected a NextToken of a translation, got function"):
         normscope.attribute(translator, (TEXT, OTHER), lambda hidden: hidden.sum())
     with pytest.raises(InputError, match="bias=decompx is not defined for translations"):

@@ -147,7 +147,7 @@ def test_translation_models_need_what_their_stack_reads(minilm_folder):
     with pytest.raises(InputError, match="reads one text, not a pair"):
         batch_from_texts(stack("encoder"), SECOND)
     cross = stack("cross")
-    with pytest.raises(InputError, match="1 of 2 texts cannot be read: 1 without a target text"):
+    with pytest.raises(InputError, match="needs a source and a target: pass a pair"):
         batch_from_texts(cross, [SECOND, FIRST])
     with pytest.raises(InputError, match="a BatchEncoding has no target"):
         batch_from_texts(cross, cross.tokenizer(FIRST))

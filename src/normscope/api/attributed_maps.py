@@ -11,11 +11,22 @@ from transformers import BatchEncoding
 from normscope.analyses.findings import WordMaps
 from normscope.api.choices import chosen, single_text, tokens_of
 from normscope.api.picture import Picture
-from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage, check_supported
+from normscope.attribution.methods import (
+    NEEDS_FEED_FORWARD,
+    BiasRule,
+    MapMethod,
+    MapStage,
+    check_defined_for_translations,
+    check_supported,
+)
 from normscope.attribution.model_maps import ModelMaps, model_maps
+from normscope.attribution.translation_maps import translation_maps
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
 from normscope.statistics.tidy import tidy
+
+_METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
+"""The methods by default; of a translation, ALTI+ alone."""
 
 _TITLES = {
     MapMethod.ROLLOUT: "rollout of the weights",
@@ -33,21 +44,34 @@ class AttributionMap:
 
     method: str
     tokens: tuple[str, ...]
+    """The tokens of the text, one per row; of a translation, those that the decoder reads."""
     total: Float[np.ndarray, "query key"]
     """Through all layers; `decompx` has one more column, for the bias."""
     layers: Float[np.ndarray, "layer query key"] | None
-    """The map of each layer alone; None where a method has none (`decompx`)."""
+    """The map of each layer alone; None where a method has none (`decompx`). Of a translation, each layer of the decoder, whose
+    first columns are the encoder's outputs."""
     cumulative: Float[np.ndarray, "layer query key"]
     """From the input up to each layer."""
+    source_tokens: tuple[str, ...] | None = None
+    """The source's tokens, the first columns, of a translation; otherwise None."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of the columns: the tokens and, for `decompx`, the bias."""
-        return (*self.tokens, "bias") if self.total.shape[1] > len(self.tokens) else self.tokens
+        """The names of the columns: the tokens (of a translation, the source's first) and, for `decompx`, the bias."""
+        tokens = (*(self.source_tokens or ()), *self.tokens)
+        return (*tokens, "bias") if self.total.shape[1] > len(tokens) else tokens
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per output and source, through all layers; tokens are numbered from 0."""
+        """One row per output and source, through all layers; tokens are numbered from 0, in a translation on each `side`."""
+        table = self._cells()
+        if self.source_tokens is not None:
+            of_source = table["key"] < len(self.source_tokens)
+            table.insert(1, "side", np.where(of_source, "source", "target"))
+            table["key"] -= np.where(of_source, 0, len(self.source_tokens))
+        return table
+
+    def _cells(self) -> pd.DataFrame:
         return tidy(
             {
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
@@ -60,13 +84,15 @@ class AttributionMap:
 
     def figure(self) -> Picture:
         """The map through all layers, as a figure."""
-        title = _TITLES[MapMethod(self.method)]
+        title = _TITLES[MapMethod(self.method)] + ("" if self.source_tokens is None else "+")
         return Picture(
             WordMaps(
-                table=self.table.assign(frame="none", panel=title),
+                table=self._cells().assign(frame="none", panel=title),
                 panel="panel",
                 panel_titles={title: title},
-                caption="How much of each output (row) comes from each token (column), through all layers; darker is more.",
+                caption="How much of each output (row) comes from each token "
+                f"({'column' if self.source_tokens is None else 'column: the source, then the target so far'}), "
+                "through all layers; darker is more.",
             )
         )
 
@@ -81,7 +107,7 @@ class AttributionMap:
 def attribution_maps(
     model: LoadedModel,
     text: Text | BatchEncoding,
-    methods: Iterable[str] = ("rollout", "norm_rollout", "alti", "decompx"),
+    methods: Iterable[str] | None = None,
     *,
     bias: str = "token",
     stage: str = "layer",
@@ -90,8 +116,10 @@ def attribution_maps(
 
     Args:
         model: See `load`.
-        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
-        methods: `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`.
+        text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer. For a translation, by a
+            model loaded with `stack="cross"`: the source and the target so far.
+        methods: Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing` and `decompx`; by default `rollout`,
+            `norm_rollout`, `alti` and `decompx`. Of a translation, `alti` alone: ALTI+ (Ferrando et al. 2022b).
         bias: Where `decompx` puts the value biases: all in the bias column (`token`), or those of the first layer with the
             tokens whose values they belong to (`decompx`), as the authors' code does.
         stage: The vectors whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, or the whole `layer`.
@@ -102,9 +130,10 @@ def attribution_maps(
     Raises:
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
     """
-    names = [methods] if isinstance(methods, str) else list(methods)
-    wanted = [chosen("methods", name, MapMethod) for name in names]
+    wanted = _methods_of(model, methods)
     at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, BiasRule)
+    if model.layout.reads_target:
+        return _of_translation(model, text, wanted)
     check_supported(model.layout)
     batch = single_text(model, text, "attribution_maps")
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
@@ -114,7 +143,27 @@ def attribution_maps(
     return {str(method): _attribution_map(method, tokens, found) for method, found in maps.items()}
 
 
-def _attribution_map(method: MapMethod, tokens: tuple[str, ...], maps: ModelMaps) -> AttributionMap:
+def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMethod]:
+    if methods is None:
+        return [MapMethod.ALTI] if model.layout.reads_target else list(_METHODS)
+    names = [methods] if isinstance(methods, str) else list(methods)
+    return [chosen("methods", name, MapMethod) for name in names]
+
+
+def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) -> dict[str, AttributionMap]:
+    for method in methods:
+        check_defined_for_translations(method)
+    batch = single_text(model, text, "attribution_maps")
+    assert batch.source is not None
+    source, tokens = tokens_of(model, batch.source), tokens_of(model, batch)
+    _ = model.stacks_verification
+    maps = translation_maps(model.model, batch.model_inputs())
+    return {str(method): _attribution_map(method, tokens, maps, source) for method in methods}
+
+
+def _attribution_map(
+    method: MapMethod, tokens: tuple[str, ...], maps: ModelMaps, source: tuple[str, ...] | None = None
+) -> AttributionMap:
     assert maps.cumulative is not None
     return AttributionMap(
         method=str(method),
@@ -122,4 +171,5 @@ def _attribution_map(method: MapMethod, tokens: tuple[str, ...], maps: ModelMaps
         total=maps.total[0].cpu().numpy(),
         layers=None if maps.layers is None else np.stack([layer[0].cpu().numpy() for layer in maps.layers]),
         cumulative=np.stack([layer[0].cpu().numpy() for layer in maps.cumulative]),
+        source_tokens=source,
     )

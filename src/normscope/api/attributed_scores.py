@@ -54,11 +54,8 @@ class Attribution:
 
     @property
     def _sum(self) -> str:
-        rest = (
-            ""
-            if abs(self.remainder) < 1e-6 * max(abs(self.target), 1e-300)
-            else f" + remainder {signed(self.remainder)}"
-        )
+        rounding = 1e-5 * (np.abs(self.scores).sum() + abs(self.bias))
+        rest = "" if abs(self.remainder) <= rounding else f" + remainder {signed(self.remainder)}"
         scores = float(self.scores.sum())
         what = f"{self.what[0].upper()}{self.what[1:]}"
         return f"{what} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"

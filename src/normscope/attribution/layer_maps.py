@@ -59,6 +59,22 @@ def layer_map(method: MapMethod, block: FeedForwardBlock) -> Float[Tensor, "batc
             return row_normalised(_layer_norms(block))
 
 
+def cross_attention_map(block: AttentionBlock) -> Float[Tensor, "batch query source"]:
+    """The ALTI contributions of the source's tokens, and last of the residual connection, to each token of the target.
+
+    Rows add up to one, in float64; rows of padding are zero.
+
+    Args:
+        block: A block of cross-attention.
+
+    Source: Ferrando et al. 2022b, ALTI+, section 3 (arXiv:2205.11631).
+    """
+    parts = _Parts(block)
+    missing = torch.linalg.vector_norm(parts.output - parts.own, ord=1, dim=-1)
+    residual = (parts.size - missing).clamp(min=0) * block.token_mask.to(missing)
+    return row_normalised(torch.cat([_reductions(block), residual.unsqueeze(-1)], dim=-1))
+
+
 def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch query key"]:
     """1 − cos(z_i, z_i without the value of j), before rows are normalised.
 
@@ -83,29 +99,42 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
     return changes
 
 
+class _Parts:
+    """What ALTI compares: a block's output, and what the residual connection adds to it, after the block's norm.
+
+    Args:
+        block: The block.
+    """
+
+    def __init__(self, block: AttentionBlock) -> None:
+        stage = block.composition.stages[-1]
+        self.output, self.own = wide(block.composition.output(stage)), wide(block.inputs)
+        self.weight, self.divisor = wide(block.parameters.output_weight), None
+        """W_O, with the norm folded in, and the deviation: the norm is linear once that is known."""
+        if stage is Stage.NORMALISED:
+            norm, self.divisor = _wide_norm(block.normalisation), wide(block.composition.deviation).unsqueeze(-1)
+            self.weight = norm.scaled(self.weight)
+            self.own = self.own if block.norm_position == "branch" else norm.scaled(self.own) / self.divisor
+        self.size = torch.linalg.vector_norm(self.output, ord=1, dim=-1)
+
+
 def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
     """max(0, ‖y_i‖₁ − ‖y_i − V_ij‖₁): how much closer each key brings a query to its output, in the L1 norm.
 
+    In cross-attention, the residual connection belongs to no key.
+
     Source: Ferrando et al. 2022, section 3.1 (arXiv:2203.04212).
     """
-    stage = block.composition.stages[-1]
-    output, inputs = wide(block.composition.output(stage)), wide(block.inputs)
-    weight, divisor, own = wide(block.parameters.output_weight), None, inputs
-    if stage is Stage.NORMALISED:
-        # The norm is linear once its deviation is known, so it folds into W_O and α.
-        norm, divisor = _wide_norm(block.normalisation), wide(block.composition.deviation)
-        weight = norm.scaled(weight)
-        own = inputs if block.norm_position == "branch" else norm.scaled(inputs) / divisor.unsqueeze(-1)
-    reductions = _zeros(block)
-    for tile in _tiles(block, block.inputs.shape[-1], weight.element_size()):
+    parts, reductions = _Parts(block), _zeros(block)
+    for tile in _tiles(block, block.inputs.shape[-1], parts.weight.element_size()):
         at = (tile.sequence, tile.queries)
-        scale = None if divisor is None else 1 / divisor[at].reshape(1, -1, 1)
-        missing = tile.subtracted(output[at], weight, scale)
-        queries, keys = tile.own()
-        missing[keys, queries] -= own[tile.sequence, tile.queries.start + queries]
+        scale = None if parts.divisor is None else 1 / parts.divisor[at].unsqueeze(0)
+        missing = tile.subtracted(parts.output[at], parts.weight, scale)
+        if not block.is_cross_attention:
+            queries, keys = tile.own()
+            missing[keys, queries] -= parts.own[tile.sequence, tile.queries.start + queries]
         distance = torch.linalg.vector_norm(missing, ord=1, dim=-1)
-        size = torch.linalg.vector_norm(output[at], ord=1, dim=-1)
-        reductions[tile.sequence, tile.queries, tile.keys] = (size - distance).clamp(min=0).T
+        reductions[tile.sequence, tile.queries, tile.keys] = (parts.size[at] - distance).clamp(min=0).T
     return reductions
 
 

@@ -48,6 +48,18 @@ NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapM
 """The methods that need the layers' feed-forward networks."""
 
 
+def check_defined_for_translations(method: MapMethod) -> None:
+    """Check that a method maps the outputs of a decoder to the tokens of source and target.
+
+    Raises:
+        InputError: If it does not.
+    """
+    if method is not MapMethod.ALTI:
+        raise InputError(
+            f"{method} is not defined for translations; use alti, or load the model with stack='encoder' to map its encoder"
+        )
+
+
 def check_supported(layout: BlockLayout) -> None:
     """Check that attribution can follow a stack from its first layer to its last.
 
@@ -57,7 +69,8 @@ def check_supported(layout: BlockLayout) -> None:
     if layout.stack in ("decoder", "cross"):
         raise InputError(
             f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
-            "alternates self-attention and cross-attention; set stack=encoder"
+            "alternates self-attention and cross-attention; set stack=encoder, or call normscope.attribution_maps for a "
+            "single translation"
         )
 
 

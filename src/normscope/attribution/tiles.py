@@ -52,9 +52,9 @@ class Tile:
 
 
 def tiles(block: AttentionBlock, pairs: int) -> Iterator[Tile]:
-    """All pairs of tokens of a block of self-attention but padding and keys that no query of a tile sees.
+    """All pairs of tokens of a block but padding and keys that no query of a tile sees.
 
-    Every query's own key is in one tile, seen or not.
+    In self-attention, every query's own key is in one tile, seen or not.
 
     Args:
         block: The block.
@@ -64,9 +64,11 @@ def tiles(block: AttentionBlock, pairs: int) -> Iterator[Tile]:
         for start in range(0, length, _QUERIES):
             queries = slice(start, min(start + _QUERIES, length))
             weights = block.weights_of(queries, slice(sequence, sequence + 1))[0]
-            seen = (weights != 0).any(dim=1).any(dim=0).nonzero().flatten().tolist()
-            first, end = min([*seen[:1], start]), max([*seen[-1:], queries.stop - 1]) + 1
+            used = (weights != 0).any(dim=1).any(dim=0)
+            if not block.is_cross_attention:
+                used[queries] = True
+            seen = used.nonzero().flatten().tolist()
             step = max(1, pairs // (queries.stop - start))
-            for at in range(first, end, step):
-                keys = slice(at, min(at + step, end))
+            for at in range(seen[0], seen[-1] + 1, step):
+                keys = slice(at, min(at + step, seen[-1] + 1))
                 yield Tile(sequence, queries, keys, weights[..., keys], block.value[sequence, :, keys])

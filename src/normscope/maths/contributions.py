@@ -4,7 +4,7 @@ A map holds one number per query (row) and key (column). Maps of several layers 
 last layer on the left: row i of the product then says which inputs the output of token i comes from.
 
 Sources: rollout, Abnar & Zuidema 2020 (arXiv:2005.00928); ALTI, Ferrando et al. 2022 (arXiv:2203.04212); value zeroing,
-Mohebbi et al. 2023 (arXiv:2301.12971).
+Mohebbi et al. 2023 (arXiv:2301.12971); ALTI+, Ferrando et al. 2022b (arXiv:2205.11631).
 """
 
 import torch
@@ -29,6 +29,46 @@ def with_identity(maps: Float[Tensor, "*batch token token"]) -> Float[Tensor, "*
     mixed = maps / 2
     mixed.diagonal(dim1=-2, dim2=-1).add_(0.5)
     return mixed
+
+
+def decoder_layer_map(
+    cross: Float[Tensor, "*batch query source"],
+    residual: Float[Tensor, "*batch query"],
+    own: Float[Tensor, "*batch query target"],
+) -> Float[Tensor, "*batch query token"]:
+    """The map of a decoder's layer: its columns are the encoder's outputs, then the layer's inputs.
+
+    What cross-attention's residual connection carries is what self-attention made of the layer's inputs. So the rows add up to
+    one if those of cross-attention, with the residual connection, and of self-attention do.
+
+    Args:
+        cross: What the output of cross-attention takes from the encoder's outputs.
+        residual: What it takes from the output of self-attention, through the residual connection.
+        own: What the output of self-attention takes from the layer's inputs.
+
+    Source: Ferrando et al. 2022b, ALTI+, section 3.
+    """
+    return torch.cat([cross, residual.unsqueeze(-1) * own], dim=-1)
+
+
+def through_decoder_layer(
+    layer: Float[Tensor, "*batch query token"],
+    encoder: Float[Tensor, "*batch source input"],
+    target: Float[Tensor, "*batch target token"],
+) -> Float[Tensor, "*batch query token"]:
+    """The map from a translation's tokens to the output of a decoder's layer. Columns: the source's tokens, then the target's.
+
+    Args:
+        layer: The layer's own map, from `decoder_layer_map`.
+        encoder: The map from the source's tokens to the encoder's outputs.
+        target: The map from the input to the layer's inputs; 0 and the identity for the first layer.
+
+    Source: Ferrando et al. 2022b, ALTI+, section 3.
+    """
+    sources = encoder.shape[-1]
+    through = layer[..., sources:] @ target
+    through[..., :sources] += layer[..., :sources] @ encoder
+    return through
 
 
 def cosine_distance(

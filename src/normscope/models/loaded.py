@@ -13,6 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
 from normscope.models.offloading import execution_device
+from normscope.models.stacks import stacks_of
 from normscope.models.task_heads import Head
 from normscope.models.verification import Verification, verify
 
@@ -70,6 +71,16 @@ class LoadedModel:
             InputError: If they are not, or a layer has no network that can be observed.
         """
         return verify(self.model, self.layout, self.name, feed_forward=True)
+
+    @cached_property
+    def stacks_verification(self) -> Verification:
+        """Proof that the attention blocks of all stacks of an encoder–decoder are observed exactly. It is made once.
+
+        Raises:
+            InputError: If they are not.
+        """
+        found = [verify(stack.model, stack.layout, self.name) for stack in stacks_of(self.model).values()]
+        return max(found, key=lambda verification: verification.error)
 
     @property
     def layers(self) -> int:

@@ -73,6 +73,8 @@ def example_of(model: LoadedModel, text: object) -> Example:
             part.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"expected valid Unicode, got a text with a lone surrogate: {one_line(error)}") from error
+    if len(pair) == 1 and model.layout.reads_target:
+        raise InputError(f"{model.name} needs a source and a target: pass a pair (tuple) of texts; got one text")
     if len(pair) == 2 and model.translates and not model.layout.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(*pair)

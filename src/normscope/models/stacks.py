@@ -1,0 +1,29 @@
+"""The stacks of an encoder–decoder, each with what to observe it through."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.models.families import STACKS
+from normscope.models.layout import BlockLayout, Stack
+
+
+class ObservedStack(NamedTuple):
+    """One stack."""
+
+    model: PreTrainedModel
+    """The encoder alone, or the whole model for the decoder's attention."""
+    layout: BlockLayout
+
+
+def stacks_of(model: PreTrainedModel) -> Mapping[Stack, ObservedStack]:
+    """The stacks of an encoder–decoder.
+
+    Args:
+        model: Its base model.
+    """
+    return {
+        stack: ObservedStack(model.get_encoder() if stack == "encoder" else model, layout)
+        for stack, layout in STACKS[model.config.model_type].items()
+    }
