@@ -368,7 +368,7 @@ def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
         mean = {method: percent(metrics[f"{method}/{setting}/layer_mean/aer"]) for method in METHODS}
         sentences.append(
             f"Alignment with {side}: in the best layer, vector norms have an AER of {best['attn_n']} and attention weights one "
-            f"of {best['attn_w']}; averaged over layers, it is {mean['attn_n']} and {mean['attn_w']}."
+            f"of {best['attn_w']}; averaged over layers, {mean['attn_n']} and {mean['attn_w']}."
         )
     return sentences + [
         f"{name} has an AER of {percent(metrics[f'{name}/aer'])} on the same pairs." for name in baselines

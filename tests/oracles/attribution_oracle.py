@@ -302,7 +302,7 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
     own = {method: metrics[f"{method}/share/itself"] for method in TITLES if method in mapped}
     if own:
         first = "decompx" if "decompx" in own else next(iter(own))
-        text = f"By {TITLES[first]}, {percent(own[first])} of a token's output vector comes from the token itself"
+        text = f"According to {TITLES[first]}, {percent(own[first])} of a token's output vector comes from the token itself"
         if first == "decompx":
             text += f" and {percent(metrics['decompx/share/bias'])} from biases"
         rest = sorted((method for method in own if method != first), key=lambda method: own[method])
@@ -328,9 +328,7 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
             "many random ones."
         )
     if len(methods) > 1:
-        sentences.append(
-            f"The same fall for each method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}."
-        )
+        sentences.append(f"This fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
         least, most = (choose(pairs, key=pairs.__getitem__) for choose in (min, max))

@@ -288,7 +288,7 @@ def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
     return [
         f"After the whole layer, {percent(last)} of a token's output vector comes from other tokens; after the attention "
         f"block it is {percent(metrics['atb_n/mean'])}.",
-        f"The network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} (1 − Spearman's ρ); "
-        f"with what follows it in the layer, the change is {'smaller' if whole < alone else 'larger'}: "
+        f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
+        f"(1 − Spearman's ρ); with what follows it in the layer, the change is {'smaller' if whole < alone else 'larger'}: "
         f"{three_digits(whole).removeprefix('+')}.",
     ]

@@ -19,9 +19,9 @@ TITLES = {
     "attnresln_n": "mixing ratio, AttnResLn-N",
 }
 IN_WORDS = {
-    "alpha": "the weight that the token receives",
+    "alpha": "the weight that it receives",
     "f": "‖f(x)‖",
-    "attnresln_n": "the mixing ratio of its block",
+    "attnresln_n": "its mixing ratio",
 }
 
 
@@ -145,4 +145,4 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     if not parts:
         return []
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    return [f"The rank correlation of a token's frequency rank (1: most frequent) is {listed}."]
+    return [f"A token's frequency rank (1: most frequent) has a rank correlation of {listed}."]

@@ -118,6 +118,6 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
         origin = f"other tokens; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
     return [
         f"On average, {percent(mean)} of a token's output vector comes from {origin}.",
-        f"With {counted} counted, the mixing ratio of single tokens ranges from {percent(low)} to {percent(high)}: the blocks "
-        f"mostly {'mix' if mean >= 0.5 else 'preserve'}.",
+        f"This mixing ratio, which counts {counted}, ranges from {percent(low)} to {percent(high)} over single tokens: the "
+        f"blocks mostly {'mix' if mean >= 0.5 else 'preserve'}.",
     ]

@@ -313,14 +313,15 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
                 f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
                 "Σ‖αf(x)‖."
             )
-    rhos = [
-        f"{three_digits(rho)} for {spoken(name[9:])}" for name, rho in metrics.items() if name.startswith("spearman/")
-    ]
+    rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
     if rhos:
-        listed = " and ".join(filter(None, [", ".join(rhos[:-1]), rhos[-1]]))
+        over_all = f"{rhos.pop('all')} over all tokens" if "all" in rhos else ""
+        each = [f"{rho} for {spoken(name)}" for name, rho in rhos.items()]
+        listed = " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
+        between = ": " if over_all and each else ""
         sentences.append(
-            f"The rank correlation between α and ‖f(x)‖ is {listed} tokens; negative means that short vectors get large "
-            "weights."
+            f"The rank correlation between α and ‖f(x)‖ is {over_all}{between}{listed}{' tokens' if each else ''}. Where it "
+            "is negative, short vectors get large weights."
         )
     mean, low, high, inputs = (percent(metrics[name]) for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
     sentences.append(

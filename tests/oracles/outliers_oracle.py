@@ -167,6 +167,7 @@ def _figures(
 def _sentences(outliers: Sequence[int], share: np.ndarray) -> list[str]:
     if not outliers:
         return ["No hidden dimension is an outlier in enough layers to be one of the model's."]
-    parts = [f"{j} (in {percent(float(share[j]))} of the layers)" for j in outliers]
+    parts = [f"{j} ({percent(float(share[j]))})" for j in outliers]
+    parts[0] = f"{outliers[0]} (in {percent(float(share[outliers[0]]))} of the layers)"
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     return [f"The model has {len(outliers)} outlier dimension{'s' * (len(outliers) > 1)}: {listed}."]

@@ -354,16 +354,14 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
     if len(tables.get("intervention", ())):
         together = _together(tables["intervention"])
         figures["intervention"] = Picture(
-            _compared(
-                together, {"before": together["before"], "after": together["after"]}, "without random dimensions (95%)"
-            )
+            _compared(together, {"before": together["before"], "after": together["after"]}, "without random dimensions")
         )
     if len(tables.get("ablation", ())):
         first = _together(tables["ablation"])
         first = first.xs(first.index.get_level_values("from_layer").min(), level="from_layer")
         zero, mean = (first.xs(value, level="value") for value in ("zero", "mean"))
         lines = {"before": zero["before"], "zero": zero["after"], "mean": mean["after"]}
-        figures["ablation"] = Picture(_compared(zero, lines, "random dimensions set to zero (95%)"))
+        figures["ablation"] = Picture(_compared(zero, lines, "random dimensions set to zero"))
     return figures
 
 
@@ -383,8 +381,8 @@ def _compared(rows: pd.DataFrame, lines: Mapping[str, pd.Series], controls: str)
 
 def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> pd.DataFrame:
     titles = {
-        "half": "dims for 50 %",
-        "ninety": "dims for 90 %",
+        "half": "dims for 50%",
+        "ninety": "dims for 90%",
         "outliers": "outliers' share",
         "key_bias": "b_K's share",
     }
@@ -394,8 +392,9 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
         present = together.index.get_level_values("category")
         first = next(category for category in categories if category in present)
         own = together.xs(first, level="category")
-        summary[f"α {first}"], summary["without"] = own["before"], own["after"]
-        summary["random"] = own["before"] + own["controls_mean"]
+        name = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}.get(first, first)
+        summary[f"α on {name}"], summary["no outliers"] = own["before"], own["after"]
+        summary["no random dims"] = own["before"] + own["controls_mean"]
     return summary
 
 

@@ -21,7 +21,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import normalisation
 from normscope.models.pooling import Pooling
-from tests.oracles.comparison import Expected, Picture, table, three_digits
+from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
 
@@ -221,7 +221,7 @@ def _sentences(metrics: Mapping[str, Any]) -> list[str]:
     sentences = [
         f"The mean cosine similarity of {metrics['pairs']} pairs of texts is {_digits(cosine)}: pairs of tokens add "
         f"{_digits(cosine - with_bias)}, and the model's biases, which depend on no word, {verb} {_digits(abs(with_bias))}.",
-        f"Among the categories of tokens, {first} contributes most to it: {_digits(categories[first])}.",
+        f"Of the categories of tokens, {spoken(first)} contributes most to the mean: {_digits(categories[first])}.",
     ]
     if "gold/spearman" in metrics:
         sentences.append(

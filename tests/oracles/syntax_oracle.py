@@ -543,8 +543,18 @@ def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[st
         f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus that did not choose it; "
         f"always taking the next word finds {percent(metrics['right_branching/all'])}.",
         f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
-        f"({best}); joining neighbouring words contains {percent(metrics['right_branching/uuas'])}.",
+        f"(those {BLOCKS_IN_WORDS[best]}); trees that join neighbouring words contain "
+        f"{percent(metrics['right_branching/uuas'])}.",
         f"A probe of all heads together finds the head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
-        f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; in a random model of the same shape it is "
-        f"{percent(metrics['probe/random/attn_w/raw'])} by weights.",
+        f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; with a random model of the same "
+        f"shape, it finds {percent(metrics['probe/random/attn_w/raw'])} by weights.",
     ]
+
+
+BLOCKS_IN_WORDS = {
+    "attn_w": "of weights",
+    "attn_n": "of vectors",
+    "attnres_n": "with the residual connection",
+    "attnresln_n": "with the layer normalisation",
+    "layer": "of whole layers",
+}

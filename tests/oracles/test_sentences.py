@@ -48,7 +48,7 @@ ZEROED = {
     "ablation/mean/loss_after": 3.41,
 }
 ALIGNED = (
-    "in the best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, it is "
+    "in the best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, "
     "70.0% and 80.0%."
 )
 
@@ -65,24 +65,24 @@ CASES = {
             MIXING,
             [
                 "On average, 25.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
-                "With vectors and residual connection counted, the mixing ratio of single tokens ranges from 10.0% to 40.0%: "
-                "the blocks mostly preserve.",
+                "This mixing ratio, which counts vectors and residual connection, ranges from 10.0% to 40.0% over single "
+                "tokens: the blocks mostly preserve.",
             ],
         ),
         (
             WHOLE,
             [
                 "On average, 50.0% of a token's output vector comes from the source.",
-                "With vectors, residual connection and layer normalisation counted, the mixing ratio of single tokens ranges "
-                "from 20.0% to 90.0%: the blocks mostly mix.",
+                "This mixing ratio, which counts vectors, residual connection and layer normalisation, ranges from 20.0% to "
+                "90.0% over single tokens: the blocks mostly mix.",
             ],
         ),
         (
             MIXING | WHOLE,
             [
                 "On average, 50.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
-                "With vectors, residual connection and layer normalisation counted, the mixing ratio of single tokens ranges "
-                "from 20.0% to 90.0%: the blocks mostly mix.",
+                "This mixing ratio, which counts vectors, residual connection and layer normalisation, ranges from 20.0% to "
+                "90.0% over single tokens: the blocks mostly mix.",
             ],
         ),
     ],
@@ -93,8 +93,8 @@ CASES = {
             [
                 "After the whole layer, 20.0% of a token's output vector comes from other tokens; after the attention block it "
                 "is 25.0%.",
-                "The network alone changes the order of contributions by 0.300 (1 − Spearman's ρ); with what follows it in the "
-                "layer, the change is smaller: 0.123.",
+                "The feed-forward network alone changes the order of contributions by 0.300 (1 − Spearman's ρ); with what "
+                "follows it in the layer, the change is smaller: 0.123.",
             ],
         ),
         (
@@ -107,8 +107,8 @@ CASES = {
         (
             {"change/ff": 0.1, "change/ff+res": 0.05, "change/ff+res+ln": 0.2},
             [
-                "The network alone changes the order of contributions by 0.100 (1 − Spearman's ρ); with what follows it in the "
-                "layer, the change is larger: 0.200.",
+                "The feed-forward network alone changes the order of contributions by 0.100 (1 − Spearman's ρ); with what "
+                "follows it in the layer, the change is larger: 0.200.",
             ],
         ),
     ],
@@ -119,7 +119,7 @@ CASES = {
             [
                 "The mean cosine similarity of 1,500 pairs of texts is 0.500: pairs of tokens add 0.600, and the model's "
                 "biases, which depend on no word, take away 0.100.",
-                "Among the categories of tokens, cls contributes most to it: 0.200.",
+                "Of the categories of tokens, [CLS] contributes most to the mean: 0.200.",
             ],
         ),
         (
@@ -143,15 +143,15 @@ CASES = {
         (
             {"attn_w/uuas": 0.5, "layer/uuas": 0.625, "right_branching/uuas": 0.4},
             [
-                "The maximum spanning trees of whole blocks contain at most 62.5% of the undirected arcs (layer); joining "
-                "neighbouring words contains 40.0%.",
+                "The maximum spanning trees of whole blocks contain at most 62.5% of the undirected arcs (those of "
+                "whole layers); trees that join neighbouring words contain 40.0%.",
             ],
         ),
         (
             {f"probe/{model}/{measure}/raw": value for (model, measure), value in PROBES.items()},
             [
-                "A probe of all heads together finds the head of 60.0% of the words by weights and of 62.0% by norms; in a "
-                "random model of the same shape it is 15.0% by weights.",
+                "A probe of all heads together finds the head of 60.0% of the words by weights and of 62.0% by norms; with a "
+                "random model of the same shape, it finds 15.0% by weights.",
             ],
         ),
         ({"probe/trained/attn_w/raw": 0.6}, []),
@@ -168,8 +168,22 @@ CASES = {
         (
             {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
             [
-                "The rank correlation between α and ‖f(x)‖ is −0.500 for [CLS], +0.0625 for [SEP] and +0.250 for other tokens; "
-                "negative means that short vectors get large weights."
+                "The rank correlation between α and ‖f(x)‖ is −0.500 for [CLS], +0.0625 for [SEP] and +0.250 for other tokens. "
+                "Where it is negative, short vectors get large weights."
+            ],
+        ),
+        (
+            {"spearman/cls": -0.5, "spearman/other": 0.25, "spearman/all": 0.125},
+            [
+                "The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens: −0.500 for [CLS] and +0.250 for other "
+                "tokens. Where it is negative, short vectors get large weights."
+            ],
+        ),
+        (
+            {"spearman/all": 0.125},
+            [
+                "The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens. Where it is negative, short vectors get "
+                "large weights."
             ],
         ),
         (
@@ -186,15 +200,14 @@ CASES = {
         (
             {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
             [
-                "The rank correlation of a token's frequency rank (1: most frequent) is −0.250 with ‖f(x)‖ and +0.500 with the "
-                "mixing ratio of its block."
+                "A token's frequency rank (1: most frequent) has a rank correlation of −0.250 with ‖f(x)‖ and +0.500 with its "
+                "mixing ratio."
             ],
         ),
         (
             {"spearman/alpha/with_specials": 0.125},
             [
-                "The rank correlation of a token's frequency rank (1: most frequent) is +0.125 with the weight that the token "
-                "receives."
+                "A token's frequency rank (1: most frequent) has a rank correlation of +0.125 with the weight that it receives."
             ],
         ),
     ],
@@ -203,7 +216,7 @@ CASES = {
         ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50.0% of the layers)."]),
         (
             {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
-            ["The model has 2 outlier dimensions: 7 (in 50.0% of the layers) and 31 (in 100.0% of the layers)."],
+            ["The model has 2 outlier dimensions: 7 (in 50.0% of the layers) and 31 (100.0%)."],
         ),
     ],
     "score": [
@@ -258,11 +271,15 @@ CASES = {
     "attribution": [
         ({}, []),
         ({"rollout/share/cls": 0.2, "cosine/comprehensiveness/rollout": 0.1}, []),
-        ({"decompx/share/itself": 0.5}, ["By DecompX, 50.0% of a token's output vector comes from the token itself."]),
+        (
+            {"decompx/share/itself": 0.5},
+            ["According to DecompX, 50.0% of a token's output vector comes from the token itself."],
+        ),
         (
             {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
             [
-                "By rollout of weights, 10.0% of a token's output vector comes from the token itself; ALTI says 25.0%.",
+                "According to rollout of weights, 10.0% of a token's output vector comes from the token itself; ALTI says "
+                "25.0%.",
             ],
         ),
         (
@@ -274,8 +291,8 @@ CASES = {
                 "decompx/share/bias": 0.125,
             },
             [
-                "By DecompX, 50.0% of a token's output vector comes from the token itself and 12.5% from biases; the other "
-                "methods say between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
+                "According to DecompX, 50.0% of a token's output vector comes from the token itself and 12.5% from biases; the "
+                "other methods say between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
             ],
         ),
         (
@@ -294,7 +311,7 @@ CASES = {
             [
                 "No method is more faithful than a random order: without the tokens that rank highest, the cosine with the "
                 "untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 without as many random ones.",
-                "The same fall for each method: DecompX 0.500, random order 0.500, ALTI 0.250.",
+                "This fall by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
             ],
         ),
         (

@@ -61,7 +61,7 @@ def test_axes_of_scatter_plots_leave_out_what_the_figure_trims():
     table = pd.DataFrame({"x": np.arange(1001.0), "y": np.arange(1001.0) ** 2, "panel": "one"})
     figure = Scatter(table, "x", "y", "panel", {"one": "One"}, "x", "y", "caption")
     whole = chart(figure)["spec"]["encoding"]
-    assert whole["x"]["scale"] | whole["y"]["scale"] == {"zero": False, "nice": False}
+    assert whole["x"]["scale"] | whole["y"]["scale"] == {"zero": False, "padding": 6, "nice": False}
     logarithmic = chart(dataclasses.replace(figure, log_x=True))["spec"]["encoding"]["x"]["scale"]
     assert logarithmic == {"type": "log", "nice": False}, "Vega warns of zero on a logarithmic axis"
     trimmed = chart(dataclasses.replace(figure, trim=0.1))["spec"]

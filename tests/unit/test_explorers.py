@@ -150,7 +150,7 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
     pairs = pairs_table(explorer.sentences)
     last = pairs[(pairs["head"] == 0) & (pairs["layer"] == pairs["layer"].max()) & (pairs["query"] == 1)]
     first = last.loc[pd.Series(last["attn_n"]).idxmax()]
-    assert seen.startswith(f"{first['query_token']} receives from{first['key_token']} ({first['key']})")
+    assert seen.startswith(f"“{first['query_token']}” receives from{first['key_token']} ({first['key']})")
 
 
 @pytest.fixture(scope="module")

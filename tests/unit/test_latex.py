@@ -237,3 +237,41 @@ def test_amplified_pairs_are_the_first_three_of_each_layer():
 @pytest.mark.parametrize("name", analyses())
 def test_results_without_a_papers_numbers_have_no_tables(name):
     assert paper_tables(analyses()[name], Stored()) == {}
+
+
+LABELS = [f"sentence-transformers/all-MiniLM-L6-v2 · seed {seed}" for seed in range(6)]
+
+
+def test_headers_that_would_make_a_table_wider_than_a_page_are_turned():
+    few, many = (
+        dataclasses.replace(
+            TABLE,
+            columns=[Column("Metric", text=True), *(Column(label) for label in LABELS[:count])],
+            rows=[["mixing/attn_w/mean", *[0.25] * count]],
+        )
+        for count in (1, 6)
+    )
+    assert "box{" not in bare(few, "bert")
+    assert r"\rotatebox" not in bare(TABLE, "bert")
+    content = bare(many, "bert")
+    assert content.startswith("% bert. Needs \\usepackage{booktabs,graphicx}.\n")
+    assert r"Metric & \rotatebox{90}{sentence-transformers/all-MiniLM-L6-v2 $\cdot$ seed 0} & " in content
+    assert r"\resizebox" not in content, "turned headers are enough"
+
+
+def test_a_table_that_is_still_wider_than_a_page_is_made_smaller():
+    wide = dataclasses.replace(
+        TABLE,
+        columns=[Column(label, text=True) for label in LABELS],
+        rows=[["a long cell that nobody can turn"] * 6],
+    )
+    lines = document([("wide", wide)], "bert").splitlines()
+    assert r"\begin{table*}[t]" in lines
+    assert lines.index(r"  \resizebox{\linewidth}{!}{%") < lines.index(r"    \begin{tabular}{llllll}")
+    assert lines[-2] == "  }"
+
+
+def test_a_table_wider_than_a_column_takes_both():
+    table = dataclasses.replace(TABLE, rows=[["a first cell as long as a half of a page is wide", 1, 0.5]])
+    assert r"\begin{table*}" in document([("x", table)], "bert")
+    assert r"\small" not in document([("x", table)], "bert")

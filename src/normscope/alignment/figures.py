@@ -39,8 +39,7 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame) -> dict[str, Figur
             column="head",
             limits=(0.0, 100.0),
             caption=(
-                "Alignment error rate of each head by weights (left) and by vector norms (right); heads with low rates align "
-                "words."
+                "Alignment error rate of each head, by weights and by vector norms; heads with low rates align words."
             ),
         ),
         "norm_and_aer": Scatter(

@@ -31,7 +31,7 @@ ALONE = 8
 ZERO, MEAN = "zero", "mean"
 
 CHANGES = ["change", "controls_mean", "controls_low", "controls_high"]
-"""Columns of the change, and of the mean and 95 % interval (percentiles) of the changes for random sets of the same size."""
+"""Columns of the change, and of the mean and 95% interval (percentiles) of the changes for random sets of the same size."""
 _INTERVAL = (0.025, 0.975)
 
 

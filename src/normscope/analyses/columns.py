@@ -24,7 +24,7 @@ CHANGES = {
     "after": "The same without the removed dimensions.",
     "change": "`after` minus `before`.",
     "controls_mean": "Mean change when as many random dimensions are removed instead; missing without controls.",
-    "controls_low": "Lower end of the 95 % interval of these changes, from their percentiles.",
+    "controls_low": "Lower end of the 95% interval of these changes, from their percentiles.",
     "controls_high": "Upper end of that interval.",
 }
 """Columns of the tables that compare attention with and without some dimensions."""

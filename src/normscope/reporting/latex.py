@@ -159,28 +159,77 @@ def bare(table: PaperTable, source: str) -> str:
 
 def _file(bodies: Sequence[str], source: str) -> str:
     definitions = [_DEFINITION] if any(_OTHER in body for body in bodies) else []
-    comment = "% " + " ".join(f"{source}. Needs \\usepackage{{booktabs}}.".split())
+    packages = "booktabs,graphicx" if any(r"box{" in body for body in bodies) else "booktabs"
+    comment = "% " + " ".join(f"{source}. Needs \\usepackage{{{packages}}}.".split())
     return "\n".join([comment, *definitions, *bodies]) + "\n"
 
 
 def _float(table: PaperTable, name: str, about: str) -> str:
-    environment = "table*" if table.wide else "table"
+    wide = table.wide or _width(table) > _ONE_COLUMN
+    environment = "table*" if wide else "table"
     caption = " ".join(text(part) for part in (table.caption, about) if part)
     lines = [
         rf"\begin{{{environment}}}[t]",
         r"  \centering",
         rf"  \caption{{{caption}}}",
         rf"  \label{{tab:{re.sub('[^A-Za-z0-9]+', '-', name).strip('-')}}}",
-        *([r"  \small", r"  \setlength{\tabcolsep}{4pt}"] if len(table.columns) > 6 else []),
+        *(
+            [r"  \small", r"  \setlength{\tabcolsep}{4pt}"]
+            if len(table.columns) > 6 or _width(table) > _BOTH_COLUMNS
+            else []
+        ),
         *(f"  {line}" for line in _tabular(table)),
         rf"\end{{{environment}}}",
     ]
     return "\n".join(lines)
 
 
+_ONE_COLUMN, _BOTH_COLUMNS = 48, 100
+"""Characters of a table's row, with two for the space between columns, that fit the columns of a page in most styles."""
+
+
+def _width(table: PaperTable, turned: Sequence[bool] = ()) -> int:
+    """Characters of the widest row that could be, without the headers that are turned."""
+    sizes = [
+        0 if turn else len(column.header) for column, turn in zip(table.columns, turned or _upright(table), strict=True)
+    ]
+    for row in table.rows:
+        sizes = [
+            max(size, len(_plain(cell, column))) for size, cell, column in zip(sizes, row, table.columns, strict=True)
+        ]
+    return sum(sizes) + 2 * len(sizes)
+
+
+def _upright(table: PaperTable) -> list[bool]:
+    return [False] * len(table.columns)
+
+
+def _turned(table: PaperTable) -> list[bool]:
+    """Which headers are set upwards: in a table wider than a page, those of numbers that are longer than these."""
+    if _width(table) <= _BOTH_COLUMNS:
+        return _upright(table)
+    return [
+        not column.text
+        and len(column.header) > max((len(_plain(row[at], column)) for row in table.rows), default=0) + 2
+        for at, column in enumerate(table.columns)
+    ]
+
+
 def _tabular(table: PaperTable) -> list[str]:
+    """The table alone. Where it is wider than a page, long headers are turned; if that is not enough, it is made smaller."""
+    turned = _turned(table)
+    lines = _lines(table, turned)
+    if _width(table, turned) <= _BOTH_COLUMNS:
+        return lines
+    return [r"\resizebox{\linewidth}{!}{%", *(f"  {line}" for line in lines), "}"]
+
+
+def _lines(table: PaperTable, turned: Sequence[bool]) -> list[str]:
     columns = "".join("l" if column.text else "r" for column in table.columns)
-    header = " & ".join(text(column.header) for column in table.columns)
+    header = " & ".join(
+        rf"\rotatebox{{90}}{{{text(column.header)}}}" if turn else text(column.header)
+        for column, turn in zip(table.columns, turned, strict=True)
+    )
     return [
         rf"\begin{{tabular}}{{{columns}}}",
         r"  \toprule",
@@ -204,6 +253,11 @@ def _rows(table: PaperTable) -> list[str]:
             previous = row[0]
         lines.append(f"  {' & '.join(cells)} \\\\")
     return lines
+
+
+def _plain(cell: Cell, column: Column) -> str:
+    """A cell as it is read, by which its width is estimated."""
+    return cell if isinstance(cell, str) else re.sub(r"\$|\\infty", "", _cell(cell, column))
 
 
 def _cell(cell: Cell, column: Column) -> str:

@@ -98,7 +98,7 @@ COMPARISON = TableInfo(
 _TRAINING_GROUP = "What distinguishes the training from others; shared by its seeds."
 _MEASURE = {"metric": "Name of the metric or curve.", "layer": "Layer of a curve; 0 for a metric."}
 _INTERVAL = {
-    "low": "Lower end of its 95 % confidence interval (Student's t); missing for one run.",
+    "low": "Lower end of its 95% confidence interval (Student's t); missing for one run.",
     "high": "Upper end, likewise.",
 }
 

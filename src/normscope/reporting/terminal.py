@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from normscope.reporting.published import Comparison
 from normscope.reporting.throughput import Throughput, duration
+from normscope.rounding import MINUS
 
 T = TypeVar("T")
 
@@ -88,5 +89,10 @@ def show_comparison(comparison: Comparison) -> None:
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
     """Print the summary table of one analysis below its title and caption."""
     title = f"{title}: {caption}" if caption else title
-    text = table.to_string(float_format=lambda value: f"{value:.{digits}f}", na_rep="")
+    text = table.to_string(float_format=lambda value: _fixed(value, digits), na_rep="")
     print(f"\n{title}\n{text}\n", flush=True)
+
+
+def _fixed(value: float, digits: int) -> str:
+    """A number with so many decimals, a true minus sign, and none before zero."""
+    return f"{value:z.{digits}f}".replace("-", MINUS)

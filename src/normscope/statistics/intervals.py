@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
-    """The mean of a sample with its 95 % interval by Student's t; the ends are NaN for a single value.
+    """The mean of a sample with its 95% interval by Student's t; the ends are NaN for a single value.
 
     Raises:
         ValueError: If there is no value.

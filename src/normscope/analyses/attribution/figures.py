@@ -78,8 +78,8 @@ def _agreement(agreement: pd.DataFrame) -> HeatmapPanels:
         value_label="Spearman's ρ × 100",
         limits=(0.0, 100.0),
         caption=(
-            "How far two methods agree: rank correlation of the scores that they give to a sequence's tokens (left), and of "
-            "the rows of their maps through all layers (right), averaged over sequences. Negative values look like zero."
+            "How far two methods agree: rank correlation of the scores that they give to a sequence's tokens, and of the rows "
+            "of their maps through all layers, averaged over sequences. Negative values look like zero."
         ),
     )
 
@@ -101,8 +101,8 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
         sharey=True,
         band=("low", "high"),
         caption=(
-            f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (left: higher "
-            "is more faithful), and when all others are (right: lower is more faithful). Means and 95% intervals over "
+            f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (higher is "
+            "more faithful), and when all others are (lower is more faithful). Means and 95% intervals over "
             f"{int(faithfulness['count'].max())} sequences."
         ),
     )

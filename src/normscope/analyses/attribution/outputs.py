@@ -4,7 +4,7 @@ from normscope.analyses.columns import CATEGORY_OF_TOKEN, LAYER, TOKENS
 from normscope.analyses.info import Outputs, TableInfo
 
 _METHOD = "The method."
-_INTERVAL = "{} end of the 95 % interval over sequences (Student's t); missing for one sequence."
+_INTERVAL = "{} end of the 95% interval over sequences (Student's t); missing for one sequence."
 _LOW, _HIGH = _INTERVAL.format("Lower"), _INTERVAL.format("Upper")
 _SEQUENCES = "Number of sequences."
 

@@ -17,7 +17,7 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
     if not own:
         return []
     chosen = "decompx" if "decompx" in own else next(iter(own))
-    text = f"By {METHODS[chosen]}, {percentage(own[chosen])} of a token's output vector comes from the token itself"
+    text = f"According to {METHODS[chosen]}, {percentage(own[chosen])} of a token's output vector comes from the token itself"
     bias = metrics.get(f"{chosen}/share/bias")
     if bias is not None:
         text += f" and {percentage(bias)} from biases"
@@ -60,9 +60,7 @@ def _faithfulness(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
-            sentences.append(
-                Sentence(f"The same fall for each method: {order}.", figure="faithfulness", table="ranking")
-            )
+            sentences.append(Sentence(f"This fall by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 

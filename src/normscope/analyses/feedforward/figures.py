@@ -49,7 +49,7 @@ def describe_figures(
             limits=(0.0, 100.0),
             caption=(
                 "Share of a token's vector that comes from other tokens, by layer (deepest at the top) and token category, "
-                "from the attention weights (left) to the end of the layer (right)."
+                "from the attention weights to the end of the layer."
             ),
         ),
         "by_layer": Lines(

@@ -28,8 +28,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         verb = "smaller" if whole < alone else "larger"
         sentences.append(
             Sentence(
-                f"The network alone changes the order of contributions by {number(alone)} (1 − Spearman's ρ); with what "
-                f"follows it in the layer, the change is {verb}: {number(whole)}.",
+                f"The feed-forward network alone changes the order of contributions by {number(alone)} (1 − Spearman's ρ); "
+                f"with what follows it in the layer, the change is {verb}: {number(whole)}.",
                 figure="change",
                 table="change",
             )

@@ -9,9 +9,9 @@ from normscope.rounding import enumeration, number
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """Rank correlations with the frequency rank."""
     titles = {
-        "alpha": "the weight that the token receives",
+        "alpha": "the weight that it receives",
         "f": "‖f(x)‖",
-        "attnresln_n": "the mixing ratio of its block",
+        "attnresln_n": "its mixing ratio",
     }
     parts = [
         f"{number(metrics[key], signed=True)} with {title}"
@@ -20,5 +20,5 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     ]
     if not parts:
         return []
-    text = f"The rank correlation of a token's frequency rank (1: most frequent) is {enumeration(parts)}."
+    text = f"A token's frequency rank (1: most frequent) has a rank correlation of {enumeration(parts)}."
     return [Sentence(text, figure="scatter", table="correlation")]

@@ -60,8 +60,8 @@ class MixingAnalysis(Analysis):
                 limits=(0.0, 100.0),
                 caption=(
                     "Share of a token's output vector that comes from other tokens, by layer (deepest at the top) and token "
-                    "category. From left to right, each panel takes more of the block into account. Where the ratio is "
-                    "low, tokens mostly preserve themselves."
+                    "category. Each panel takes more of the block into account than the one before it. Where the ratio "
+                    "is low, tokens mostly preserve themselves."
                 ),
             ),
             "by_layer": Lines(

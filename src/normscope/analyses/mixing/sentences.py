@@ -28,7 +28,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             table="by_layer",
         ),
         Sentence(
-            f"With {counted} counted, the mixing ratio of single tokens ranges from {low} to {high}: the blocks mostly {verb}.",
+            f"This mixing ratio, which counts {counted}, ranges from {low} to {high} over single tokens: the blocks mostly "
+            f"{verb}.",
             figure="heatmap",
             table="by_layer",
         ),

@@ -80,8 +80,8 @@ def _by_head(table: pd.DataFrame) -> HeatmapGrid:
         row="layer",
         column="head",
         caption=(
-            "Weight (left), norm of the weighted vector (middle) and norm of the vector (right) by layer and head. Where a "
-            "category is high on the left and low in the middle, the heads attend to tokens that contribute little."
+            "Weight α, norm of the weighted vector ‖αf(x)‖ and norm of the vector ‖f(x)‖ by layer and head. Where a category "
+            "has large weights but short weighted vectors, the heads attend to tokens that contribute little."
         ),
     )
 

@@ -24,16 +24,19 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                     table="by_layer",
                 )
             )
-    correlations = [
-        f"{number(value, signed=True)} for {category_name(key.removeprefix('spearman/'))}"
+    correlations = {
+        key.removeprefix("spearman/"): number(value, signed=True)
         for key, value in metrics.items()
         if key.startswith("spearman/")
-    ]
+    }
     if correlations:
+        parts = [f"{rho} for {category_name(name)}" for name, rho in correlations.items() if name != "all"]
+        over_all = f"{correlations['all']} over all tokens" if "all" in correlations else ""
+        by_category = f"{enumeration(parts)} tokens" if parts else ""
         sentences.append(
             Sentence(
-                f"The rank correlation between α and ‖f(x)‖ is {enumeration(correlations)} tokens; negative means that short "
-                "vectors get large weights.",
+                f"The rank correlation between α and ‖f(x)‖ is {': '.join(filter(None, (over_all, by_category)))}. Where it "
+                "is negative, short vectors get large weights.",
                 figure="scatter",
                 table="correlation",
             )

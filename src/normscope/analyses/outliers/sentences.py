@@ -12,6 +12,12 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if not shares:
         text = "No hidden dimension is an outlier in enough layers to be one of the model's."
         return [Sentence(text, figure="dimensions", table="dimensions")]
-    named = enumeration([f"{dimension} (in {percentage(share)} of the layers)" for dimension, share in shares.items()])
+    (first, share), *others = shares.items()
+    named = enumeration(
+        [
+            f"{first} (in {percentage(share)} of the layers)",
+            *(f"{dimension} ({percentage(share)})" for dimension, share in others),
+        ]
+    )
     dimensions = "1 outlier dimension" if len(shares) == 1 else f"{len(shares)} outlier dimensions"
     return [Sentence(f"The model has {dimensions}: {named}.", figure="dimensions", table="model")]

@@ -29,8 +29,8 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             labelled=outliers,
             y_label="mean Cⱼ",
             caption=(
-                "Mean contribution Cⱼ of every dimension to q·k (before scaling and softmax) over all query–key pairs, one "
-                "line per head, one panel per layer. Labels mark the outlier dimensions."
+                "Mean contribution Cⱼ of every dimension to q·k (before scaling and softmax) over all query–key pairs, in "
+                "every head, one panel per layer. Labels mark the outlier dimensions."
             ),
         )
     by_category = contributions[contributions["dimension"].isin(outliers) & (contributions["category"] != ALL)]
@@ -80,10 +80,10 @@ def _intervention(table: pd.DataFrame) -> Lines:
     return _compared(
         together,
         {"before": ("before", None), "after": ("after", None), "controls": ("controls_mean", "before")},
-        {"before": "unchanged", "after": "without the outliers", "controls": "without random dimensions (95%)"},
+        {"before": "unchanged", "after": "without the outliers", "controls": "without random dimensions"},
         "Attention to each category (sum over its keys): unchanged, without the outlier dimensions' part of the block's "
-        "scores, and without the part of as many random dimensions. Where only the outliers' removal moves the line, the "
-        "attention depends on them.",
+        "scores, and without the part of as many random dimensions. The band holds 95% of the random "
+        "choices. Where only the outliers' removal moves the line, the attention depends on them.",
     )
 
 
@@ -102,10 +102,10 @@ def _ablation(table: pd.DataFrame) -> Lines:
             "before": "unchanged",
             ZERO: "outliers set to zero",
             MEAN: "outliers set to their mean",
-            "controls": "random dimensions set to zero (95%)",
+            "controls": "random dimensions set to zero",
         },
         "Attention to each category (sum over its keys) when dimensions of the residual stream are replaced wherever a block "
-        "reads them, from the first chosen layer to the last layer of the model.",
+        "reads them, from the first chosen layer to the last layer of the model. The band holds 95% of the random choices.",
     )
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from normscope.analyses.ablations import TOGETHER
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.paper_tables import category_name
 from normscope.statistics.mean import MeanSummary
 from normscope.statistics.tidy import Labels, tidy
 
@@ -88,8 +89,8 @@ class ScoreReport:
         """By layer: how few dimensions explain the scores, and attention to one category with and without the outliers."""
         table = means_by_layer(tables["concentration"]).rename(
             columns={
-                "half": "dims for 50 %",
-                "ninety": "dims for 90 %",
+                "half": "dims for 50%",
+                "ninety": "dims for 90%",
                 "outliers": "outliers' share",
                 "key_bias": "b_K's share",
             }
@@ -98,9 +99,9 @@ class ScoreReport:
             together = _together(tables["intervention"])
             for category in together["category"].unique()[:1]:  # [CLS] where there is one
                 by_layer = together[together["category"] == category].set_index("layer")
-                table[f"α {category}"] = by_layer["before"]
-                table["without"] = by_layer["after"]
-                table["random"] = by_layer["before"] + by_layer["controls_mean"]
+                table[f"α on {category_name(category)}"] = by_layer["before"]
+                table["no outliers"] = by_layer["after"]
+                table["no random dims"] = by_layer["before"] + by_layer["controls_mean"]
         return table
 
     def _by_head(self, values: Mapping[str, np.ndarray], **axes: Labels) -> pd.DataFrame:
@@ -143,7 +144,7 @@ class ScoreReport:
         )
 
     def _spread_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Each dimension's share of the spread, largest first, and how many of the shares make up half and 90 % of it.
+        """Each dimension's share of the spread, largest first, and how many of the shares make up half and 90% of it.
 
         Shares are missing for heads without any spread, where each query gives all its keys the same score.
         """

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
+from normscope.analyses.paper_tables import category_name
 from normscope.rounding import number
 
 _CATEGORY = "category/"
@@ -29,7 +30,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         first = max(tokens, key=lambda category: tokens[category])
         sentences.append(
             Sentence(
-                f"Among the categories of tokens, {first} contributes most to it: {number(tokens[first])}.",
+                f"Of the categories of tokens, {category_name(first)} contributes most to the mean: {number(tokens[first])}.",
                 figure="by_similarity",
                 table="by_category",
             )

@@ -38,8 +38,8 @@ def describe_figures(
             column="head",
             limits=(0.0, 1.0),
             caption=(
-                f"How often {of} is a sink of each head (left), a key that receives more than a share ε of the weight, and how "
-                "much weight it receives from a query on average (right): on text, on random tokens, and on one token repeated."
+                f"How often {of} is a sink of each head, a key that receives more than a share ε of the weight, and how much "
+                "weight it receives from a query on average: on text, on random tokens, and on one token repeated."
             ),
         )
     norms = tables["norms"]

@@ -118,6 +118,6 @@ def _trees(trees: pd.DataFrame) -> Figure:
         band=("low", "high"),
         caption=(
             "Share of the undirected arcs that are edges of the maximum spanning tree of a whole block's map, by layer. Bands "
-            "are 95 % intervals over sentences."
+            "are 95% intervals over sentences."
         ),
     )

@@ -19,7 +19,7 @@ _CANDIDATES = (
     "Which keys compete: `all`, `no_self` (without the word itself), `no_special` (without special tokens) or `words` (without "
     "both)."
 )
-_LOW = "Lower end of the 95 % interval over sentences; missing with fewer than two."
+_LOW = "Lower end of the 95% interval over sentences; missing with fewer than two."
 _HIGH = "Upper end of that interval."
 
 OUTPUTS = Outputs(

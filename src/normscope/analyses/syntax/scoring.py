@@ -41,7 +41,7 @@ class Moments(NamedTuple):
             return np.asarray(self.correct / np.asarray(self.arcs, dtype=float))
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """The 95 % interval p ± 1.96 s of the share, with sentences as the sample.
+        """The 95% interval p ± 1.96 s of the share, with sentences as the sample.
 
         s² = S/(S−1) Σ (c − p n)² / (Σ n)², the linearised variance of a ratio over S sentences. NaN with fewer than two.
 

@@ -28,7 +28,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(
             Sentence(
                 f"The maximum spanning trees of whole blocks contain at most {percentage(trees[best])} of the undirected arcs "
-                f"({best}); joining neighbouring words contains {percentage(chain)}.",
+                f"({_BLOCKS[best]}); trees that join neighbouring words contain {percentage(chain)}.",
                 figure="trees",
                 table="trees",
             )
@@ -39,11 +39,18 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(
             Sentence(
                 f"A probe of all heads together finds the head of {percentage(probes[0])} of the words by weights and of "
-                f"{percentage(norms)} by norms; in a random model of the same shape it is {percentage(probes[1])} by weights.",
+                f"{percentage(norms)} by norms; with a random model of the same shape, it finds {percentage(probes[1])} by "
+                "weights.",
                 table="probe",
             )
         )
     return sentences
 
 
-_BLOCKS = ("attn_w", "attn_n", "attnres_n", "attnresln_n", "layer")
+_BLOCKS = {
+    "attn_w": "those of weights",
+    "attn_n": "those of vectors",
+    "attnres_n": "those with the residual connection",
+    "attnresln_n": "those with the layer normalisation",
+    "layer": "those of whole layers",
+}

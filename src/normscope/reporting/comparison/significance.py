@@ -30,7 +30,7 @@ def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         keys: The columns that runs with different seeds share.
 
     Returns:
-        The keys, runs, mean, low, high: Student's interval with 95 % confidence. Means of one run are left out.
+        The keys, runs, mean, low, high: Student's interval with 95% confidence. Means of one run are left out.
     """
     rows = values.groupby(list(keys), sort=False)["value"].agg(["count", "mean", "std"])
     rows = rows[rows["count"] > 1]
@@ -51,7 +51,7 @@ def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
         baseline: The group to compare with.
 
     Returns:
-        group, metric, difference (of the means), low, high (95 % confidence), p, and adjusted: p by Benjamini and
+        group, metric, difference (of the means), low, high (95% confidence), p, and adjusted: p by Benjamini and
         Hochberg (1995, https://doi.org/10.1111/j.2517-6161.1995.tb02031.x), over all rows of the table.
     """
     chosen = values[~values["metric"].map(is_extreme)]
@@ -99,7 +99,7 @@ def over_sequences(samples: Mapping[str, Sequence[pd.DataFrame]], baseline: str)
 
     Returns:
         group, metric, sequences, paired, difference (of the means over the sequences' tokens), low, high (percentiles of the
-        bootstrap, 95 % confidence), p (two-sided: how often the centred bootstrap is as far from zero), and adjusted: p by
+        bootstrap, 95% confidence), p (two-sided: how often the centred bootstrap is as far from zero), and adjusted: p by
         Benjamini and Hochberg, over all rows.
 
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, sections 13.3 and 16.2.

@@ -18,7 +18,7 @@ def over_training(values: pd.DataFrame) -> pd.DataFrame:
             those with one seed), metric, layer, step, value. Only groups with several steps count.
 
     Returns:
-        group, metric, layer (0: the whole model), step, runs, mean, low, high: Student's interval with 95 % confidence, missing
+        group, metric, layer (0: the whole model), step, runs, mean, low, high: Student's interval with 95% confidence, missing
         for one run.
     """
     points = _of_trainings(values)
@@ -47,7 +47,7 @@ def crossings(values: pd.DataFrame, thresholds: Mapping[str, float]) -> pd.DataF
 
     Returns:
         group, metric, layer, threshold, runs, crossed (how many of these runs have), step (their mean), low, high: Student's
-        interval with 95 % confidence, missing for one run.
+        interval with 95% confidence, missing for one run.
     """
     columns = [*_WHERE, "threshold", "runs", "crossed", "step", "low", "high"]
     points = _of_trainings(values[~values["metric"].map(is_extreme).astype(bool)])

@@ -80,7 +80,7 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
             axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], alpha=0.45, linewidth=0.7)
     else:
         styles = series_styles(list(titles))
-        close = _coincide(figure)
+        close = coincide(figure)
         for number, series in enumerate(titles):
             rows = table[table[figure.series] == series].sort_values(figure.x)
             if len(rows):
@@ -110,7 +110,7 @@ def _line(axes: Axes, figure: Lines, rows: pd.DataFrame, style: SeriesStyle, ext
     return line
 
 
-def _coincide(figure: Lines) -> bool:
+def coincide(figure: Lines) -> bool:
     """Whether two of few lines are so close that one would hide the other. Categories keep their style in any case."""
     titles = list(figure.series_titles or ())
     if not 2 <= len(titles) <= 4 or any(title in CATEGORY_COLOURS for title in titles):

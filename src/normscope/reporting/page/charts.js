@@ -15,7 +15,11 @@ function withRows(spec) {
 
 // What specifications name: the page's colours, those of numbers on cells, and where the latter change.
 function named(spec, node) {
-  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@panel": styleValue(node, "--panel"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
+  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@panel": styleValue(node, "--panel"), "@ground": styleValue(node, "--ground"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
+  for (const pair of styleValue(node, "--instead").split(",").filter(Boolean)) {
+    const [colour, instead] = pair.trim().split(" ");
+    colours[colour] = instead;
+  }
   const change = styleValue(node, "--on-switch");
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
@@ -42,8 +46,12 @@ function sized(spec, width) {
   if (usermeta.maps) return sizedMaps(spec, width);
   const { columns, panel } = panelsIn(width, usermeta);
   if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
-  return { ...spec, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
+  const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.axis } };
+  return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
 }
+
+// In rows of equal length as far as possible: the number of columns for so many charts, of which that many fit.
+const evenly = (count, fitting) => Math.ceil(count / Math.ceil(count / fitting));
 
 // The title of a chart, in a line for each of its parts, cut where the next chart begins.
 const titled = ({ title }, limit) => (title ? { title: { text: title.split(/, |(?<=:) /), limit } } : {});
@@ -52,7 +60,7 @@ const titled = ({ title }, limit) => (title ? { title: { text: title.split(/, |(
 function sizedPanels(spec, width) {
   const count = spec.concat.length;
   const fitting = Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / (ROOM.narrowest + ROOM.axis))));
-  const columns = Math.ceil(count / Math.ceil(count / fitting));
+  const columns = evenly(count, fitting);
   const panel = Math.min(ROOM.widest, Math.floor((width - 8) / columns - ROOM.axis - ROOM.gap));
   const height = Math.round(Math.min(200, Math.max(130, panel * 0.72)));
   return { ...spec, columns, concat: spec.concat.map((chart) => ({ ...chart, ...titled(chart, panel + ROOM.axis), width: panel, height })) };
@@ -71,23 +79,30 @@ function sizedHeatmaps(spec, width) {
   const height = Math.max(cell * rows, 40);
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
-    const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.facet, labelFontSize: 11, ...(panel < ROOM.words ? { labelExpr: "split(datum.label, ': ')[0]" } : {}) } };
+    const facet = { ...spec.facet, header: { labelLimit: panel + 2 * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, ...(panel < ROOM.words ? { labelExpr: "split(datum.label, ': ')[0]" } : {}) } };
     return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
   }
-  const columns = Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map)));
+  const columns = evenly(spec.concat.length, Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map))));
   const label = Math.max(ROOM.label, Math.min(letters * ROOM.letter, width / 3));
   const panel = Math.max(70, Math.floor(width / columns - ROOM.axis - label - 20));
   return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...map.spec, width: panel, height } })) };
 }
 
-function themeOf(node, width) {
+// Of a legend below panels that a narrow window stacks, the reader would learn too late.
+function legendOf({ facet, usermeta }, width) {
+  const letters = usermeta?.letters && !usermeta.cell ? usermeta.letters : 0;
+  const columns = letters ? Math.max(1, Math.floor((width - ROOM.axis) / (letters * 6.6 + 26))) : width < 460 ? 1 : width < 800 ? 2 : 4;
+  return { orient: facet && letters && width < 640 ? "top" : "bottom", columns };
+}
+
+function themeOf(node, width, spec) {
   const [text, faint, line, ground] = ["--text", "--faint", "--line", "--ground"].map((name) => styleValue(node, name));
   const list = (name) => styleValue(node, name).split(",").map((stop) => stop.trim());
   const font = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif";
   return {
     background: ground, font, view: { stroke: null },
     axis: { labelColor: text, titleColor: text, titleFontWeight: "normal", gridColor: line, domainColor: faint, tickColor: faint, labelFontSize: 11, titleFontSize: 12, tickCount: 5 },
-    legend: { orient: "bottom", labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340, columns: width < 460 ? 1 : width < 800 ? 2 : 4 },
+    legend: { ...legendOf(spec, width), labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340 },
     header: { labelColor: text, titleColor: text, labelFontSize: 12, labelFontWeight: "bold", labelLimit: 200 },
     title: { color: text, fontSize: 12, anchor: "start" },
     text: { color: text },
@@ -107,7 +122,7 @@ async function showChart(node, spec, name) {
   const width = Math.floor(node.clientWidth);
   const many = (spec.data?.values ?? []).length > LARGE;
   const { view } = await vegaEmbed(node, named(withoutZoom(sized(spec, width)), node), {
-    ast: true, config: themeOf(node, width), renderer: many ? "canvas" : "svg", mode: "vega-lite", downloadFileName: name,
+    ast: true, config: themeOf(node, width, spec), renderer: many ? "canvas" : "svg", mode: "vega-lite", downloadFileName: name,
     actions: { export: true, source: false, compiled: false, editor: false }, tooltip: { theme: "custom" },
   });
   return view;

@@ -13,6 +13,7 @@ import pandas as pd
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import medians
 from normscope.reporting.figure_text import with_token_names
+from normscope.reporting.figures.lines import coincide
 from normscope.reporting.figures.scatter import trimmed_range
 from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, SHAPES
 
@@ -146,6 +147,9 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
 _MOST_COLUMNS = 45
 """Columns of cells with numbers that are legible side by side."""
 
+_GRID_HEIGHT = 84
+"""Height of a small heat map in pixels, unless its cells would become too small or too large."""
+
 _SMALL: Spec = {"labelFontSize": 9, "labelOverlap": True, "ticks": False}
 
 
@@ -199,7 +203,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
         "usermeta": {
             "across": len(maps),
             "narrow": 1,
-            "cell": 9,
+            "cell": max(9, min(14, _GRID_HEIGHT // int(table[figure.row].nunique()))),
             "rows": int(table[figure.row].nunique()),
             "letters": int(table[figure.grid_row].astype(str).str.len().max()),
         },
@@ -231,6 +235,7 @@ def _lines(figure: Lines) -> Spec:
         layer["mark"] |= mark
     layers[0]["params"] = [*layers[0].get("params", []), _zoom(figure.panel is None or figure.sharey)]
     spec = _panelled({"encoding": encoding, "layer": layers}, rows, figure.panel, figure.panel_titles)
+    spec["usermeta"]["letters"] = max(map(len, (titles or {}).values()), default=0)
     return _shared_y(spec) if figure.panel is not None and figure.sharey else spec
 
 
@@ -279,6 +284,10 @@ def _titled_lines(figure: Lines, titles: Mapping[Any, str], present: set[Any]) -
         "select": {"type": "point", "fields": [figure.series], "toggle": "true"},
         "bind": "legend",
     }
+
+    def by_series(values: Sequence[Any], **more: Any) -> Spec:
+        return _field(figure.series, "", "nominal", scale={"domain": shown, "range": values}, **more)
+
     layers: list[Spec] = [
         {
             "params": [chosen],
@@ -287,15 +296,21 @@ def _titled_lines(figure: Lines, titles: Mapping[Any, str], present: set[Any]) -
         },
         {
             "mark": {"type": "point", "filled": True, "size": 55},
-            "encoding": {
-                "color": colour,
-                "opacity": faded,
-                "shape": _field(
-                    figure.series, "", "nominal", scale={"domain": shown, "range": shapes}, legend={"title": None}
-                ),
-            },
+            "encoding": {"color": colour, "opacity": faded, "shape": by_series(shapes, legend={"title": None})},
         },
     ]
+    if coincide(figure):
+        # Of lines that lie on each other, the first is the widest, and shows on both sides of the others.
+        extra = [at / max(1, len(shown) - 1) for at in reversed(range(len(shown)))]
+        alpha = [0.5 if more else 1 for more in extra]
+        layers[0]["encoding"] |= {
+            "strokeWidth": by_series([2 + 6 * more for more in extra], legend=None),
+            "strokeOpacity": by_series(alpha, legend=None),
+        }
+        layers[1]["encoding"] |= {
+            "size": by_series([55 + 130 * more for more in extra], legend=None),
+            "fillOpacity": by_series(alpha, legend=None),
+        }
     if figure.band is not None:
         low, high = figure.band
         bounds = {"y": _field(low, figure.y_label), "y2": {"field": high}, "tooltip": None}
@@ -363,12 +378,16 @@ def _profiles(figure: Profiles) -> Spec:
         ],
     }
     if figure.labelled:
-        unit["layer"].append(
+        label = {"type": "text", "dy": {"expr": "datum.value < 0 ? 9 : -7"}, "fontSize": 10}
+        # Of the ground's colour around the digits, so that they can be read above lines.
+        halo = {"stroke": "@ground", "strokeWidth": 3, "strokeJoin": "round", "color": "@ground"}
+        unit["layer"] += (
             {
                 "transform": [{"filter": "datum.label != ''"}],
-                "mark": {"type": "text", "dy": {"expr": "datum.value < 0 ? 9 : -7"}, "color": "@mark", "fontSize": 10},
+                "mark": label | colours,
                 "encoding": {"y": _field("value", figure.y_label, scale=room), "text": _field("label", "", "nominal")},
             }
+            for colours in (halo, {"color": "@mark"})
         )
     return _panelled(unit, rows.drop(columns=["low", "high"]), figure.panel, None)
 
@@ -381,7 +400,9 @@ def _scatter(figure: Scatter) -> Spec:
         [figure.x, figure.y, figure.panel]
     ]
     counts = table[figure.panel].value_counts()
-    titles = {panel: f"{figure.panel_titles[panel]} ({counts[panel]:,})" for panel in panels}
+    titles = {panel: figure.panel_titles[panel] for panel in panels}
+    if counts.nunique() > 1:
+        titles = {panel: f"{title} ({counts[panel]:,})" for panel, title in titles.items()}
     parts = [points.assign(kind="point")]
     if figure.medians:
         parts += [
@@ -425,18 +446,24 @@ def _scatter(figure: Scatter) -> Spec:
     return spec
 
 
-_POWERS = "datum.value >= 0.001 && datum.value < 100000 ? format(datum.value, '~g') : format(datum.value, '.0e')"
-"""Labels of a logarithmic axis, of equal form below a thousandth."""
+_DIGIT = "['⁰', '¹', '²', '³', '⁴', '⁵', '⁶', '⁷', '⁸', '⁹']"
+_EXPONENT = "abs(round(log(datum.value) / LN10))"
+_POWERS = (
+    "datum.value >= 0.001 && datum.value < 100000 ? format(datum.value, '~g') : "
+    f"'10' + (datum.value < 1 ? '⁻' : '') + ({_EXPONENT} < 10 ? '' : {_DIGIT}[floor({_EXPONENT} / 10)]) + "
+    f"{_DIGIT}[{_EXPONENT} % 10]"
+)
+"""Labels of a logarithmic axis: powers of ten where decimals would be long."""
 
 
 def _scatter_scales(figure: Scatter, table: pd.DataFrame) -> dict[str, Spec]:
     """The scales of a scatter plot; those of trimmed axes leave out the furthest points."""
     scales: dict[str, Spec] = {
-        "x": {"type": "log"} if figure.log_x else {"zero": False},
+        "x": {"type": "log"} if figure.log_x else {"zero": False, "padding": 6},
         "y": {"type": "log"} if figure.log_y else {},
     }
     if figure.trim and len(table):
-        scales["x"]["domain"] = list(trimmed_range(figure, figure.x, logarithmic=figure.log_x))
+        scales["x"] |= {"domain": list(trimmed_range(figure, figure.x, logarithmic=figure.log_x)), "padding": 0}
         if figure.sharey:
             scales["y"]["domain"] = list(trimmed_range(figure, figure.y, logarithmic=figure.log_y))
     return scales

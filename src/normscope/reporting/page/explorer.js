@@ -110,8 +110,8 @@ class Explorer {
     offer("minus", [["", "nothing"],
       ...measures.filter((name) => name !== state.measure).map((name) => [`measure:${name}`, `${symbolOf(data.measures[name])}, as shares of a row`]),
       ...sentence.layers.filter((_, at) => at !== state.layer).map((layer) => [`layer:${layer}`, `layer ${layer}`])]);
-    offer("scale", [["all", "same for all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
-      [value, value === "all" && this.measuredHead !== BLOCK ? "same for all layers and heads" : text]));
+    offer("scale", [["all", "all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
+      [value, value === "all" && this.measuredHead !== BLOCK ? "all layers, heads" : text]));
     for (const name of TICKS) this.boxes[name].checked = state[name];
     this.boxes.log.disabled = Boolean(state.minus);
     this.boxes.words.closest("label").hidden = !sentence.query_words;
@@ -225,9 +225,9 @@ class Explorer {
     const where = this.state.head === EVERY_HEAD ? " (all heads)" : "";
     this.view.markPinned(pinned, this.sentence.is_cross_attention ? undefined : pinned);
     const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
-    const lists = [this.ranking(`${token} receives from${where}`, map.columns, received)];
+    const lists = [this.ranking(`“${token}” receives from${where}`, map.columns, received)];
     if (!this.sentence.is_cross_attention) {
-      lists.push(this.ranking(`${token} contributes to${where}`, map.rows, map.rows.map((_, row) => map.values[row * columns + pinned])));
+      lists.push(this.ranking(`“${token}” contributes to${where}`, map.rows, map.rows.map((_, row) => map.values[row * columns + pinned])));
     }
     this.lists.replaceChildren(...lists);
   }

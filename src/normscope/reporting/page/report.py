@@ -133,7 +133,7 @@ def _facts(facts: Mapping[str, Any], options: RunOptions) -> list[str]:
 def _corpus(options: RunOptions) -> str:
     dataset = plain(options)["dataset"]
     name = str(dataset["name"] or dataset["path"] or dataset["kind"])
-    return "the sample corpus" if name == "sample" else _name(name)
+    return f"the {name} corpus" if name in ("sample", "toy") else _name(name)
 
 
 def _name(model: str) -> str:
@@ -156,10 +156,21 @@ def _section(name: str, findings: Findings) -> dict[str, Any]:
         ),
         "has_pairs": bool(findings.text_pairs),
         "tables": [
-            {"id": _table_id(name, table_name), "title": table_name.replace("_", " "), "extent": f"{rows:,} rows"}
+            {
+                "id": _table_id(name, table_name),
+                "title": table_name.replace("_", " "),
+                "extent": _extent(name, table_name, rows),
+            }
             for table_name, rows in tables.items()
         ],
     }
+
+
+def _extent(name: str, table_name: str, rows: int) -> str:
+    """How many rows a table has, and what there is a row for."""
+    count = f"{rows:,} {'row' if rows == 1 else 'rows'}"
+    about = analyses()[name].outputs.tables.get(table_name)
+    return f"{count}, one per {about.row}" if about else count
 
 
 def _figures(name: str, figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
