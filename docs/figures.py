@@ -1,7 +1,8 @@
 """Makes the pictures of the README and of this documentation, and the outputs of the tour: `make figures`.
 
 The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
-network. On one machine with the same packages, the figures have the same bytes each time.
+network. On one machine with the same packages, the figures have the same bytes each time. All figures of the runs, whether a page
+shows them or not, are put together on `outputs/contact_sheet.png`, to be looked at.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageDraw, ImageFont
 from transformers import PreTrainedTokenizerFast
 
 import normscope
@@ -29,6 +30,10 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 TOUR = ROOT / "experiments" / "tour.ipynb"
 BENCHMARKS = ROOT / "benchmarks" / "measured"
+
+CONTACT_SHEET = ROOT / "outputs" / "contact_sheet.png"
+COLUMNS, COLUMN_WIDTH = 3, 720
+"""Columns of the contact sheet, and the width of each in pixels."""
 
 EXPLORER = "explorer"
 SENTENCE = "The old bridge was closed, so we crossed the river in the next town."
@@ -74,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"docs/images/{name}.png")
             else:
                 missing.append(name)
+        contact_sheet([path for run in runs for path in sorted((run / "figures").glob("*.png"))], CONTACT_SHEET)
+        print(CONTACT_SHEET.relative_to(ROOT))
         _explorer(runs[0] / "report.html", IMAGES / f"{EXPLORER}.png")
     store_tour()
     if missing:
@@ -89,6 +96,26 @@ def store_tour() -> None:
     tour.metadata.pop("language_info", None)  # the version of Python would, too
     nbformat.write(tour, TOUR)
     print(TOUR.relative_to(ROOT))
+
+
+def contact_sheet(pictures: Sequence[Path], target: Path) -> None:
+    """Write all pictures, each below its name, on one sheet: in columns, each picture where the sheet is shortest."""
+    name_height, gap = 28, 24
+    ends = [gap] * COLUMNS
+    places: list[tuple[Path, Image.Image, int, int]] = []
+    for path in pictures:
+        picture = Image.open(path).convert("RGB")
+        picture = picture.resize((COLUMN_WIDTH, round(picture.height * COLUMN_WIDTH / picture.width)))
+        column = ends.index(min(ends))
+        places.append((path, picture, gap + column * (COLUMN_WIDTH + gap), ends[column]))
+        ends[column] += name_height + picture.height + gap
+    sheet = Image.new("RGB", (gap + COLUMNS * (COLUMN_WIDTH + gap), max(ends)), (255, 255, 255))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(18)
+    for path, picture, left, top in places:
+        draw.text((left, top), path.stem, fill=(90, 95, 102), font=font)
+        sheet.paste(picture, (left, top + name_height))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(target)
 
 
 def _runs(folder: Path) -> list[Path]:

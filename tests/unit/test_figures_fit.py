@@ -81,6 +81,10 @@ FIGURES: dict[str, Figure] = {
         product(method=list("01"), layer=range(1, 49), category=CATEGORIES),
         "method", "layer", "category", "value", "Caption.", NUMBERED, "mixing ratio (%)", (0.0, 100.0),
     ),
+    "heat maps of few layers": HeatmapPanels(
+        product(method=list("01"), layer=range(1, 4), category=CATEGORIES[:2]),
+        "method", "layer", "category", "value", "Caption.", NUMBERED, "alignment error rate (%)", (0.0, 100.0),
+    ),
     "grid": HeatmapGrid(
         product(category=CATEGORIES, layer=range(1, 13), head=range(1, 13)).assign(more=0.01, most=9.5),
         "category",

@@ -53,7 +53,9 @@ def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
         if position == 0 or (position + empty) % across == 0:
             axes.set_ylabel(figure.row)
     _row_ticks(slots, rows, cell)
-    _scale_of_panels(canvas, image, grid, empty, figure.value_label)
+    # Beside the panels, the label has their height, and a little of the titles' and labels'.
+    beside = fitted(figure.value_label, cell * len(rows) + 0.5)
+    _scale_of_panels(canvas, image, grid, empty, figure.value_label if empty or down > 1 else beside)
     return canvas
 
 
