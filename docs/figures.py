@@ -1,8 +1,8 @@
 """Makes the pictures of the README and of this documentation, and the outputs of the tour: `make figures`.
 
 The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
-network. On one machine with the same packages, the figures have the same bytes each time. All figures of the runs, whether a page
-shows them or not, are put together on `outputs/contact_sheet.png`, to be looked at.
+network. On one machine with the same packages, the figures have the same bytes each time. All figures of the runs, whether a
+page shows them or not, are put together on `outputs/contact_sheet.png`, to be looked at.
 """
 
 import argparse

@@ -284,39 +284,41 @@ def _titled_lines(figure: Lines, titles: Mapping[Any, str], present: set[Any]) -
         "select": {"type": "point", "fields": [figure.series], "toggle": "true"},
         "bind": "legend",
     }
-
-    def by_series(values: Sequence[Any], **more: Any) -> Spec:
-        return _field(figure.series, "", "nominal", scale={"domain": shown, "range": values}, **more)
-
+    shape = _field(figure.series, "", "nominal", scale={"domain": shown, "range": shapes}, legend={"title": None})
     layers: list[Spec] = [
-        {
-            "params": [chosen],
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"color": colour, "opacity": faded},
-        },
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"color": colour, "opacity": faded}},
         {
             "mark": {"type": "point", "filled": True, "size": 55},
-            "encoding": {"color": colour, "opacity": faded, "shape": by_series(shapes, legend={"title": None})},
+            "encoding": {"color": colour, "opacity": faded, "shape": shape},
         },
     ]
     if coincide(figure):
-        # Of lines that lie on each other, the first is the widest, and shows on both sides of the others.
-        extra = [at / max(1, len(shown) - 1) for at in reversed(range(len(shown)))]
-        alpha = [0.5 if more else 1 for more in extra]
-        layers[0]["encoding"] |= {
-            "strokeWidth": by_series([2 + 6 * more for more in extra], legend=None),
-            "strokeOpacity": by_series(alpha, legend=None),
-        }
-        layers[1]["encoding"] |= {
-            "size": by_series([55 + 130 * more for more in extra], legend=None),
-            "fillOpacity": by_series(alpha, legend=None),
-        }
+        layers = [
+            _widened(layer, figure.series, title, (len(shown) - 1 - at) / max(1, len(shown) - 1))
+            for at, title in enumerate(shown)
+            for layer in layers
+        ]
+    layers[0]["params"] = [chosen]
     if figure.band is not None:
         low, high = figure.band
         bounds = {"y": _field(low, figure.y_label), "y2": {"field": high}, "tooltip": None}
         band = {"mark": {"type": "area", "opacity": 0.18}, "encoding": {"color": colour, **bounds}}
         layers.insert(1, band)
     return layers
+
+
+def _widened(layer: Spec, series: str, title: str, extra: float) -> Spec:
+    """The part of a layer that draws one of several lines that lie on each other.
+
+    The first is the widest (`extra` is 1), and shows on both sides of the last.
+    """
+    filtered = {"transform": [{"filter": {"field": series, "equal": title}}]}
+    wide: Spec = {}
+    if extra and layer["mark"]["type"] == "line":
+        wide = {"strokeWidth": 2 + 6 * extra, "strokeOpacity": 0.5}
+    elif extra:
+        wide = {"size": 55 + 130 * extra, "fillOpacity": 0.5}
+    return layer | filtered | {"mark": layer["mark"] | wide}
 
 
 def series_style(keys: Sequence[Any]) -> tuple[list[str], list[str]]:
@@ -378,9 +380,9 @@ def _profiles(figure: Profiles) -> Spec:
         ],
     }
     if figure.labelled:
-        label = {"type": "text", "dy": {"expr": "datum.value < 0 ? 9 : -7"}, "fontSize": 10}
+        label: Spec = {"type": "text", "dy": {"expr": "datum.value < 0 ? 9 : -7"}, "fontSize": 10}
         # Of the ground's colour around the digits, so that they can be read above lines.
-        halo = {"stroke": "@ground", "strokeWidth": 3, "strokeJoin": "round", "color": "@ground"}
+        halo: Spec = {"stroke": "@ground", "strokeWidth": 3, "strokeJoin": "round", "color": "@ground"}
         unit["layer"] += (
             {
                 "transform": [{"filter": "datum.label != ''"}],
