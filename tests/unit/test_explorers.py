@@ -140,7 +140,7 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
     page = html.escape(explorer.page.replace("</body>", report))
     notebook = explorer._repr_html_().replace(html.escape(explorer.page), page)
     (tmp_path / "notebook.html").write_text(
-        '<pre id="seen"></pre><script>addEventListener("message", '
+        '<meta charset="utf-8"><pre id="seen"></pre><script>addEventListener("message", '
         '({ data }) => { document.getElementById("seen").textContent = data; });</script>' + notebook,
         encoding="utf-8",
     )

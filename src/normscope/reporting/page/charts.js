@@ -89,7 +89,7 @@ function sizedHeatmaps(spec, width) {
 }
 
 // Of a legend below panels that a narrow window stacks, the reader would learn too late.
-function legendOf({ facet, usermeta }, width) {
+function legendStyle({ facet, usermeta }, width) {
   const letters = usermeta?.letters && !usermeta.cell ? usermeta.letters : 0;
   const columns = letters ? Math.max(1, Math.floor((width - ROOM.axis) / (letters * 6.6 + 26))) : width < 460 ? 1 : width < 800 ? 2 : 4;
   return { orient: facet && letters && width < 640 ? "top" : "bottom", columns };
@@ -102,7 +102,7 @@ function themeOf(node, width, spec) {
   return {
     background: ground, font, view: { stroke: null },
     axis: { labelColor: text, titleColor: text, titleFontWeight: "normal", gridColor: line, domainColor: faint, tickColor: faint, labelFontSize: 11, titleFontSize: 12, tickCount: 5 },
-    legend: { ...legendOf(spec, width), labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340 },
+    legend: { ...legendStyle(spec, width), labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340 },
     header: { labelColor: text, titleColor: text, labelFontSize: 12, labelFontWeight: "bold", labelLimit: 200 },
     title: { color: text, fontSize: 12, anchor: "start" },
     text: { color: text },
