@@ -6,12 +6,22 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
 
-from normscope.config.schema import DeviceMap, DeviceOptions, MaxMemory, ModelOptions, RunOptions
+from normscope.config.schema import (
+    DatasetKind,
+    DatasetOptions,
+    DeviceMap,
+    DeviceOptions,
+    MaxMemory,
+    ModelOptions,
+    RunOptions,
+)
 from normscope.config.sizes import size_in_bytes
 from normscope.config.validation import check
+from normscope.data.encoding import Encoder
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
+from normscope.models.interventions import InterventionRunner
 from normscope.models.loading import load
 from normscope.models.observer import Observer
 from normscope.models.offloading import (
@@ -179,7 +189,10 @@ def test_a_checkpoint_larger_than_memory(saved_model, memory):
     for got, wanted in zip(observed(spread.model, spread.layout), observed(plain.model, plain.layout), strict=True):
         assert torch.equal(got, wanted)
     assert (spread.masked_language_head is None) or not memory
-    del spread
+    runner = InterventionRunner(spread, Encoder(spread, DatasetOptions(kind=DatasetKind.text, seed=0)), [1], 64)
+    reason = "with device.map=auto, some weights" if memory else "the checkpoint has no"
+    assert str(runner.without_loss).startswith(reason)
+    del spread, runner
     gc.collect()  # the folder for weights that are in no file of safetensors goes with the model
 
 

@@ -157,8 +157,9 @@ class PropagatedEffects(NamedTuple):
     """Columns from_layer, value (`zero` or `mean`), removed, dimensions, layer, category, before, after and CHANGES, as in
     `remove_from_scores`."""
     loss: pd.DataFrame
-    """The same for the loss of masked or next tokens, without layer and category. Empty if the checkpoint has no
-    language-modelling head."""
+    """The same for the loss of masked or next tokens, without layer and category. Empty if it cannot be measured."""
+    without_loss: str | None
+    """Why the loss cannot be measured; None if it can."""
 
 
 def ablate_residual_stream(
@@ -209,7 +210,8 @@ def ablate_residual_stream(
         for (start, value), after in outcomes.items()
         if before.loss is not None
     ]
-    return PropagatedEffects(_present(attention), pd.concat(losses, ignore_index=True) if losses else pd.DataFrame())
+    loss = pd.concat(losses, ignore_index=True) if losses else pd.DataFrame()
+    return PropagatedEffects(_present(attention), loss, runner.without_loss)
 
 
 class _Outcome(NamedTuple):

@@ -18,6 +18,7 @@ from normscope.models.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer, Replacement
+from normscope.models.offloading import is_offloaded
 
 T = TypeVar("T")
 
@@ -118,6 +119,15 @@ class InterventionRunner:
             return "next"
         masks = self._model.tokenizer.mask_token_id is not None
         return "masked" if masks and self._model.masked_language_head is not None else None
+
+    @property
+    def without_loss(self) -> str | None:
+        """Why no loss can be measured; None if one can."""
+        if self.predicts is not None:
+            return None
+        if is_offloaded(self._model.model):
+            return "with device.map=auto, some weights are not on the device, and the language-modelling head is not loaded"
+        return "the checkpoint has no language-modelling head"
 
     def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
         """Summed cross-entropy (nats) of the tokens that the checkpoint's head predicts, and their number.

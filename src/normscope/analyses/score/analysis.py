@@ -122,8 +122,8 @@ class ScoreAnalysis(Analysis):
             tables["ablation"] = self._ablations.attention
             if len(self._ablations.loss):
                 tables["ablation_loss"] = self._ablations.loss
-            else:
-                notes.append("the checkpoint has no language-modelling head: no loss under ablation")
+            if self._ablations.without_loss is not None:
+                notes.append(f"{self._ablations.without_loss}: no loss under ablation")
         metrics = report.metrics(tables)
         return Findings(
             tables=tables,

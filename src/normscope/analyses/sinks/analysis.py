@@ -142,7 +142,7 @@ class SinksAnalysis(Analysis):
             summary_digits=1,
             summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
             ranked_by={"massive": ("ratio",), "by_head": ("sink_rate",), "ablation": ("change",)},
-            notes=self._notes(tables),
+            notes=self._notes(),
         )
 
     def _tables(self) -> dict[str, pd.DataFrame]:
@@ -169,7 +169,7 @@ class SinksAnalysis(Analysis):
                 tables["ablation_loss"] = self._ablations.loss[columns["ablation_loss"]]
         return tables
 
-    def _notes(self, tables: dict[str, pd.DataFrame]) -> list[str]:
+    def _notes(self) -> list[str]:
         notes = []
         _, short = self._lengths.compute()[0].tolist()
         if short:
@@ -178,6 +178,6 @@ class SinksAnalysis(Analysis):
             )
         if self.context.first_token is None:
             notes.append("the tokenizer has no token that begins a sequence, so there are no sink rates with one")
-        if self._ablations is not None and "ablation_loss" not in tables:
-            notes.append("the checkpoint has no language-modelling head: no loss with massive activations replaced")
+        if self._ablations is not None and self._ablations.without_loss is not None:
+            notes.append(f"{self._ablations.without_loss}: no loss with massive activations replaced")
         return notes

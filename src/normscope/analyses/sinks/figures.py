@@ -36,7 +36,6 @@ def describe_figures(
             values={"sink_rate": "sink rate", "received": "weight received, α_k"},
             row="layer",
             column="head",
-            limits=(0.0, 1.0),
             caption=(
                 f"How often {of} is a sink of each head, a key that receives more than a share ε of the weight, and how much "
                 "weight it receives from a query on average: on text, on random tokens, and on one token repeated."

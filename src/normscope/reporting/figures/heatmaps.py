@@ -118,7 +118,7 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
     panels = canvas.subplots(len(grid_rows), len(figure.values), sharex=True, sharey=True, squeeze=False)
     extreme = float(figure.table[list(figure.values)].abs().to_numpy().max())
     for j, (value, title) in enumerate(figure.values.items()):
-        colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max())
+        colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
         if figure.diverging:
             colours, limits = DIVERGING, (-extreme, extreme)
         for i, grid_row in enumerate(grid_rows):
