@@ -119,7 +119,7 @@ def test_processes_share_the_devices_of_a_machine(monkeypatch):
     assert list(device_share(0, 1, 8)) == list(range(8))
     for processes, devices in ((2, 3), (2, 1), (4, 6)):
         with pytest.raises(
-            InputError, match=rf"^device\.map=auto: expected a multiple of {processes} GPUs, .* got {devices};"
+            InputError, match=rf"^device\.map=auto: expected a number of GPUs that {processes} proc.* got {devices};"
         ):
             device_share(0, processes, devices)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -190,7 +190,7 @@ def test_a_checkpoint_larger_than_memory(saved_model, memory):
         assert torch.equal(got, wanted)
     assert (spread.masked_language_head is None) or not memory
     runner = InterventionRunner(spread, Encoder(spread, DatasetOptions(kind=DatasetKind.text, seed=0)), [1], 64)
-    reason = "with device.map=auto, some weights" if memory else "the checkpoint has no"
+    reason = "the language-modelling head is not loaded, because device.map=auto" if memory else "the checkpoint has no"
     assert str(runner.without_loss).startswith(reason)
     del spread, runner
     gc.collect()  # the folder for weights that are in no file of safetensors goes with the model

@@ -92,6 +92,7 @@ def test_quantised_models_are_loaded_and_wrapped(saved_model):
     model = normscope.load(saved_model, quantization="torchao_int8", device="cpu")
     assert is_quantised(model.model)
     assert not is_quantised(plain.model)
+    assert (model.number_format, plain.number_format) == ("float32 with quantised weights", "float32")
     assert not rounds_activations(model.model)
     wrapped = normscope.wrap(model.model, model.tokenizer)
     projection = "encoder.layer.1.attention.self.value.weight"

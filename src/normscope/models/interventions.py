@@ -126,7 +126,7 @@ class InterventionRunner:
         if self.predicts is not None:
             return None
         if is_offloaded(self._model.model):
-            return "with device.map=auto, some weights are not on the device, and the language-modelling head is not loaded"
+            return "the language-modelling head is not loaded, because device.map=auto keeps some weights elsewhere"
         return "the checkpoint has no language-modelling head"
 
     def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:

@@ -13,6 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
 from normscope.models.offloading import execution_device
+from normscope.models.quantisation import is_quantised
 from normscope.models.stacks import stacks_of
 from normscope.models.task_heads import Head
 from normscope.models.verification import Verification, verify
@@ -145,6 +146,12 @@ class LoadedModel:
     def device(self) -> torch.device:
         """The device on which the model runs."""
         return execution_device(self.model)
+
+    @property
+    def number_format(self) -> str:
+        """The dtype in words, and whether some weights are quantised."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype} with quantised weights" if is_quantised(self.model) else dtype
 
     @property
     def dtype(self) -> torch.dtype:

@@ -99,8 +99,8 @@ def device_share(local_rank: int, processes: int, devices: int) -> range:
     """
     if devices % processes:
         raise InputError(
-            f"device.map=auto: expected a multiple of {processes} GPUs, one or more for each process on this machine, got "
-            f"{devices}; change --nproc-per-node or CUDA_VISIBLE_DEVICES"
+            f"device.map=auto: expected a number of GPUs that {processes} processes can share equally, got {devices}; change "
+            "--nproc-per-node or CUDA_VISIBLE_DEVICES"
         )
     each = devices // processes
     return range(local_rank * each, (local_rank + 1) * each)

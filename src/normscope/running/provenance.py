@@ -49,7 +49,7 @@ class Provenance:
             "model_sha256": model.weights_sha256,
             "training_step": training_step(vars(self.options.model), model.folder),
             "device": str(model.device),
-            "dtype": str(model.dtype).removeprefix("torch."),
+            "dtype": model.number_format,
             "seed": self.options.seed,
             "examples": counts.read,
             "skipped": dict(counts.skipped),

@@ -217,7 +217,7 @@ class Session:
     def _announce(self) -> None:
         model = self.model
         say(
-            f"{model.name}: {model.layers} layers on {model.device}, {model.dtype}".replace("torch.", ""),
+            f"{model.name}: {model.layers} layers on {model.device}, {model.number_format}",
             f"verified to {self.provenance.verification.error:.1e}",
         )
 
