@@ -97,7 +97,7 @@ def test_activations_are_an_upper_bound(family, dtype):
     model, layout = tiny_model(config, dtype), layout_of(family)
     tokens = torch.randint(5, 99, (4, 512), generator=torch.Generator().manual_seed(0))
     needed = estimate(model.config, layout, dtype, tokens.numel())
-    observer = Observer(model, layout, feed_forward=True, received=True)
+    observer = Observer(model, layout, feed_forward=True)
 
     results = []
 

@@ -49,7 +49,7 @@ def observed(model, layout, *, explicit: bool = False) -> list[torch.Tensor]:
         norms = torch.linalg.vector_norm(block.transformed(), dim=-1) if explicit else block.transformed_norms
         values.extend([block.weights * norms.unsqueeze(-2), block.received, *block.mixing_ratios.values()])
 
-    with Observer(model, layout, feed_forward=True, received=True) as observer:
+    with Observer(model, layout, feed_forward=True) as observer:
         observer.run(INPUTS, visit, None, lambda network: values.append(network.parameters.output_weight))
     return values
 
@@ -72,7 +72,7 @@ def test_quantised_models_are_decomposed_like_their_dequantised_weights(family):
     assert rounded
     for got, wanted in zip(observed(model, layout), observed(plain, layout, explicit=True), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)  # float32 beside float64
-    assert 0 < verify(model, layout, family, feed_forward=True, received=True).error < 2e-6
+    assert 0 < verify(model, layout, family, feed_forward=True).error < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
