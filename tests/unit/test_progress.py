@@ -10,12 +10,15 @@ from normscope.reporting.throughput import Throughput, duration
 
 def state(seconds: float = 10.0, total: int | None = 500) -> Throughput:
     """After a resumption: 200 of 500 examples, 100 of them in this process."""
-    return Throughput(examples=200, total=total, new_examples=100, new_tokens=12_340, seconds=seconds)
+    return Throughput(
+        examples=200, total=total, new_examples=100, new_tokens=12_340, seconds=seconds, model_seconds=9.5
+    )
 
 
 def test_rates_are_those_of_this_process():
     assert state().tokens_per_second == 1234
     assert state().examples_per_second == 10
+    assert state().model_share == 0.95
     assert state().seconds_left == 30
     assert state().sentence() == "200 of 500 examples, 1,234 tokens/s, 30 s left"
 
@@ -24,6 +27,7 @@ def test_nothing_is_promised_without_a_size_or_a_speed():
     assert state(total=None).seconds_left is None
     assert state(total=None).sentence() == "200 examples, 1,234 tokens/s"
     assert state(seconds=0.0).seconds_left is None
+    assert state(seconds=0.0).model_share == 0
 
 
 @pytest.mark.parametrize(

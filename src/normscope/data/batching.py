@@ -86,8 +86,21 @@ class Batch:
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on another device."""
-        return self._each(lambda tensor: tensor.to(device))
+        """The batch on another device. The host does not wait for a copy from pinned memory."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+    def pinned(self) -> "Batch":
+        """The batch in pinned memory, from which a CUDA device copies by itself."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory of a batch that was copied on another stream until `stream` has done what it does now."""
+
+        def kept(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        self._each(kept)
 
     def part(self, start: int, stop: int) -> "Batch":
         """The sequences from `start` to `stop`, multiples of `unit`, with no more padding than they need."""
@@ -173,8 +186,9 @@ def batches_of_window(
         counts.used += batch.examples
         # In cross-attention the keys are the source's tokens and the queries the target's: both are counted.
         for side in (batch, batch.keys) if batch.is_cross_attention else (batch,):
-            counts.tokens += int(side.token_mask.sum())
-            numbers = np.bincount(side.categories[side.token_mask].numpy(), minlength=len(names))
+            categories = side.categories.numpy()[side.token_mask.numpy()]
+            counts.tokens += len(categories)
+            numbers = np.bincount(categories, minlength=len(names))
             counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
         yield batch
 

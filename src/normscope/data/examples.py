@@ -86,9 +86,17 @@ class CorpusCounts:
         counters = {name: collections.Counter(fields[name]) for name in ("skipped", "categories")}
         return cls(**fields | counters)
 
+    def copy(self) -> "CorpusCounts":
+        """Counts that do not change with these."""
+        return dataclasses.replace(self, skipped=self.skipped.copy(), categories=self.categories.copy())
+
+    def become(self, other: "CorpusCounts") -> None:
+        """Take the values of other counts, which must not change afterwards."""
+        vars(self).update(vars(other))
+
     def clear(self) -> None:
         """Return to the counts of an empty corpus."""
-        vars(self).update(vars(CorpusCounts()))
+        self.become(CorpusCounts())
 
     def add(self, other: "CorpusCounts") -> None:
         """Add the counts of another part of the corpus."""

@@ -17,6 +17,8 @@ class Throughput:
     """Tokens analysed since then."""
     seconds: float
     """Seconds since then."""
+    model_seconds: float
+    """Seconds of these in which the model and the analyses ran."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -27,6 +29,11 @@ class Throughput:
     def examples_per_second(self) -> float:
         """Examples read per second; 0 before any time has passed."""
         return self.new_examples / self.seconds if self.seconds else 0.0
+
+    @property
+    def model_share(self) -> float:
+        """Share of the time in which the model and the analyses ran; 0 before any time has passed."""
+        return self.model_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def seconds_left(self) -> float | None:

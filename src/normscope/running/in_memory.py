@@ -39,7 +39,7 @@ def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> 
     session = Session.in_memory(options, inputs)
     runner = BatchRunner(session.observer, session.model.device, session.analyses, session.pair_entries)
     with explain_out_of_memory(options.device.batch_tokens, session.model.device):
-        with session.observer:
+        with session.observer, session.stream.ahead_of(session.model.device):
             for batch, _ in session.stream:
                 runner.run(batch)
         findings = conclude(session, progress)

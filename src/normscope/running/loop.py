@@ -33,13 +33,15 @@ def accumulate(session: Session, tracker: Tracker) -> None:
 
 def _accumulate_part(session: Session, runner: BatchRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
     checkpoint, position = session.checkpoint, session.position
-    for batch, mine in session.stream:
-        if mine:
-            runner.run(batch)
-        position = position.after(batch)
-        meter.update()
-        if checkpoint is not None:
-            checkpoint.save_if_due(session.analyses, position, at_once=request.error is not None)
-        if request.error is not None:
-            raise request.error
+    with session.stream.ahead_of(session.model.device):
+        for batch, mine in session.stream:
+            if mine:
+                with meter.model_runs():
+                    runner.run(batch)
+            position = position.after(batch)
+            meter.update()
+            if checkpoint is not None:
+                checkpoint.save_if_due(session.analyses, position, at_once=request.error is not None)
+            if request.error is not None:
+                raise request.error
     session.finish_part(position)

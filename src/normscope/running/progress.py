@@ -31,11 +31,16 @@ class ProgressMeter:
         self, session: Session, tracker: Tracker, bar: CorpusBar, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._session, self._tracker, self._bar, self._clock = session, tracker, bar, clock
-        # Batches are read ahead of the loop, so the counts of a new run are not at zero any more.
-        resumed = session.position.batches > 0
-        self._examples = _examples(session) if resumed else 0
-        self._tokens = session.counts.tokens if resumed else 0
+        self._examples, self._tokens = _examples(session), session.counts.tokens
         self._started = self._logged = clock()
+        self._model_seconds = 0.0
+
+    @contextlib.contextmanager
+    def model_runs(self) -> Iterator[None]:
+        """Measure the time in which the model and the analyses run, as opposed to waiting for a batch."""
+        started = self._clock()
+        yield
+        self._model_seconds += self._clock() - started
 
     def update(self) -> None:
         """Measure after a batch."""
@@ -48,7 +53,10 @@ class ProgressMeter:
     def finish(self) -> None:
         """Log the final values."""
         now = self._clock()
-        self._log(self._measured(now), now)
+        throughput = self._measured(now)
+        self._log(throughput, now)
+        self._session.provenance.model_seconds += throughput.model_seconds
+        self._session.provenance.corpus_seconds += throughput.seconds
 
     def _measured(self, now: float) -> Throughput:
         examples = _examples(self._session)
@@ -58,6 +66,7 @@ class ProgressMeter:
             new_examples=examples - self._examples,
             new_tokens=self._session.counts.tokens - self._tokens,
             seconds=now - self._started,
+            model_seconds=self._model_seconds,
         )
 
     def _log(self, throughput: Throughput, now: float) -> None:
@@ -66,6 +75,7 @@ class ProgressMeter:
         values = {
             "tokens_per_second": throughput.tokens_per_second,
             "examples_per_second": throughput.examples_per_second,
+            "model_share": throughput.model_share,
             "peak_memory_gib": peak_memory(self._session.model.device) / _GIB,
         }
         self._tracker.progress(throughput.examples, values | ({} if left is None else {"seconds_left": left}))

@@ -37,6 +37,10 @@ class Provenance:
     model: LoadedModel
     verification: Verification
     counts: CorpusCounts
+    model_seconds: float = 0.0
+    """Seconds in which the model and the analyses ran on the corpus."""
+    corpus_seconds: float = 0.0
+    """Seconds of the whole pass over the corpus, waiting for batches and saving checkpoints included."""
 
     def facts(self) -> dict[str, object]:
         """Software, model, corpus, time and verification error, as they are now."""
@@ -59,6 +63,7 @@ class Provenance:
             "tokens": counts.tokens,
             "tokens_by_category": dict(counts.categories),
             "seconds": round(time.monotonic() - self.origin.started, 3),
+            "model_share": round(self.model_seconds / self.corpus_seconds, 4) if self.corpus_seconds else None,
             "verification_error": self.verification.error,
             "verification_layer": self.verification.layer,
             "verification_part": self.verification.part,

@@ -46,6 +46,7 @@ from normscope.reporting.drawing import Appearance, appearance
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
+from normscope.running.batch_stream import BatchStream
 from normscope.running.checkpoint import Checkpoint, Position, file_of
 from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
@@ -89,15 +90,15 @@ class Session:
     """The keys that resources depend on."""
     counts: CorpusCounts
     """The counts of the part of the corpus that is being analysed."""
-    open_stream: Callable[[Share], Iterator[tuple[Batch, bool]]]
-    """All batches that a share of the corpus is concerned with, and whether each belongs to it."""
+    open_batches: Callable[[Share, CorpusCounts], Iterator[tuple[Batch, bool]]]
+    """All batches that a share of the corpus is concerned with, and whether each belongs to it; updates the counts."""
     parts: Parts
     total: int | None
     """Number of examples to read, if known."""
     provenance: Provenance
     look: Appearance
     """How figures are drawn."""
-    stream: Iterator[tuple[Batch, bool]] = dataclasses.field(default_factory=lambda: iter(()))
+    stream: BatchStream = dataclasses.field(init=False)
     """What is left of the part."""
     saves: bool = False
     """Whether checkpoints are saved: all processes see the run folder."""
@@ -174,10 +175,12 @@ class Session:
         checkpoint = self.checkpoint = self._checkpoint(share) if self.saves else None
         saved = None if checkpoint is None else checkpoint.finished(self.analyses)
         self.finished, self.position = saved is not None, Position()
-        self.stream = iter(()) if self.finished else self.open_stream(share)
         if saved is not None:
             self.counts.add(saved)
-        elif checkpoint is not None:
+            self.stream = BatchStream(lambda _counts: iter(()), self.counts)
+            return
+        self.stream = BatchStream(functools.partial(self.open_batches, share), self.counts)
+        if checkpoint is not None:
             self.position = checkpoint.resume(self.analyses, self.stream)
 
     def finish_part(self, position: Position) -> None:
@@ -301,7 +304,7 @@ def _prepared(
         states={name: resource.state for name, resource in resources.items() if resource.state is not None},
         prepared_identity=prepared_identity(options, _users(needs)),
         counts=counts,
-        open_stream=functools.partial(_stream, options, corpus, encoder, counts),
+        open_batches=functools.partial(_batches, options, corpus, encoder),
         parts=parts,
         total=corpus.total if all(share.of == 1 for share in parts.own) else None,  # the size of a share is not known
         provenance=Provenance(origin, options, model, verification, counts),
@@ -484,8 +487,8 @@ def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs
     return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers, maps)
 
 
-def _stream(
-    options: RunOptions, corpus: Corpus, encoder: Encoder, counts: CorpusCounts, share: Share
+def _batches(
+    options: RunOptions, corpus: Corpus, encoder: Encoder, share: Share, counts: CorpusCounts
 ) -> Iterator[tuple[Batch, bool]]:
     """All batches that a share of the corpus is concerned with, and whether each belongs to it."""
     stream = share.batches(corpus, encoder, options.device.batch_tokens, counts)

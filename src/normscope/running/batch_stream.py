@@ -1,0 +1,102 @@
+"""The batches of a part of a corpus: read and tokenised ahead of the model, counted when they are taken."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from normscope.data.batching import Batch
+from normscope.data.examples import CorpusCounts
+from normscope.running.read_ahead import read_ahead
+
+READ_AHEAD = 32
+"""Maximum number of batches that wait for the model: two windows of short texts, or four megabytes, by default."""
+
+OpenBatches = Callable[[CorpusCounts], Iterator[tuple[Batch, bool]]]
+
+
+class _Step(NamedTuple):
+    """A batch on its way to the model."""
+
+    batch: Batch | None
+    """None after the last one."""
+    mine: bool
+    counts: CorpusCounts
+    """The counts of all examples up to this batch; those after the last one include what follows it."""
+    arrived: torch.cuda.Event | None = None
+    """When its copy to the device is complete; None if it is where it was made."""
+
+
+class BatchStream:
+    """All batches that a share of the corpus is concerned with, and whether each belongs to it.
+
+    Args:
+        open_batches: Opens the batches, given the counts that they update.
+        counts: Updated as batches are taken, however many have been read ahead.
+    """
+
+    def __init__(self, open_batches: OpenBatches, counts: CorpusCounts) -> None:
+        self._counts = counts
+        read = counts.copy()
+        self._steps = _steps(open_batches(read), read)
+
+    def __iter__(self) -> Iterator[tuple[Batch, bool]]:
+        """The stream itself."""
+        return self
+
+    def __next__(self) -> tuple[Batch, bool]:
+        """The next batch."""
+        step = next(self._steps)
+        self._counts.become(step.counts)
+        if step.batch is None:
+            raise StopIteration
+        if step.arrived is not None:
+            _wait_for(step.batch, step.arrived)
+        return step.batch, step.mine
+
+    @contextlib.contextmanager
+    def ahead_of(self, device: torch.device) -> Iterator[None]:
+        """While the context lasts, a thread reads, tokenises and, for CUDA, copies batches ahead of those that are taken."""
+        steps, move = self._steps, _Copies(device) if device.type == "cuda" else _stay
+        with read_ahead(steps, READ_AHEAD, move, "normscope-batches") as self._steps:
+            yield
+
+
+def _steps(batches: Iterator[tuple[Batch, bool]], read: CorpusCounts) -> Iterator[_Step]:
+    for batch, mine in batches:
+        yield _Step(batch, mine, read.copy())
+    yield _Step(None, False, read)
+
+
+def _stay(step: _Step) -> _Step:
+    return step
+
+
+class _Copies:
+    """Copies this share's batches to a CUDA device, from pinned memory and on a stream of their own.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def __call__(self, step: _Step) -> _Step:
+        """The step with a batch that is being copied; unchanged if there is no memory for it now."""
+        if step.batch is None or not step.mine:
+            return step
+        try:
+            with torch.cuda.stream(self._stream):
+                copied = step.batch.pinned().to(self._device)
+                return step._replace(batch=copied, arrived=self._stream.record_event())
+        except torch.OutOfMemoryError:  # it is moved when it is run; if it does not fit then, batches are split
+            return step
+
+
+def _wait_for(batch: Batch, arrived: torch.cuda.Event) -> None:
+    """Let what the model's stream does next wait for a copy, and the copy's memory live until that is done."""
+    current = torch.cuda.current_stream(batch.input_ids.device)
+    current.wait_event(arrived)
+    batch.record_stream(current)
