@@ -18,12 +18,16 @@ EXAMPLES = [Example("Ja, gut!", "yes"), "too long", Example("der Hund", "the dog
 
 
 def read(options: AlignmentOptions, examples=EXAMPLES):
-    """A reference that is read in two stretches, and its digest."""
+    """A reference that is read in two stretches, and its digest. What is saved of it gives the same."""
     resource = ReferenceResource(options)
     resource.start(object.__new__(ResourceContext))  # of which nothing is read
     for part in (examples[:1], examples[1:]):
         resource.read(part)
     value = resource.finish()
+    other = ReferenceResource(options)
+    other.start(object.__new__(ResourceContext))
+    other.add(resource.state())
+    assert other.finish() == value
     return value, resource.digest(value)
 
 

@@ -13,7 +13,7 @@ from normscope.alignment.options import AlignmentOptions, LinkFileOptions, Words
 from normscope.alignment.reverse_run import ReverseAlignment
 from normscope.alignment.symmetrisation import Heuristic
 from normscope.data.examples import Example, Link, Links
-from normscope.data.resources import Resource, ResourceContext
+from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
 
@@ -40,6 +40,32 @@ class Reference:
     reverse: Mapping[tuple[str, str], ReverseAlignment] = dataclasses.field(default_factory=dict)
     """Alignments of a model in the opposite direction, by method and setting."""
 
+    def packed(self) -> dict[str, Any]:
+        """The reference in JSON's types."""
+        return {
+            "pairs": [
+                [row, pair.source, pair.target, sorted(pair.links.sure), sorted(pair.links.possible)]
+                for row, pair in self.pairs.items()
+            ],
+            "baselines": {name: _packed(links) for name, links in self.baselines.items()},
+            "reverse": [[*key, best.layer, _packed(best.links)] for key, best in self.reverse.items()],
+        }
+
+    @classmethod
+    def unpacked(cls, content: Mapping[str, Any]) -> "Reference":
+        """The reference that `packed` has written."""
+        return cls(
+            {
+                row: SentencePair(tuple(source), tuple(target), Links(_links(sure), _links(possible)))
+                for row, source, target, sure, possible in content["pairs"]
+            },
+            {name: _unpacked(links) for name, links in content["baselines"].items()},
+            {
+                (method, setting): ReverseAlignment(layer, _unpacked(links))
+                for method, setting, layer, links in content["reverse"]
+            },
+        )
+
 
 class ReferenceResource(Resource[Reference]):
     """Reads a whole parallel corpus and its alignments.
@@ -49,6 +75,7 @@ class ReferenceResource(Resource[Reference]):
     """
 
     reads_corpus = True
+    content = "the alignments"
     ignores_limit = True  # a file of links has a line for every row
 
     def __init__(self, options: AlignmentOptions) -> None:
@@ -57,6 +84,7 @@ class ReferenceResource(Resource[Reference]):
     def start(self, _context: ResourceContext) -> None:
         """Prepare for the first pairs."""
         self._examples: list[Example | str] = []
+        self._reference: Reference | None = None
 
     def read(self, examples: Sequence[Example | str]) -> None:
         """Keep the next sentence pairs."""
@@ -68,7 +96,17 @@ class ReferenceResource(Resource[Reference]):
         Raises:
             InputError: If texts and links do not match; the message names the file, line and link.
         """
-        return reference(self._examples, self._options)
+        if self._reference is None:
+            self._reference = reference(self._examples, self._options)
+        return self._reference
+
+    def state(self) -> State:
+        """The finished reference."""
+        return packed(self.finish().packed())
+
+    def add(self, state: State) -> None:
+        """Take the reference that was made before."""
+        self._reference = Reference.unpacked(unpacked(state))
 
     def digest(self, value: Reference) -> str:
         """A hash of the words and links."""
@@ -110,6 +148,18 @@ def reference(examples: Sequence[Example | str], options: AlignmentOptions) -> R
         return Reference(pairs, baselines)
     rows = {row: (len(pair.source), len(pair.target)) for row, pair in pairs.items()}
     return Reference(pairs, baselines, reverse_run.read(Path(options.reverse).expanduser(), rows))
+
+
+def _packed(alignments: Mapping[int, frozenset[Link]]) -> list[Any]:
+    return [[row, sorted(links)] for row, links in alignments.items()]
+
+
+def _unpacked(alignments: Sequence[Any]) -> dict[int, frozenset[Link]]:
+    return {row: _links(links) for row, links in alignments}
+
+
+def _links(pairs: Sequence[Sequence[int]]) -> frozenset[Link]:
+    return frozenset((source, target) for source, target in pairs)
 
 
 def _words(example: Example | str, segmenter: Segmenter) -> tuple[tuple[str, ...], tuple[str, ...]]:

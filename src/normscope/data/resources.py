@@ -4,9 +4,11 @@ import abc
 import contextlib
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from normscope.config.schema import DatasetOptions
@@ -61,7 +63,7 @@ class Resource(abc.ABC, Generic[T]):
     divisible: bool = False
     """Whether several processes may read a part of the corpus each, and add up their `state`s."""
     content: str = ""
-    """What it is made of, for messages."""
+    """What it takes from the corpus, for messages."""
 
     @abc.abstractmethod
     def start(self, context: ResourceContext) -> None:
@@ -75,11 +77,11 @@ class Resource(abc.ABC, Generic[T]):
         """Process the next examples of the corpus; a string is the reason why one was skipped."""
 
     def state(self) -> State:
-        """What has been read so far, if it is divisible."""
+        """What has been read so far if it is divisible, otherwise what has been made of the whole corpus."""
         return {}
 
     def add(self, state: State) -> None:
-        """Add what has been read of another part of the corpus."""
+        """Add what has been read of another part of the corpus, or take what was made of the whole."""
 
     @abc.abstractmethod
     def finish(self) -> T:
@@ -101,8 +103,8 @@ class Prepared:
     value: Any
     digest: str
     """Its hash."""
-    state: State | None = None
-    """What it is made from, if it is divisible and needs the corpus."""
+    state: Callable[[], State] | None = None
+    """Returns what it is made from, if it needs the corpus."""
 
 
 def prepare_resources(
@@ -161,5 +163,14 @@ def _add_up(
 
 def _prepared(resource: Resource[Any]) -> Prepared:
     value = resource.finish()
-    state = resource.state() if resource.reads_corpus and resource.divisible else None
-    return Prepared(value, resource.digest(value), state)
+    return Prepared(value, resource.digest(value), resource.state if resource.reads_corpus else None)
+
+
+def packed(value: Any) -> State:
+    """A value of JSON's types as a state."""
+    return {"json": torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)}
+
+
+def unpacked(state: State) -> Any:
+    """The value that `packed` was given."""
+    return json.loads(state["json"].numpy().tobytes())

@@ -34,6 +34,6 @@ def prepare(session: Session, results: RunFolder, _tracker: Tracker) -> Preparat
     if not session.states:
         raise InputError("prepare: the enabled analyses need nothing of the whole corpus; start the shards without it")
     content = {"identity": session.prepared_identity, "resources": list(session.states)}
-    tensors = {f"{name}/{part}": tensor for name, state in session.states.items() for part, tensor in state.items()}
+    tensors = {f"{name}/{part}": tensor for name, state in session.states.items() for part, tensor in state().items()}
     results.write(FILE, packed(content, tensors))
     return Preparation(session, results)

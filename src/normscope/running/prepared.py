@@ -36,7 +36,7 @@ def saved_states(
     Raises:
         InputError: If a shard needs something of the whole corpus that has not been prepared, or for another config.
     """
-    wanted = [name for name, resource in resources.items() if resource.reads_corpus and resource.divisible]
+    wanted = [name for name, resource in resources.items() if resource.reads_corpus]
     if options.prepared is None:
         if wanted and options.shards > 1:
             raise InputError(

@@ -84,8 +84,8 @@ class Session:
     """Number of token maps per layer that the analyses add."""
     digests: Mapping[str, str]
     """Hashes of the analyses' resources, by name."""
-    states: Mapping[str, State]
-    """What resources were made from, by name, if it took a pass over the corpus."""
+    states: Mapping[str, Callable[[], State]]
+    """Return what resources were made from, by name, if it took a pass over the corpus."""
     prepared_identity: Mapping[str, object]
     """The keys that resources depend on."""
     counts: CorpusCounts

@@ -12,7 +12,7 @@ from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
-from normscope.data.resources import Resource, ResourceContext
+from normscope.data.resources import Resource, ResourceContext, State, packed, unpacked
 from normscope.errors import InputError
 
 ALL = "all"
@@ -75,6 +75,8 @@ class TreebankResource(Resource[Treebank]):
     """
 
     reads_corpus = True
+    divisible = True
+    content = "the relations"
 
     def __init__(self, options: SyntaxOptions) -> None:
         self._options = options
@@ -100,6 +102,16 @@ class TreebankResource(Resource[Treebank]):
             assert annotation is not None
             self._trees += 1
             self._relations |= _relations(annotation, subtypes=self._options.subtypes)
+
+    def state(self) -> State:
+        """The number of trees and their relations so far."""
+        return packed([self._trees, sorted(self._relations)])
+
+    def add(self, state: State) -> None:
+        """Add those of another part of the treebank."""
+        trees, relations = unpacked(state)
+        self._trees += trees
+        self._relations |= set(relations)
 
     def finish(self) -> Treebank:
         """The treebank.
