@@ -12,7 +12,7 @@ from normscope.running.distributed import Share
 from normscope.running.memory import BatchRunner
 from normscope.running.parts import Parts
 from tests.end_to_end import forks
-from tests.end_to_end.disturbed import SMALL, results, torchrun
+from tests.end_to_end.disturbed import SMALL, dying, results, torchrun
 from tests.end_to_end.shell import run_here, run_once
 from tests.end_to_end.test_trust import Killed, assert_same_numbers, tables
 
@@ -94,42 +94,26 @@ def test_processes_that_do_not_see_the_folder_save_nothing(capsys, monkeypatch, 
     assert "this run cannot be resumed" in outcome.err
 
 
+@pytest.fixture(scope="module")
+def whole(given, tmp_path_factory):
+    """The run of four processes that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("four") / "whole"
+    assert [outcome.status for outcome in forks.run_several(4, *given, f"output_dir={folder}")] == [0] * 4
+    return folder
+
+
 @pytest.mark.slow
-def test_four_processes_killed_at_random_until_they_are_done(given, tmp_path):
-    """Each time one of them dies at a random batch, at most twenty times, and the same number or another one continues."""
-    (tmp_path / "dying.py").write_text(
-        "import os, runpy, signal\n"
-        "from normscope.running.memory import BatchRunner\n"
-        "run, left = BatchRunner.run, [int(os.environ['DIES']) if os.environ['RANK'] == os.environ['DYING'] else 99]\n"
-        "def die(runner, batch):\n"
-        "    left[0] -= 1\n"
-        "    if not left[0]:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return run(runner, batch)\n"
-        "BatchRunner.run = die\n"
-        "runpy.run_path('run.py', run_name='__main__')\n"
-    )
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    assert {outcome.status for outcome in forks.run_several(4, *given, f"output_dir={whole}")} == {0}
-    draw, deaths = random.Random(0), 0
-    for _ in range(20):
-        processes = 4 if not deaths else draw.choice([2, 3, 4, 4, 4, 5])
-        arguments = [f"resume={folder}", "checkpoint.every_seconds=0"] if deaths else [*given, f"output_dir={folder}"]
-        dies = {"DYING": str(draw.randrange(min(4, processes))), "DIES": str(draw.randint(1, 2))}
-        outcomes = forks.run_several(processes, *arguments, program=tmp_path / "dying.py", **dies)
-        deaths += -signal.SIGKILL in [outcome.status for outcome in outcomes]
-        if results_exist(folder):
-            break
-    if not results_exist(folder):
-        outcomes = forks.run_several(4, f"resume={folder}")
-        assert {outcome.status for outcome in outcomes} == {0}, outcomes
-    assert deaths
-    assert results(folder)["metrics"] == results(whole)["metrics"]
-    assert tables(folder) == tables(whole)
-
-
-def results_exist(folder) -> bool:
-    return (folder / "results.json").exists() and results(folder)["status"] == "completed"
+@pytest.mark.parametrize("number", range(20))
+def test_four_processes_of_which_a_random_one_is_killed_go_on_to_the_same_bytes(given, whole, tmp_path, number):
+    draw, folder = random.Random(number), tmp_path / "run"
+    rank, batch = draw.randrange(4), draw.randint(1, 2)
+    dies = {"DYING": str(rank), "DIES": str(batch)}
+    outcomes = forks.run_several(4, *given, f"output_dir={folder}", program=dying(tmp_path), **dies)
+    assert outcomes[rank].status == -signal.SIGKILL, (dies, outcomes)
+    outcomes = forks.run_several(4, f"resume={folder}")
+    assert [outcome.status for outcome in outcomes] == [0] * 4, (dies, outcomes)
+    assert results(folder)["metrics"] == results(whole)["metrics"], dies
+    assert tables(folder) == tables(whole), dies
 
 
 @pytest.mark.slow

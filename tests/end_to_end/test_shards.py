@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import random
 import shutil
+import signal
 
 import pandas as pd
 import pytest
@@ -14,7 +16,8 @@ from normscope.errors import InputError
 from normscope.models.loading import OpenedModel
 from normscope.running.checkpoint import packed
 from normscope.running.shards import FILE, complete_set
-from tests.end_to_end.disturbed import SMALL, results
+from tests.end_to_end import forks
+from tests.end_to_end.disturbed import SMALL, dying, results
 from tests.end_to_end.shell import run_here, run_once
 from tests.end_to_end.test_trust import assert_same_numbers, tables
 
@@ -80,6 +83,28 @@ def test_merged_shards_are_the_whole_run_in_any_order(command, shards, undisturb
         merged.append(folder)
         assert_same_numbers(folder, undisturbed)
     assert tables(merged[0]) == tables(merged[1])
+
+
+@pytest.mark.slow
+def test_seven_shards_of_which_two_are_killed_are_the_whole_run(command, given, undisturbed, tmp_path):
+    """One of the two is resumed, the other is run again elsewhere; they are merged in three random orders."""
+    folders = {number: tmp_path / str(number) for number in range(7)}
+    shard = {number: [f"shard={number}", "shards=7", f"output_dir={folder}"] for number, folder in folders.items()}
+    for number in folders:
+        killed = number in (2, 5)
+        program, dies = dying(tmp_path), {"DYING": "0", "DIES": str(number // 2) if killed else "0"}
+        outcome = forks.run(*given, "checkpoint.every_seconds=0", *shard[number], program=program, **dies)
+        assert outcome.status == (-signal.SIGKILL if killed else 0), outcome.err
+    command(f"resume={folders[2]}")
+    folders[5] = tmp_path / "again"
+    command(*given, "shard=5", "shards=7", f"output_dir={folders[5]}")
+    merged, order = [], list(map(str, folders.values()))
+    for number in range(3):
+        random.Random(number).shuffle(order)
+        merged.append(tmp_path / f"merged {number}")
+        command("merge", *order, f"output_dir='{merged[-1]}'")
+        assert_same_numbers(merged[-1], undisturbed)
+    assert tables(merged[0]) == tables(merged[1]) == tables(merged[2])
 
 
 @pytest.fixture
