@@ -101,6 +101,7 @@ ALLOWED = {
         "running.token_maps",
         "statistics.tidy",
     },
+    "datatrove": {"running.shutdown"},
     "cli": {"config", "data.corpora", "data.corpus_memory", "distribution", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution"},
@@ -111,6 +112,7 @@ OWNERS = {
     "hydra": {"config/schema.py", "cli.py"},
     "wandb": {"reporting/trackers/weights_and_biases.py"},
     "mlflow": {"reporting/trackers/mlflow_store.py"},
+    "datatrove": {"datatrove.py"},
     "tensorboard": {"reporting/trackers/tensorboard_files.py"},
     "matplotlib": {
         "reporting/drawing.py",
