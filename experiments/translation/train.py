@@ -4,6 +4,7 @@ python experiments/translation/train.py --train train.de.gz train.en.gz --test t
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokeniz
 
 import normscope
 from normscope.data.lines import lines
+from normscope.data.toy_corpus import ToyCorpus
 from normscope.errors import InputError
+from normscope.translation import toy
 from normscope.translation.training import Pair, Recipe, train
 
 HERE = Path(__file__).parent
@@ -22,10 +25,11 @@ HERE = Path(__file__).parent
 def main() -> None:
     """Train, translate the test set, and write both into the output folder."""
     arguments = _arguments()
-    recipe = Recipe(epochs=arguments.epochs, seed=arguments.seed, bfloat16=arguments.bfloat16)
+    recipe = toy.RECIPE if arguments.toy else Recipe(arguments.epochs)
+    pairs = _toy_pairs(toy.PAIRS, arguments.seed) if arguments.toy else _pairs(*arguments.train)
     train(
-        _pairs(*arguments.train),
-        recipe,
+        pairs,
+        dataclasses.replace(recipe, epochs=arguments.epochs, seed=arguments.seed, bfloat16=arguments.bfloat16),
         arguments.output,
         save_every=arguments.save_every,
         keep=None if arguments.keep_all else 2,
@@ -78,6 +82,11 @@ def _bleu(translations: list[str], references: list[str]) -> dict[str, object]:
     return {"bleu": score.score, "sentences": len(references), "signature": str(metric.get_signature())}
 
 
+def _toy_pairs(number: int, seed: int) -> list[Pair]:
+    """Pairs of the toy corpus that are not those of `dataset=toy` with this seed."""
+    return [(example.text, example.text_pair or "") for example in ToyCorpus(number, seed + 1).examples()]
+
+
 def _pairs(source: Path, target: Path) -> list[Pair]:
     sides = list(lines(source)), list(lines(target))
     if len(sides[0]) != len(sides[1]):
@@ -90,7 +99,9 @@ def _pairs(source: Path, target: Path) -> list[Pair]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"))
+    corpus = parser.add_mutually_exclusive_group(required=True)
+    corpus.add_argument("--train", nargs=2, type=Path, metavar=("SOURCE", "TARGET"))
+    corpus.add_argument("--toy", action="store_true", help="train the toy model on the toy corpus, in two minutes")
     parser.add_argument("--test", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="measure BLEU on these")
     parser.add_argument(
         "--output", type=Path, required=True, help="folder of the model; interrupted training resumes from here"

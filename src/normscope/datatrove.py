@@ -32,7 +32,7 @@ _MERGED = "merged"
 
 
 class _NormscopeStep(PipelineStep):
-    """A step that takes nothing from the steps before it, and passes on what they give.
+    """A step that runs a command and passes on its documents unchanged.
 
     Args:
         folder: Holds the run folders of all steps; every task must see it.
@@ -45,10 +45,10 @@ class _NormscopeStep(PipelineStep):
         self.folder = Path(folder)
 
     def run(self, data: Iterable[Any] | None = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Run the task's command, unless an earlier attempt has completed it.
+        """Run the task's command, or resume it, unless an earlier attempt has completed it.
 
         Raises:
-            RuntimeError: If the command fails; the task is then not complete, and datatrove runs it again when asked to.
+            RuntimeError: If the command fails.
         """
         yield from data or ()
         run_folder = self.run_folder(rank)

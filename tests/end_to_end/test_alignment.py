@@ -404,6 +404,8 @@ def test_trained_models_translate(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_translation_recipe_trains_goes_on_and_measures(capsys, monkeypatch, tmp_path):
+    from normscope.translation import toy
+
     script = str(ROOT / "experiments/translation/train.py")
     sides = [tmp_path / "train.de", tmp_path / "train.en"]
     pairs = list(ToyCorpus(70, 8).examples())
@@ -428,6 +430,13 @@ def test_the_translation_recipe_trains_goes_on_and_measures(capsys, monkeypatch,
     score = json.loads((tmp_path / "model/bleu.json").read_text())
     assert score["sentences"] == 3
     assert "version:" in score["signature"]
+    monkeypatch.setattr(toy, "PAIRS", 70)
+    monkeypatch.setattr(toy, "RECIPE", dataclasses.replace(toy.RECIPE, model=16, feed_forward=16))
+    monkeypatch.setattr(
+        sys, "argv", [script, "--toy", "--output", str(tmp_path / "toy"), "--epochs", "1", "--save-every", "1"]
+    )
+    runpy.run_path(script, run_name="__main__")
+    assert json.loads((tmp_path / "toy/config.json").read_text())["d_model"] == 16
     sides[1].write_text("one line\n")
     with pytest.raises(SystemExit) as exit_:
         trained("--epochs", "1")
