@@ -5,6 +5,7 @@ import torch
 
 from benchmarks.profiling import operations
 from benchmarks.scenarios import analyses_of, analysing, random_batch
+from normscope.analyses.outliers import hidden_moments
 from normscope.models.block import AttentionBlock
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
@@ -44,3 +45,11 @@ def test_a_block_builds_nothing_twice(monkeypatch, model_type):
     layers = FAMILY_CONFIGS[model_type]["num_hidden_layers"]
     assert built.pop("received", 0) == 0  # the sum of α, which the rank correlation builds
     assert built == dict.fromkeys(parts[1:], layers)
+
+
+def test_analyses_share_the_sums_of_hidden_vectors(monkeypatch):
+    summed = []
+    build = hidden_moments._sums
+    monkeypatch.setattr(hidden_moments, "_sums", lambda *arguments: summed.append(1) or build(*arguments))
+    prepared("bert", 3, ["outliers", "score"])()
+    assert len(summed) == 1 + FAMILY_CONFIGS["bert"]["num_hidden_layers"]

@@ -272,8 +272,7 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         assert row.count == len(chosen)
         assert (row.error_bound == 0) == bool(exact_pairs)
         expected = spearmanr(chosen["alpha"], chosen["f"]).statistic
-        # Rounding breaks ties: tokens that see only themselves have an α of 1 but for its last digits.
-        assert abs(row.spearman - expected) <= row.error_bound + 1e-4
+        assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
     everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
     assert result.metrics["spearman/all"] == everything
     assert any(f"{number(everything, signed=True)} for all" in sentence for sentence in result.sentences)

@@ -124,9 +124,12 @@ class AttentionBlock:
         term = None
         if self.mask is not None:
             term = self.mask.term(slice(0, self._lengths[1]), slice(0, self._lengths[2]), self._lengths, self.query)
-        return attention_maths.attention_weights(
+        weights = attention_maths.attention_weights(
             self.query, self.key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=self.log_normaliser
         )
+        if self._lone is not None:
+            weights.diagonal(dim1=-2, dim2=-1).masked_fill_(self._lone.unsqueeze(1), 1)
+        return weights
 
     def weight_strips(self) -> Iterator[tuple[slice, slice, slice, Float[Tensor, "some head _ _"]]]:
         """α in strips, each with its sequences, its queries, and a range of keys that includes all they see.
@@ -232,7 +235,7 @@ class AttentionBlock:
         Args:
             queries: Which queries.
             sequences: Which sequences.
-            keys: Which keys; None for all.
+            keys: Which keys, those of the queries among them; None for all.
             padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
         """
         tokens = self.token_mask[sequences][:, None, queries]
@@ -248,9 +251,15 @@ class AttentionBlock:
         term = None
         if self.mask is not None:
             term = self.mask.chosen_term(sequences, queries, keys, self._lengths, query)
-        return attention_maths.attention_weights(
+        weights = attention_maths.attention_weights(
             query, key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=log_normaliser
         )
+        if self._lone is None:
+            return weights
+        places = (torch.arange(self._lengths[1], device=weights.device)[queries] - keys.start).unsqueeze(-1)
+        places = places.expand(*weights.shape[:2], -1, -1)
+        own = weights.gather(-1, places).masked_fill_(self._lone[sequences][:, None, queries, None], 1)
+        return weights.scatter_(-1, places, own)
 
     def weights_at(
         self,
@@ -268,7 +277,8 @@ class AttentionBlock:
         if self.mask is not None and self.mask.bias is not None:
             weights = weights + self.mask.bias.expand(len(self.inputs), -1, -1, -1)[row, head, query, key]
         seen = None if self.mask is None else self.mask.sees(row, query, key)
-        return weights.exp() if seen is None else weights.exp().masked_fill(~seen, 0)
+        weights = weights.exp() if seen is None else weights.exp().masked_fill(~seen, 0)
+        return weights if self._lone is None else weights.masked_fill(self._lone[row, query] & (query == key), 1)
 
     @cached_property
     def received(self) -> Float[Tensor, "batch head key"]:
@@ -296,9 +306,10 @@ class AttentionBlock:
         assert self.log_normaliser is not None
         bias = None if self.mask is None else self.mask.bias
         added = None if bias is None else bias.diagonal(dim1=-2, dim2=-1).to(self.query.dtype)
-        return attention_maths.self_attention_weights(
+        weights = attention_maths.self_attention_weights(
             self.query, self.key, self.log_normaliser, self.scale, added, self.cap
         )
+        return weights if self._lone is None else weights.masked_fill_(self._lone.unsqueeze(1), 1)
 
     @cached_property
     def preserving(self) -> Float[Tensor, "batch query model"]:
@@ -339,6 +350,14 @@ class AttentionBlock:
             for method, r in ratios.items()
             if not self.is_cross_attention or method in CROSS_ATTENTION_METHODS
         }
+
+    @cached_property
+    def _lone(self) -> Bool[Tensor, "batch query"] | None:
+        """Tokens whose weight on themselves is 1, which exp(s − ℓ) is only up to rounding; None if sinks leave no such token.
+
+        A ranking of weights would take the last digits at face value.
+        """
+        return None if self.is_cross_attention or self.sinks is not None else self._sees_only_itself & self.token_mask
 
     @cached_property
     def _sees_only_itself(self) -> Bool[Tensor, "batch query"]:
