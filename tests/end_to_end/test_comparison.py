@@ -460,10 +460,10 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     assert list(found) == ["mixing/heatmap"], "a figure that the baseline does not have is left out"
     figure = found["mixing/heatmap"]
     assert figure["title"] == "Mixing ratios"
-    assert (figure["rows"], figure["columns"]) == (["1", "2", "10"], ["cls", "all"])
+    assert (figure["rows"], figure["columns"]) == (["1", "2", "10"], ["[CLS]", "all"])
     assert figure["panels"]["Attn-N: vectors"]["b"] == {
         "row": ["1", "1", "2", "2"],
-        "column": ["cls", "all", "cls", "all"],
+        "column": ["[CLS]", "all", "[CLS]", "all"],
         "value": [1.5, 1.5, 2.5, 2.5],
     }
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from normscope.analyses.paper_tables import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
 
 
@@ -15,6 +16,7 @@ def heatmap_data(cells: pd.DataFrame, baseline: str) -> dict[str, Any]:
         baseline: The group that the others are compared with.
     """
     figures: dict[str, Any] = {}
+    cells = cells.assign(**{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")})
     for name, of_figure in cells.groupby("figure", sort=False):
         groups = of_figure["group"].unique()
         if baseline not in groups or len(groups) < 2:
