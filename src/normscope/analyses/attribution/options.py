@@ -84,7 +84,7 @@ class AttributionOptions(AnalysisConfig):
     bias: AttributionBias = AttributionBias.token
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
-    sequences: int = 12
+    sequences: int = 8
     """Number of sequences, drawn by the seed. Maps take memory with the square of a sequence's length."""
     pooling: EmbeddingPooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); setting it tests the embedding even of a classifier. By default
