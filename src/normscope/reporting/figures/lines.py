@@ -53,7 +53,7 @@ def lines(figure: Lines, width: float) -> Canvas:
         if position % across == 0:
             axes.set_ylabel(fitted(figure.y_label, height / down - 0.3))
         if position + across >= len(panels):
-            axes.set_xlabel(figure.x_label or figure.x)
+            axes.set_xlabel(fitted(figure.x_label or figure.x, width / across - 0.35))
     # Axes that are shared are scaled once, when all their lines are known.
     for axes in grid.flat[:1] if figure.sharey else grid.flat[: len(panels)]:
         _scale(axes, figure)
