@@ -34,11 +34,11 @@ def test_bad_input_in_an_empty_directory_leaves_it_as_it_was(capsys, monkeypatch
 def test_the_folder_is_claimed_before_the_model_is_loaded(capsys, monkeypatch, tmp_path, saved_model):
     load, claimed = OpenedModel.load, []
 
-    def load_and_look(*arguments):
+    def load_and_look(*arguments, **keywords):
         claimed.append((tmp_path / "run" / LOCK).exists())
         with pytest.raises(InputError, match="another run is using this folder"):
             RunFolder(tmp_path / "run")
-        return load(*arguments)
+        return load(*arguments, **keywords)
 
     monkeypatch.setattr(OpenedModel, "load", load_and_look)
     arguments = [f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}"]
