@@ -63,6 +63,11 @@ class Block:
         return (self.entering @ self.weights.value + self.weights.value_bias[:, None]) @ self.weights.output
 
     @cached_property
+    def weighted(self) -> np.ndarray:
+        """‖αf(x)‖: head query key."""
+        return np.linalg.norm(self.alpha[..., None] * self.f[:, None], axis=-1)
+
+    @cached_property
     def contributions(self) -> np.ndarray:
         """C_j(m, n): head query key dimension. What dimension j alone puts into key n, times query m."""
         parts = self.entering[None, :, :, None] * self.weights.key[:, None]  # head key dimension head_dim
@@ -79,22 +84,22 @@ class Block:
         """Mixing ratio of every token by the methods of the block, from the vector of every pair."""
         if self.is_cross_attention:
             return self._ratios_of_cross_attention()
-        alpha, own = self.alpha, np.arange(len(self.x))
-        pairs = np.einsum("hqk,hkm->qkm", alpha, self.f)  # F_ij
+        by_weights = 1 - self.alpha.diagonal(axis1=1, axis2=2).mean(axis=0)
+        ratios = {method: _ratio(pairs) for method, pairs in self.stages().items()}
+        found = {"attn_w": by_weights, "attn_n": ratios.pop("attn_n"), "attnres_w": by_weights / 2}
+        return found | ratios
+
+    def stages(self) -> dict[str, np.ndarray]:
+        """The vector of every pair at every stage of the block, by method: query key model."""
+        own = np.arange(len(self.x))
+        pairs = np.einsum("hqk,hkm->qkm", self.alpha, self.f)  # F_ij
         residual = pairs.copy()
         residual[own, own] += self.x  # R_ij
-        by_weights = 1 - alpha[:, own, own].mean(axis=0)
-        found = {
-            "attn_w": by_weights,
-            "attn_n": _ratio(pairs),
-            "attnres_w": by_weights / 2,
-            "attnres_n": _ratio(residual),
-        }
+        found = {"attn_n": pairs, "attnres_n": residual}
         if self.gamma is not None:
             output = self.x + pairs.sum(axis=1) + self.weights.output_bias
-            sigma = np.sqrt(output.var(axis=1) + self.epsilon)
-            normalised = self.gamma * (residual - residual.mean(axis=-1, keepdims=True)) / sigma[:, None, None]  # T_ij
-            found["attnresln_n"] = _ratio(normalised)
+            sigma = np.sqrt(output.var(axis=1) + self.epsilon)[:, None, None]
+            found["attnresln_n"] = self.gamma * (residual - residual.mean(axis=-1, keepdims=True)) / sigma  # T_ij
         return found
 
     def _ratios_of_cross_attention(self) -> dict[str, np.ndarray]:

@@ -40,13 +40,17 @@ WORDS = {
 
 
 def expected(
-    specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: AttributionOptions
+    specimen: Specimen,
+    layers: Sequence[int],
+    categories: Sequence[str],
+    options: AttributionOptions,
+    attributed: type[Attributed] = Attributed,
 ) -> Expected:
     """Everything that the analysis publishes."""
     sample = sorted(
         specimen.sequences, key=lambda sequence: np.random.default_rng([options.seed, _print(sequence)]).random()
     )
-    every = [Attributed(specimen, sequence, options) for sequence in sample[: options.sequences]]
+    every = [attributed(specimen, sequence, options) for sequence in sample[: options.sequences]]
     post = every[0].is_bert
     methods = [
         *(options.methods or [m for m in TITLES if m not in (*BASELINES, "random") and (post or m != "globenc")])
@@ -100,7 +104,7 @@ def expected(
 
 def _print(sequence: Sequence_) -> int:
     """What identifies a sequence."""
-    return int.from_bytes(hashlib.sha256(sequence.ids.astype("<i8").tobytes()).digest()[:16], "little")
+    return int.from_bytes(hashlib.sha256(sequence.all_ids.astype("<i8").tobytes()).digest()[:16], "little")
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -283,9 +287,8 @@ def _figures(every, parts, agreement, faithfulness, mapped) -> dict[str, Picture
             },
             {"limits": (0, 100)},
         )
-    words = every[0].specimen.loaded.tokenizer.convert_ids_to_tokens
     for place, one in enumerate(sorted(every, key=lambda one: one.tokens)[:2] if mapped else [], start=1):
-        tokens = words(one.sequence.ids.tolist())
+        tokens = one.labels
         maps = {method: one.cumulative_maps(method)[-1][:, : one.tokens] for method in mapped}
         figures[f"maps_{place}"] = Picture(
             {

@@ -32,6 +32,11 @@ class Attributed:
         self._maps: dict[str, list[np.ndarray]] = {}
         self._scores: dict[str, np.ndarray] = {}
 
+    @property
+    def labels(self) -> list[str]:
+        """What the rows of maps are called."""
+        return self.specimen.loaded.tokenizer.convert_ids_to_tokens(self.sequence.ids.tolist())
+
     # The maps.
 
     def layer_maps(self, method: str) -> list[np.ndarray] | None:

@@ -110,7 +110,6 @@ def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
         categories = specimen.key_categories(sequence)
         for layer in layers:
             block = sequence.blocks[layer - 1]
-            weighted = np.linalg.norm(block.alpha[..., None] * block.f[:, None], axis=-1)
             for head in range(len(block.alpha)):
                 frames.append(
                     pd.DataFrame(
@@ -120,7 +119,7 @@ def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
                             "sequence": number,
                             "category": categories,
                             "alpha": block.alpha[head].mean(axis=0),
-                            "alpha_f": weighted[head].mean(axis=0),
+                            "alpha_f": block.weighted[head].mean(axis=0),
                             "f": np.linalg.norm(block.f[head], axis=-1),
                         }
                     )

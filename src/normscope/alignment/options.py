@@ -91,6 +91,7 @@ ALIGNMENT = AnalysisInfo(
     options=AlignmentOptions,
     implementation="normscope.alignment.analysis:AlignmentAnalysis",
     papers=(KOBAYASHI_2020,),
+    supports_words=True,
     path_keys=("gold.path", "reverse"),
     supports_cross_attention=True,
     requires_cross_attention=True,

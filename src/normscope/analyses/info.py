@@ -73,6 +73,8 @@ class AnalysisInfo:
     """Whether it can analyse cross-attention, where keys and queries come from different sequences."""
     requires_cross_attention: bool = False
     """Whether it can analyse only cross-attention. The run then uses `model.stack=cross`."""
+    supports_words: bool = False
+    """Whether it can measure whole words (`level=word`)."""
     requires_annotation: bool = False
     """Whether it can analyse only sentences with annotated words, such as those of `dataset=conllu`."""
     path_keys: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ def run(
     tokenizer: PreTrainedTokenizerBase | None = None,
     layers: str | int | Sequence[int] = "all",
     categories: str | Sequence[str] = "all",
+    level: str = "token",
     token_categories: Mapping[str, Any] | None = None,
     segmentation: str = "none",
     max_length: int | None = None,
@@ -54,6 +55,7 @@ def run(
         tokenizer: The tokenizer of a transformers or PEFT model.
         layers: `all`, or layer numbers from 1.
         categories: `all`, or the token categories to report.
+        level: `token`, or `word` to merge the tokens of words before anything is measured.
         token_categories: Your own categories by name: each a list of tokens, or `re:` and a regular expression.
         segmentation: How texts are split: `none`, `sentence`, `pair` (of paragraphs) or `window` (of `max_length` tokens).
         max_length: Maximum number of tokens of a text; longer ones are truncated. The model's maximum by default.
@@ -79,7 +81,13 @@ def run(
             "dataset": dataset | {"kind": "text"},
             "report": {"enabled": False},
         }
-        settings |= {"layers": layers, "categories": categories, "seed": seed, "analysis": _options(infos, options)}
+        settings |= {
+            "layers": layers,
+            "categories": categories,
+            "level": level,
+            "seed": seed,
+            "analysis": _options(infos, options),
+        }
         inputs = InputsInMemory(prepared, GivenTexts(_examples(prepared, texts)))
         with generators_restored():
             outcome = analyse(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.choices import chosen, single_text, tokens_of
+from normscope.api.choices import chosen, single_text
 from normscope.api.picture import Picture
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
@@ -21,8 +21,11 @@ from normscope.attribution.methods import (
 )
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.translation_maps import translation_maps
+from normscope.config.schema import Level
+from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
+from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
 _METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
@@ -52,6 +55,8 @@ class AttributionMap:
     first columns are the encoder's outputs."""
     cumulative: Float[np.ndarray, "layer query key"]
     """From the input up to each layer."""
+    level: Level = Level.token
+    """Whether rows and columns are tokens or words."""
     source_tokens: tuple[str, ...] | None = None
     """The source's tokens, the first columns, of a translation; otherwise None."""
 
@@ -90,7 +95,7 @@ class AttributionMap:
                 table=self._cells().assign(frame="none", panel=title),
                 panel="panel",
                 panel_titles={title: title},
-                caption="How much of each output (row) comes from each token "
+                caption=f"How much of each output (row) comes from each {self.level} "
                 f"({'column' if self.source_tokens is None else 'column: the source, then the target so far'}), "
                 "through all layers; darker is more.",
             )
@@ -111,6 +116,7 @@ def attribution_maps(
     *,
     bias: str = "token",
     stage: str = "layer",
+    level: str = "token",
 ) -> dict[str, AttributionMap]:
     """Map how much of each output vector of a model comes from each token of a text, through all layers.
 
@@ -123,6 +129,8 @@ def attribution_maps(
         bias: Where `decompx` puts the value biases: all in the bias column (`token`), or those of the first layer with the
             tokens whose values they belong to (`decompx`), as the authors' code does.
         stage: The vectors whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, or the whole `layer`.
+        level: `token`, or `word` for whole words: shares are added up over the tokens of a source and averaged over those of an
+            output, and `decompx` merges the vectors before it measures them.
 
     Returns:
         A map for each method, in the order of `methods`.
@@ -132,15 +140,19 @@ def attribution_maps(
     """
     wanted = _methods_of(model, methods)
     at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, BiasRule)
+    of_level = chosen("level", level, Level)
     if model.layout.reads_target:
+        if of_level is Level.word:
+            raise InputError("level=word is not defined for maps of translations; use level=token")
         return _of_translation(model, text, wanted)
     check_supported(model.layout)
-    batch = single_text(model, text, "attribution_maps")
+    batch = single_text(model, text, "attribution_maps", of_level)
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
         _ = model.layers_verification
-    maps = model_maps(model.model, model.layout, batch.model_inputs(), wanted, stage=at_stage, bias=rule, keep=True)
-    tokens = tokens_of(model, batch)
-    return {str(method): _attribution_map(method, tokens, found) for method, found in maps.items()}
+    inputs, groups = batch.model_inputs(), batch.groups
+    maps = model_maps(model.model, model.layout, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
+    tokens = texts_of(model, batch)
+    return {str(method): _attribution_map(method, tokens, found, of_level) for method, found in maps.items()}
 
 
 def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMethod]:
@@ -155,14 +167,18 @@ def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) 
         check_defined_for_translations(method)
     batch = single_text(model, text, "attribution_maps")
     assert batch.source is not None
-    source, tokens = tokens_of(model, batch.source), tokens_of(model, batch)
+    source, tokens = texts_of(model, batch.source), texts_of(model, batch)
     _ = model.stacks_verification
     maps = translation_maps(model.model, batch.model_inputs())
-    return {str(method): _attribution_map(method, tokens, maps, source) for method in methods}
+    return {str(method): _attribution_map(method, tokens, maps, Level.token, source) for method in methods}
 
 
 def _attribution_map(
-    method: MapMethod, tokens: tuple[str, ...], maps: ModelMaps, source: tuple[str, ...] | None = None
+    method: MapMethod,
+    tokens: tuple[str, ...],
+    maps: ModelMaps,
+    level: Level,
+    source: tuple[str, ...] | None = None,
 ) -> AttributionMap:
     assert maps.cumulative is not None
     return AttributionMap(
@@ -171,5 +187,6 @@ def _attribution_map(
         total=maps.total[0].cpu().numpy(),
         layers=None if maps.layers is None else np.stack([layer[0].cpu().numpy() for layer in maps.layers]),
         cumulative=np.stack([layer[0].cpu().numpy() for layer in maps.cumulative]),
+        level=level,
         source_tokens=source,
     )

@@ -9,17 +9,20 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.choices import chosen, single_text, tokens_of
+from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import NextToken, Target, prepared, token_number
 from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_translation
+from normscope.config.schema import Level
+from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type
+from normscope.running.token_maps import texts_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +77,12 @@ class Attribution:
 
 
 def attribute(
-    model: LoadedModel, text: Text | BatchEncoding, target: Target | str | int, *, bias: str = "token"
+    model: LoadedModel,
+    text: Text | BatchEncoding,
+    target: Target | str | int,
+    *,
+    bias: str = "token",
+    level: str = "token",
 ) -> Attribution:
     """Attribute a number that a model computes from a text to the text's tokens.
 
@@ -91,17 +99,18 @@ def attribute(
             (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
         bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
             belong to (`decompx`), as in the official code of DecompX.
+        level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.
 
     Raises:
         InputError: If an argument is invalid, the model has no head for the target, or the text is too long.
 
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
-    rule = chosen("bias", bias, BiasRule)
+    rule, of_level = chosen("bias", bias, BiasRule), chosen("level", level, Level)
     if model.layout.reads_target:
-        return _next_of_translation(model, text, target, rule)
+        return _next_of_translation(model, text, target, rule, of_level)
     check_supported(model.layout)
-    batch = single_text(model, text, "attribute")
+    batch = single_text(model, text, "attribute", of_level)
     ready = prepared(model, batch, target)
     _ = model.layers_verification
     with (
@@ -112,8 +121,8 @@ def attribute(
         value, what = ready.evaluate(passed)
         parts = attribute_scalars(passed, value, rule)
     return Attribution(
-        tokens=tokens_of(model, batch),
-        scores=parts.scores[0].cpu().numpy(),
+        tokens=texts_of(model, batch),
+        scores=_of_units(parts.scores[0].cpu().numpy(), batch),
         bias=float(parts.bias),
         remainder=float(parts.remainder),
         target=float(parts.target),
@@ -122,7 +131,17 @@ def attribute(
     )
 
 
-def _next_of_translation(model: LoadedModel, text: object, target: object, bias: BiasRule) -> Attribution:
+def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.ndarray, " unit"]:
+    """The scores of the tokens of batches of one, added up over words if these are measured."""
+    added, start = [], 0
+    for side in sides:
+        of_side = scores[start : start + side.input_ids.shape[1]]
+        start += len(of_side)
+        added.append(of_side if side.units is None else np.bincount(side.units[0].cpu().numpy(), of_side))
+    return np.concatenate(added)
+
+
+def _next_of_translation(model: LoadedModel, text: object, target: object, bias: BiasRule, level: Level) -> Attribution:
     if not isinstance(target, NextToken):
         raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")
     if bias is not BiasRule.TOKEN:
@@ -132,17 +151,17 @@ def _next_of_translation(model: LoadedModel, text: object, target: object, bias:
         raise InputError(
             f"target=NextToken: {model.name} has no weights of a translator; load a checkpoint that has them"
         )
-    batch = single_text(model, text, "attribute")
+    batch = single_text(model, text, "attribute", level)
     assert batch.source is not None
     number = token_number(model, target.token)
     with frozen_translation(head, batch.model_inputs()) as passed:
         logits = passed.logits[0, -1]
         best = int(logits.argmax()) if number is None else number
         parts = attribute_translation(passed, logits[best][None])
-    source = tokens_of(model, batch.source)
+    source = texts_of(model, batch.source)
     return Attribution(
-        tokens=(*source, *tokens_of(model, batch)),
-        scores=parts.scores[0].cpu().numpy(),
+        tokens=(*source, *texts_of(model, batch)),
+        scores=_of_units(parts.scores[0].cpu().numpy(), batch.source, batch),
         bias=float(parts.bias),
         remainder=0.0,
         target=float(parts.target),

@@ -3,6 +3,7 @@
 import enum
 from typing import TypeVar
 
+from normscope.config.schema import Level
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
@@ -23,25 +24,21 @@ def chosen(argument: str, value: object, choices: type[Choice]) -> Choice:
     raise InputError(f"{argument}={value!r}: expected one of {', '.join(choices)}")
 
 
-def single_text(model: LoadedModel, text: object, function: str) -> Batch:
+def single_text(model: LoadedModel, text: object, function: str, level: Level = Level.token) -> Batch:
     """One text as a batch on the model's device.
 
     Args:
         model: See `load`.
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one.
         function: The name of the calling function, for messages.
+        level: Whether the batch comes with the word of each token.
 
     Raises:
         InputError: If it is anything else, or too long for the model.
     """
     if isinstance(text, list):
         raise InputError(f"{function} takes one text or one pair (tuple) of texts; got {describe_type(text)}")
-    batch = batch_from_texts(model, text)
+    batch = batch_from_texts(model, text, level)
     if batch.sequences != 1:
         raise InputError(f"{function} takes one text; got a BatchEncoding of {batch.sequences}")
     return batch.to(model.device)
-
-
-def tokens_of(model: LoadedModel, batch: Batch) -> tuple[str, ...]:
-    """The tokens of a batch of one text."""
-    return tuple(model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist()))

@@ -14,9 +14,11 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.choices import chosen
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
+from normscope.config.schema import Level
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LayerStage
@@ -36,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decomposition:
-    """How much each token of a text receives from every other, layer by layer."""
+    """How much each token of a text receives from every other, layer by layer. With `level="word"`, words stand for tokens."""
 
     tokens: tuple[str, ...]
-    """The tokens that receive; in cross-attention, those of the target."""
+    """The tokens (or words) that receive; in cross-attention, those of the target."""
     key_tokens: tuple[str, ...]
     """The tokens that contribute: the same, or in cross-attention those of the source."""
     weights: Float[Tensor, "layer query key"]
@@ -63,12 +65,15 @@ class Decomposition:
     is_cross_attention: bool = False
     """Whether keys are the tokens of another sequence."""
     words: tuple[int, ...] | None = None
-    """The word that each token is part of, from 0; None if the tokenizer does not mark words, or no word has two tokens."""
+    """The word that each token is part of, from 0; None if words are decomposed, the tokenizer does not mark words, or no word
+    has two tokens."""
     key_words: tuple[int, ...] | None = None
     """The same for the tokens that give."""
     feed_forward: Mapping[str, Float[Tensor, "layer query key"]] = dataclasses.field(default_factory=dict)
     """Through the feed-forward network: `atbff_n` (the network), `atbffres_n` (with its residual connection) and
     `atbffresln_n` (with its normalisation), as far as the family has them; empty unless asked for."""
+    level: Level = Level.token
+    """Whether tokens or words were decomposed."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -171,7 +176,10 @@ class Decomposition:
                 table=tidy,
                 panel="measure",
                 panel_titles=titles,
-                caption=f"How much each token (row) receives from each token (column) in layer {number}; darker is more.",
+                caption=(
+                    f"How much each {self.level} (row) receives from each {self.level} (column) in layer {number}; darker is "
+                    "more."
+                ),
             )
         )
 
@@ -187,6 +195,8 @@ class Decomposition:
         """The maps as the explorer takes them."""
         if self.head_weights is None or self.head_vectors is None:
             weights, norms = self.weights[:, None], torch.zeros_like(self.weights[:, None, 0])
+        elif self.level is Level.word:
+            weights, norms = self.head_weights, self.head_vectors
         else:
             # ‖f(x_j)‖ = Σ_i α_ij ‖f(x_j)‖ / Σ_i α_ij. A key that nobody attends to contributes 0 with any norm.
             weights, sums = self.head_weights, self.head_weights.sum(dim=2)
@@ -203,6 +213,7 @@ class Decomposition:
             maps={name: values.float().numpy() for name, values in self.maps.items() if name != "attn_w"},
             query_words=self.words,
             key_words=self.key_words,
+            unit=str(self.level),
         )
 
     def _repr_html_(self) -> str:
@@ -277,18 +288,28 @@ class Decompositions(Sequence[Decomposition]):
 
 @overload
 def decompose(
-    model: LoadedModel, text: Text | BatchEncoding, *, heads: bool = False, feed_forward: bool = False
+    model: LoadedModel,
+    text: Text | BatchEncoding,
+    *,
+    heads: bool = False,
+    feed_forward: bool = False,
+    level: str = "token",
 ) -> Decomposition: ...
 
 
 @overload
 def decompose(
-    model: LoadedModel, text: list[Text], *, heads: bool = False, feed_forward: bool = False
+    model: LoadedModel, text: list[Text], *, heads: bool = False, feed_forward: bool = False, level: str = "token"
 ) -> Decompositions: ...
 
 
 def decompose(
-    model: LoadedModel, text: Text | list[Text] | BatchEncoding, *, heads: bool = False, feed_forward: bool = False
+    model: LoadedModel,
+    text: Text | list[Text] | BatchEncoding,
+    *,
+    heads: bool = False,
+    feed_forward: bool = False,
+    level: str = "token",
 ) -> Decomposition | Decompositions:
     """Decompose a text: how much does each token receive from every other, layer by layer?
 
@@ -302,6 +323,9 @@ def decompose(
         heads: Whether to keep the maps of single heads as well.
         feed_forward: Whether to follow the vectors through the feed-forward network, too, with its biases as summands. Its
             last projection then runs once per pair of tokens.
+        level: `token`, or `word` for whole words: vectors are averaged over the tokens of a word that receives, added up over
+            those of a word that gives, and then measured. Words are those of the tokenizer. To use your own, pass
+            `model.tokenizer(words, is_split_into_words=True)`.
 
     Returns:
         Maps by layer. `.table` has the mean mixing ratios; `.pairs` and `.mixing` have everything as tidy tables. For a list,
@@ -313,8 +337,9 @@ def decompose(
     """
     if feed_forward:
         _ = model.layers_verification
+    of_level = chosen("level", level, Level)
     with in_terms_of_arguments({"model.name": "model"}):
-        batch = batch_from_texts(model, text)
+        batch = batch_from_texts(model, text, of_level)
     observer = Observer(model.model, model.layout, feed_forward=feed_forward)
     decompositions = [
         _decomposition(model, observer, batch.part(number, number + 1), heads, feed_forward)
@@ -330,21 +355,27 @@ def _decomposition(
     """The decomposition of a batch of one."""
     methods = model.layout.methods
     layers: list[dict[str, Tensor]] = []
+    batch = batch.to(model.device)
+    groups = batch.groups
 
     def visit(block: AttentionBlock) -> None:
-        ratios = torch.stack([block.mixing_ratios[method][0] for method in methods]).cpu().double()
-        maps = {str(method): maps[0] for method, maps in block.pair_maps().items()} | {"ratios": ratios}
-        if heads:
+        of_method = block.mixing_ratios if groups is None else block.word_mixing_ratios(groups)
+        ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()
+        of_block = block.pair_maps() if groups is None else block.word_maps(groups)
+        maps = {str(method): maps[0] for method, maps in of_block.items()} | {"ratios": ratios}
+        if heads and groups is None:
             maps["head_w"] = block.weights[0].cpu().double()
             maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
+        elif heads and groups is not None:
+            maps["head_w"], maps["head_n"] = (values[0] for values in block.word_head_maps(groups))
         layers.append(maps)
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
-        stages = block.pair_maps()
+        stages = block.pair_maps() if groups is None else block.word_maps(groups)
         layers[-1] |= {f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK}
 
     with observer:
-        inputs = batch.to(model.device).model_inputs()
+        inputs = batch.model_inputs()
         observer.run(inputs, visit, visit_feed_forward=visit_feed_forward if feed_forward else None)
     maps = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
     labels = labels_of(model, batch)
@@ -364,4 +395,5 @@ def _decomposition(
         words=labels.query_words,
         key_words=labels.key_words,
         feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
+        level=Level.token if groups is None else Level.word,
     )

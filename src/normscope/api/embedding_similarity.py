@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import TextPair, WordMaps
-from normscope.api.choices import chosen, single_text, tokens_of
+from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
@@ -18,6 +18,7 @@ from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.similarities import similarity_parts
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
+from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
 _SHOWN = 5
@@ -141,5 +142,5 @@ def similarity(
     parts = similarity_parts(
         model.model, model.layout, *(batch.model_inputs() for batch in batches), pooling=how, bias=rule
     )
-    tokens_a, tokens_b = (tokens_of(model, batch) for batch in batches)
+    tokens_a, tokens_b = (texts_of(model, batch) for batch in batches)
     return Similarity(tokens_a, tokens_b, parts.matrix[0].cpu().numpy(), float(parts.value[0]), str(how))

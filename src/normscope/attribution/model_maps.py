@@ -10,6 +10,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.attribution.layer_maps import attention_map, layer_map
 from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage, check_defined
 from normscope.attribution.vectors import vector_norms
+from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_layers import FrozenConvolutions
@@ -28,6 +29,18 @@ class ModelMaps:
     cumulative: list[Float[Tensor, "batch query key"]] | None = None
     """From the input up to each layer; None if they are not kept."""
 
+    def of_words(self, groups: WordGroups) -> "ModelMaps":
+        """Shares of words: summed over the tokens of a source, averaged over those of an output. Rows keep their sums."""
+
+        def merged(maps: Tensor) -> Tensor:
+            like = groups.like(maps)
+            return like.sums(like.rows @ maps)
+
+        def each(maps: list[Tensor] | None) -> list[Tensor] | None:
+            return None if maps is None else [merged(layer) for layer in maps]
+
+        return ModelMaps(merged(self.total), each(self.layers), each(self.cumulative))
+
 
 def model_maps(
     model: PreTrainedModel,
@@ -38,6 +51,7 @@ def model_maps(
     stage: MapStage = MapStage.LAYER,
     bias: BiasRule = BiasRule.TOKEN,
     keep: bool = False,
+    groups: WordGroups | None = None,
 ) -> dict[MapMethod, ModelMaps]:
     """The maps of a batch by each method.
 
@@ -49,6 +63,7 @@ def model_maps(
         stage: The stage of `norm_rollout`.
         bias: Where `decompx` puts the value biases of the first layer.
         keep: Whether to keep the maps of every layer as well as their product.
+        groups: Words, whose shares are merged (see `ModelMaps.of_words`), and whose vectors `decompx` merges; None for tokens.
 
     Raises:
         InputError: If a method is not defined for the family.
@@ -58,8 +73,10 @@ def model_maps(
         check_defined(method, stage, layout, convolution=convolution)
     chained = [method for method in methods if method is not MapMethod.DECOMPX]
     maps = _chained_maps(model, layout, inputs, chained, stage, keep=keep) if chained else {}
+    if groups is not None:
+        maps = {method: of_tokens.of_words(groups) for method, of_tokens in maps.items()}
     if MapMethod.DECOMPX in methods:
-        norms = vector_norms(model, layout, inputs, bias, keep=keep)
+        norms = vector_norms(model, layout, inputs, bias, keep=keep, groups=groups)
         maps[MapMethod.DECOMPX] = ModelMaps(norms[-1], cumulative=norms if keep else None)
     return {method: maps[method] for method in methods}
 

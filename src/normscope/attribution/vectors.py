@@ -9,12 +9,13 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.precision import wide
+from normscope.maths.words import WordGroups
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import BlockLayout
 
@@ -26,7 +27,13 @@ ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
 
 
 def vector_norms(
-    model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor], bias: BiasRule, *, keep: bool = False
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    inputs: Mapping[str, Tensor],
+    bias: BiasRule,
+    *,
+    keep: bool = False,
+    groups: WordGroups | None = None,
 ) -> list[Float[Tensor, "batch query key"]]:
     """‖x_{i⇐k}‖ after the last layer, or after every layer, in float64. The last column is the bias.
 
@@ -38,20 +45,27 @@ def vector_norms(
         inputs: Keyword arguments of the model.
         bias: Where the value biases of the first layer go.
         keep: Whether to return the norms after every layer instead of the last only.
+        groups: Words, whose vectors are added up over the tokens of a source, and averaged over those of an output; None for
+            the vectors of tokens.
     """
-    groups: list[list[Tensor]] = []
+    by_group: list[list[Tensor]] = []
     check_supported(layout)
+    units = None if groups is None else groups.units
+
+    def measured(vectors: Tensor) -> Tensor:
+        vectors = vectors if groups is None else groups.like(vectors).rows @ vectors
+        return wide(torch.linalg.vector_norm(vectors, dim=-1))
+
     with frozen_pass(model, layout, inputs) as passed:
-        for group in groups_of_sources(passed.embeddings):
+        for group in groups_of_sources(passed.embeddings, None if groups is None else groups.count):
             norms: list[Tensor] = []
 
             def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
-                norms.append(wide(torch.linalg.vector_norm(vectors, dim=-1)))
+                norms.append(measured(vectors))
 
-            last = carried(passed, group, bias, note if keep else None)
-            norms = [*norms[:-1], wide(torch.linalg.vector_norm(last, dim=-1))]
-            groups.append(norms)
-    return [torch.cat(parts).movedim(0, -1) for parts in zip(*groups, strict=True)]
+            last = carried(passed, group, bias, note if keep else None, units)
+            by_group.append([*norms[:-1], measured(last)])
+    return [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
 
 
 def pooled_vectors(
@@ -84,45 +98,56 @@ def pooled_vectors(
     return torch.cat(parts, dim=1), whole
 
 
-def groups_of_sources(embeddings: Float[Tensor, "batch token model"]) -> Iterator[range]:
-    """Tokens, and last the bias, in groups that fit in memory."""
+def groups_of_sources(embeddings: Float[Tensor, "batch token model"], sources: int | None = None) -> Iterator[range]:
+    """Tokens, and last the bias, in groups that fit in memory.
+
+    Args:
+        embeddings: What enters the first layer.
+        sources: Number of sources without the bias, if not that of tokens.
+    """
     batch, tokens, model = embeddings.shape
     at_once = ENTRIES_AT_ONCE.get(embeddings.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # The feed-forward network is about four times as wide as the model.
     step = max(1, at_once // (4 * batch * tokens * model))
-    for start in range(0, tokens + 1, step):
-        yield range(start, min(start + step, tokens + 1))
+    end = (tokens if sources is None else sources) + 1
+    for start in range(0, end, step):
+        yield range(start, min(start + step, end))
 
 
 def carried(
-    passed: FrozenPass, sources: range, bias: BiasRule, visit: Callable[[Tensor], None] | None = None
+    passed: FrozenPass,
+    sources: range,
+    bias: BiasRule,
+    visit: Callable[[Tensor], None] | None = None,
+    units: Int[Tensor, "batch token"] | None = None,
 ) -> Float[Tensor, "source batch token model"]:
     """x_{i⇐k} of some sources k, at the model's last hidden vectors.
 
     Args:
         passed: The pass.
-        sources: Positions of tokens; the position after the last stands for the bias.
+        sources: Numbers of sources: positions of tokens, unless `units` says otherwise; the one after the last is the bias.
         bias: Where the value biases of the first layer go.
         visit: Called with the vectors after every layer.
+        units: The source that each token belongs to, if sources are not tokens: the model is linear, so it carries the sum of
+            their vectors like each of them.
     """
     with torch.inference_mode():
         embeddings = passed.embeddings
-        tokens = embeddings.shape[1]
-        own = torch.tensor(sources, device=embeddings.device)[:, None, None] == torch.arange(
-            tokens, device=embeddings.device
-        )
+        of_token = torch.arange(embeddings.shape[1], device=embeddings.device) if units is None else units
+        own = torch.tensor(sources, device=embeddings.device)[:, None, None] == of_token
+        last = int(of_token.max()) + 1
         vectors = embeddings * own.unsqueeze(-1).to(embeddings.dtype)
         credited = bias is BiasRule.DECOMPX
         for number in range(1, passed.layers + 1):
             layer = passed.layer(number)
             first = credited and number == 1
             vectors = layer.linear(vectors, own.to(embeddings.dtype) if first else None)
-            if sources[-1] == tokens:
+            if sources[-1] == last:
                 vectors[-1] += layer.constant(embeddings, value_bias=not first)
             if visit is not None:
                 visit(vectors)
         if passed.final_norm is not None:
             vectors = passed.final_norm.linear(vectors)
-            if sources[-1] == tokens:
+            if sources[-1] == last:
                 vectors[-1] += passed.final_norm.constant(embeddings)
         return vectors

@@ -354,6 +354,13 @@ else:
     )
 
 
+class Level(enum.StrEnum):
+    """What maps and norms are about: tokens, or the words that they spell."""
+
+    token = "token"
+    word = "word"
+
+
 @dataclass
 class RunOptions:
     """The whole config."""
@@ -367,6 +374,9 @@ class RunOptions:
     """`all`, or a list of layer numbers from 1. (Structured configs have no union of a string and a list.)"""
     categories: Any = "all"
     """`all`, or a list of token categories to report."""
+    level: Level = Level.token
+    """Whether to measure tokens (`token`) or whole words (`word`), whose tokens' vectors are merged before they are measured.
+    Words are the corpus's if it has annotated words, otherwise the tokenizer's."""
     seed: int = 0
     """Seed of all random choices, unless a more specific one is set."""
     output_dir: str | None = None

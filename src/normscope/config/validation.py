@@ -15,6 +15,7 @@ from normscope.config.schema import (
     DatasetOptions,
     DeviceOptions,
     FigureOptions,
+    Level,
     ReportOptions,
     RunOptions,
     Segmentation,
@@ -141,6 +142,7 @@ def check(options: RunOptions) -> None:
     check_tracking(options.tracking)
     if not options.checkpoint.every_seconds >= 0:
         raise InputError(f"checkpoint.every_seconds={options.checkpoint.every_seconds}: expected seconds, 0 or more")
+    _check_level(options)
     _check_shards(options)
     _check_seeds(flat(plain(options)))
 
@@ -153,6 +155,19 @@ def _check_shards(options: RunOptions) -> None:
         raise InputError(f"shards={options.shards}: expected shard as well, from 0 to {options.shards - 1}")
     if options.shard is not None and not 0 <= options.shard < options.shards:
         raise InputError(f"shard={options.shard}: expected a number from 0 to {options.shards - 1} (shards - 1)")
+
+
+def _check_level(options: RunOptions) -> None:
+    if options.level is Level.token:
+        return
+    known = analyses()
+    for name in enabled_analyses(options.analysis):
+        if not known[name].supports_words:
+            others = [other for other, info in known.items() if info.supports_words]
+            raise InputError(
+                f"level=word: analysis={name} is about tokens and not defined for words; set level=token, or choose from "
+                f"{', '.join(others)}"
+            )
 
 
 def _check_seeds(config: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
+from normscope.maths.words import Pieces, WordGroups
 
 T = TypeVar("T")
 
@@ -39,6 +41,8 @@ class Batch:
     """Whether queries attend to the source."""
     words: Int[Tensor, "batch token"] | None = None
     """The word of each token, NO_WORD for special tokens and padding; in a target, of the token predicted at each position."""
+    units: Int[Tensor, "batch token"] | None = None
+    """The unit of each token if words are measured: a word, or a special token by itself; −1 at padding."""
     rows: tuple[int, ...] = ()
     """Row of each sequence in the corpus; empty unless `words` or `paired` is set."""
     sentences: tuple[AnnotatedSentence | None, ...] = ()
@@ -67,6 +71,38 @@ class Batch:
     def keys(self) -> "Batch":
         """The tokens attended to: those of the source in cross-attention, otherwise those of this batch."""
         return self.source if self.is_cross_attention and self.source is not None else self
+
+    @cached_property
+    def groups(self) -> WordGroups | None:
+        """The words as queries and keys of attention; None if tokens are measured."""
+        if self.units is None:
+            return None
+        counts = [int(side.units.max()) + 1 for side in (self, self.keys) if side.units is not None]
+        queries = self.units if self.is_cross_attention else None
+        keys = self.keys.units
+        assert keys is not None
+        return WordGroups.of(keys, counts[0], counts[-1], torch.float32, queries)
+
+    @cached_property
+    def measured(self) -> "Batch":
+        """The batch in terms of what is measured: itself, or the words. A word has the category of its first token."""
+        if self.units is None:
+            return self
+        first = Pieces.of(self.units, int(self.units.max()) + 1)
+
+        def of_words(tensor: Tensor) -> Tensor:
+            return tensor.gather(1, first.first)
+
+        return dataclasses.replace(
+            self,
+            input_ids=of_words(self.input_ids),
+            token_type_ids=None if self.token_type_ids is None else of_words(self.token_type_ids),
+            token_mask=first.exists,
+            categories=of_words(self.categories).masked_fill(~first.exists, -1),
+            source=None if self.source is None else self.source.measured,
+            words=None,
+            units=None,
+        )
 
     @property
     def sequences(self) -> int:
@@ -124,12 +160,13 @@ class Batch:
             categories=change(self.categories),
             source=None if self.source is None else self.source._each(change),
             words=None if self.words is None else change(self.words),
+            units=None if self.units is None else change(self.units),
         )
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
-        """All model inputs of each sequence: tokens, segments and source tokens, −1 where there are none; then categories."""
+        """All model inputs of each sequence: tokens, segments and source tokens, −1 where there are none; categories; units."""
         width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
-        rows = torch.full((4, self.sequences, width), -1, device=self.input_ids.device)
+        rows = torch.full((5, self.sequences, width), -1, device=self.input_ids.device)
         rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)
         if self.token_type_ids is not None:
             rows[1, :, : self.token_mask.shape[1]] = self.token_type_ids.masked_fill(~self.token_mask, -1)
@@ -137,17 +174,20 @@ class Batch:
             source = self.source
             rows[2, :, : source.token_mask.shape[1]] = source.input_ids.masked_fill(~source.token_mask, -1)
         rows[3, :, : self.token_mask.shape[1]] = self.categories
+        if self.units is not None:
+            rows[4, :, : self.token_mask.shape[1]] = self.units
         return rows
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
     """One sequence of a `Batch.packed` tensor; without categories, those of its vocabulary apply."""
-    tokens, segments, source, categories = (kind[kind >= 0].numpy() for kind in kinds)
+    tokens, segments, source, categories, units = (kind[kind >= 0].numpy() for kind in kinds)
     return TokenSequence(
         tokens,
         segments if len(segments) else None,
         source_ids=source if len(source) else None,
         categories=categories if len(categories) else None,
+        units=units if len(units) else None,
     )
 
 
@@ -213,7 +253,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
         return dataclasses.replace(batch, paired=True, scores=scores, rows=tuple(text.row for text in texts))
     sources = [
-        TokenSequence(sequence.source_ids, words=sequence.source_words, row=sequence.row)
+        TokenSequence(sequence.source_ids, words=sequence.source_words, units=sequence.source_units, row=sequence.row)
         for sequence in sequences
         if sequence.source_ids is not None
     ]
@@ -226,6 +266,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     token_mask = np.zeros(shape, dtype=bool)
     categories = np.full(shape, -1, dtype=np.int64)
     words = None if all(sequence.words is None for sequence in sequences) else np.full(shape, NO_WORD, dtype=np.int64)
+    units = None if sequences[0].units is None else np.full(shape, NO_WORD, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
@@ -235,6 +276,8 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         )
         if words is not None and sequence.words is not None:
             words[row, columns] = sequence.words
+        if units is not None and sequence.units is not None:
+            units[row, columns] = sequence.units
         if segments is not None and sequence.token_type_ids is not None:
             segments[row, columns] = sequence.token_type_ids
     return Batch(
@@ -246,6 +289,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         source=collate(sources, encoder) if sources else None,
         is_cross_attention=encoder.is_cross_attention,
         words=None if words is None else torch.from_numpy(words),
+        units=None if units is None else torch.from_numpy(units),
         rows=tuple(sequence.row for sequence in sequences) if words is not None else (),
         sentences=tuple(sequence.sentence for sequence in sequences) if words is not None else (),
         examples=sum(sequence.last for sequence in sequences),

@@ -9,14 +9,14 @@ from functools import cached_property
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding
 
-from normscope.config.schema import Compat, DatasetOptions, Segmentation, Segments
+from normscope.config.schema import Compat, DatasetOptions, Level, Segmentation, Segments
 from normscope.data.categories import TokenCategories
 from normscope.data.conversations import PARTS, check_tokenizer, conversation, tokens_of, with_parts
 from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
-from normscope.data.words import token_words
+from normscope.data.words import mark_of, marked_words, token_words, unit_numbers, written_words
 from normscope.errors import InputError
 
 # More characters than the tokens of any natural text have on average.
@@ -32,6 +32,7 @@ class Encoder:
         words: Splits translations into words, if tokens must be assigned to words.
         values: The values of the column that `dataset.categories` names, if it does; see `annotation.column_values`.
         separate: Whether the texts of a pair are sequences of their own, instead of one sequence.
+        level: Whether sequences come with the word of each token, so that words can be measured.
 
     Raises:
         InputError: If an option is invalid for the model.
@@ -45,8 +46,11 @@ class Encoder:
         values: Sequence[str] = (),
         *,
         separate: bool = False,
+        level: Level = Level.token,
     ) -> None:
-        self.tokenizer = model.tokenizer
+        self.tokenizer, self._name = model.tokenizer, model.name
+        self.level = level
+        """Whether sequences come with the word of each token."""
         self._column = options.categories if isinstance(options.categories, str) else None
         if options.chat_template:
             _check_conversations(model, separate=separate)
@@ -115,9 +119,10 @@ class Encoder:
         tokenizer = self.tokenizer
         if not tokenizer.is_fast or self._translations is not None:
             return None
-        own = (self.max_length, self._segments, self._translates, self._separate, tuple(self.categories.names))
+        own = (self.max_length, self._segments, self._translates, self._separate, self.level)
+        names = tuple(self.categories.names)
         special = tuple(sorted(tokenizer.special_tokens_map.items(), key=str))
-        return *own, str(special), str(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str()
+        return *own, names, str(special), str(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str()
 
     def unmasked(self) -> "Encoder":
         """The same encoder without masking."""
@@ -145,8 +150,11 @@ class Encoder:
         if self._unknown is not None:
             examples = [self._with_unknown(example, self._unknown) for example in examples]
         examples = [self._shortened(example) for example in examples]
-        if self._separate:
-            return self._pairs(examples, counts)
+        sequences = self._pairs(examples, counts) if self._separate else self._sequences(examples, counts)
+        return sequences if self.level is Level.token else [self.with_units(sequence) for sequence in sequences]
+
+    def _sequences(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Token sequences of texts, pairs in one sequence, conversations and translations."""
         if any(example.messages is not None for example in examples):
             return self._with_text(self._conversations(examples, counts), counts)
         if self._translations is not None:
@@ -209,6 +217,41 @@ class Encoder:
             kept.append(dataclasses.replace(first, second=second, score=pair.score, row=pair.row))
         return kept
 
+    def with_units(self, sequence: TokenSequence) -> TokenSequence:
+        """A sequence with the unit of each token.
+
+        Raises:
+            InputError: If the tokenizer does not show where words begin.
+        """
+        source = sequence.source_ids
+        return dataclasses.replace(
+            sequence,
+            units=self._units(sequence.input_ids) if sequence.units is None else sequence.units,
+            source_units=None if source is None else self._units(source),
+            second=None if sequence.second is None else self.with_units(sequence.second),
+        )
+
+    def _units(self, ids: np.ndarray) -> np.ndarray:
+        """The unit of each token, by the marks of the tokenizer."""
+        if self._mark is None:
+            raise InputError(
+                f"level=word: the tokenizer of {self._name} does not show where words begin; set level=token, or use a "
+                "corpus of annotated words (dataset=conllu)"
+            )
+        tokens = [str(token) for token in self.tokenizer.convert_ids_to_tokens(ids.tolist())]
+        special = set(map(str, self.tokenizer.all_special_tokens)) - {str(self.tokenizer.unk_token)}
+        return unit_numbers(marked_words(tokens, special, self._mark).tolist())
+
+    @cached_property
+    def _mark(self) -> str | None:
+        return mark_of(self._vocabulary)
+
+    def _written(self, encoding: BatchEncoding, index: int, texts: Sequence[str]) -> np.ndarray | None:
+        """The unit of each token of a text or pair that was just tokenized; None if tokens are measured, or it is not known."""
+        if self.level is Level.token or not self.tokenizer.is_fast:
+            return None
+        return unit_numbers(written_words(encoding.encodings[index], texts).tolist())
+
     def _with_text(self, encoded: Iterable[Sequence[TokenSequence]], counts: CorpusCounts) -> list[TokenSequence]:
         """The sequences of all examples that contain text; the others are counted as skipped."""
         kept: list[TokenSequence] = []
@@ -259,6 +302,7 @@ class Encoder:
         return dataclasses.replace(
             sequence,
             words=words,
+            units=unit_numbers(words.tolist()) if self.level is Level.word else None,
             row=example.row,
             categories=self.categories.of_words(sequence.input_ids, words, annotation.columns[self._column])
             if self._column is not None
@@ -274,11 +318,14 @@ class Encoder:
         sequences = []
         for index, input_ids in enumerate(whole["input_ids"]):
             segments = whole["token_type_ids"][index] if self._segments else None
+            of_pair = [column[index] for column in texts]
             given = self._given_tokens(examples[index])
             if given is not None:
                 input_ids, segments = given, self._segments_of(given) if self._segments else None
             if self.max_length is None or len(input_ids) <= self.max_length:
-                sequences.append([self._sequence(input_ids, segments, cut=examples[index].shortened and given is None)])
+                units = self._written(whole, index, of_pair) if given is None else None
+                shortened = examples[index].shortened and given is None
+                sequences.append([self._sequence(input_ids, segments, units, cut=shortened)])
                 continue
             if self._stride is not None and not paired:
                 sequences.append(self._windows(examples[index].text))
@@ -288,10 +335,10 @@ class Encoder:
                 sequences.append([self._sequence(given[: self.max_length], segments, cut=True)])
                 continue
             # Only texts that are too long are tokenised twice; this detects truncation with any tokenizer.
-            beginnings = self._beginnings(whole, index, [column[index] for column in texts])
+            beginnings = self._beginnings(whole, index, of_pair)
             cut = self.tokenizer(*beginnings, truncation="longest_first", max_length=self.max_length)
             segments = cut["token_type_ids"] if self._segments else None
-            sequences.append([self._sequence(cut["input_ids"], segments, cut=True)])
+            sequences.append([self._sequence(cut["input_ids"], segments, self._written(cut, 0, beginnings), cut=True)])
         return sequences
 
     def _beginnings(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
@@ -320,17 +367,29 @@ class Encoder:
             text, truncation=True, max_length=self.max_length, stride=self._stride, return_overflowing_tokens=True
         )
         windows = [
-            self._sequence(ids, cut["token_type_ids"][number] if self._segments else None, last=False)
+            self._sequence(
+                ids,
+                cut["token_type_ids"][number] if self._segments else None,
+                self._written(cut, number, [text]),
+                last=False,
+            )
             for number, ids in enumerate(cut["input_ids"])
         ]
         return [*windows[:-1], dataclasses.replace(windows[-1], last=True)]
 
     def _sequence(
-        self, input_ids: list[int], segments: list[int] | None, *, last: bool = True, cut: bool = False
+        self,
+        input_ids: list[int],
+        segments: list[int] | None,
+        units: np.ndarray | None = None,
+        *,
+        last: bool = True,
+        cut: bool = False,
     ) -> TokenSequence:
         return TokenSequence(
             self.masked(np.asarray(input_ids, dtype=np.int64), self._mask_fraction),
             None if segments is None else np.asarray(segments, dtype=np.int64) * self._second_segment,
+            units=units,
             last=last,
             cut=cut,
         )

@@ -38,6 +38,9 @@ class TokenSequence:
     words: np.ndarray | None = None
     """The word of each token, NO_WORD for special tokens; in a target, of the token predicted at each position."""
     source_words: np.ndarray | None = None
+    units: np.ndarray | None = None
+    """The unit of each token, from 0, if words are measured: a word, or a special token by itself."""
+    source_units: np.ndarray | None = None
     row: int = 0
     """Row of the corpus; set together with `words` or `second`."""
     categories: np.ndarray | None = None

@@ -3,10 +3,11 @@
 import difflib
 import itertools
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Encoding
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
@@ -17,6 +18,8 @@ NO_WORD = -1
 
 # Marks with which tokenizers show that a token starts, continues or ends a word.
 _MARKS = ("▁", "Ġ", "##", "", "</w>")
+
+_APOSTROPHES = "'’"
 
 
 class WordTokens(NamedTuple):
@@ -73,6 +76,150 @@ def token_words(
     word_of_token = np.full(len(input_ids), NO_WORD, dtype=np.int64)
     word_of_token[np.flatnonzero(ordinary)] = of_ordinary
     return WordTokens(list(input_ids), word_of_token, owners)
+
+
+def unit_numbers(words: Sequence[int]) -> np.ndarray:
+    """The unit of each token, from 0 in the order of the text: its word, or the token itself where it has NO_WORD."""
+    numbers: list[int] = []
+    of_word: dict[int, int] = {}
+    count = 0
+    for word in words:
+        number = count if word == NO_WORD else of_word.setdefault(word, count)
+        numbers.append(number)
+        count += number == count
+    return np.asarray(numbers, dtype=np.int64)
+
+
+def unit_texts(
+    tokenizer: PreTrainedTokenizerBase, input_ids: Sequence[int], units: Sequence[int] | None
+) -> tuple[str, ...]:
+    """What each unit spells, without the tokenizer's marks; without units, the tokens as they are.
+
+    Args:
+        tokenizer: The tokenizer.
+        input_ids: The tokens of a sequence.
+        units: The unit of each, if words are measured.
+    """
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(input_ids))]
+    if units is None:
+        return tuple(tokens)
+    special = set(map(str, tokenizer.all_special_tokens))
+    members: list[list[str]] = [[] for _ in range(max(units) + 1)]
+    for unit, token in zip(units, tokens, strict=True):
+        members[unit].append(token)
+    return tuple(
+        ("" if special & set(pieces) else "".join(tokenizer.convert_tokens_to_string(pieces).split()))
+        or "".join(pieces)
+        for pieces in members
+    )
+
+
+def written_words(encoding: Encoding, texts: Sequence[str]) -> np.ndarray:
+    """The word of each token of a fast tokenizer, or NO_WORD.
+
+    Words are the tokenizer's own, except that they end at white space, that punctuation is no part of them unless it is an
+    apostrophe between letters (`don't`), and that neighbouring digits are one number.
+
+    Args:
+        encoding: The tokens.
+        texts: The text, or both texts of a pair.
+    """
+    words = np.full(len(encoding), NO_WORD, dtype=np.int64)
+    before: int | None = None
+    count = 0
+    for token, (owner, side, special) in enumerate(
+        zip(encoding.word_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
+    ):
+        if special or side is None:
+            before = None
+            continue
+        joined = (
+            before is not None
+            and encoding.sequence_ids[before] == side
+            and _joined(
+                texts[side],
+                encoding.offsets[before],
+                encoding.offsets[token],
+                same=owner is not None and owner == encoding.word_ids[before],
+            )
+        )
+        count += not joined
+        words[token] = count - 1
+        before = token
+    return words
+
+
+def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
+    """Whether two tokens, one after the other, belong to one word.
+
+    Args:
+        text: The text.
+        one: The span of the first.
+        other: The span of the second.
+        same: Whether they belong to one word of the tokenizer.
+    """
+    (first, end), (start, stop) = _trimmed(text, one), _trimmed(text, other)
+    if first == end or start == stop:
+        return first == end  # white space alone belongs to the next word
+    if start < end:  # bytes of one character
+        return True
+    if start > end:
+        return False
+    last, next_ = text[end - 1], text[start]
+    if last in _APOSTROPHES or next_ in _APOSTROPHES:
+        place = end - 1 if last in _APOSTROPHES else start
+        return 0 < place < len(text) - 1 and text[place - 1].isalpha() and text[place + 1].isalpha()
+    if last.isdigit() and next_.isdigit():
+        return True
+    return same and _spells(last) == _spells(next_)
+
+
+def _trimmed(text: str, span: Span) -> Span:
+    """A span without white space at its ends."""
+    start, end = span
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+def _spells(character: str) -> bool:
+    """Whether a character is part of words: a letter, a digit, or a mark on one."""
+    return character.isalnum() or unicodedata.category(character).startswith("M")
+
+
+def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> np.ndarray:
+    """The word of each token, or NO_WORD, by the marks of a tokenizer that does not tell where its tokens stand.
+
+    Args:
+        tokens: The tokens.
+        special: Those that are special.
+        mark: What the tokenizer marks; see `mark_of`.
+    """
+    words = np.full(len(tokens), NO_WORD, dtype=np.int64)
+    count, ended = 0, True
+    for position, token in enumerate(tokens):
+        if token in special:
+            ended = True
+            continue
+        starts = not token.startswith(mark) if mark == "##" else ended if mark == "</w>" else token.startswith(mark)
+        count += bool(starts or ended)
+        words[position] = count - 1
+        ended = mark == "</w>" and token.endswith(mark)
+    return words
+
+
+def mark_of(vocabulary: Iterable[str]) -> str | None:
+    """How a vocabulary marks words: `##` for tokens that continue one, `▁` or `Ġ` for those that start one, `</w>` for those
+    that end one; None if it does not."""
+    for token in vocabulary:
+        for mark in ("##", "▁", "Ġ"):
+            if token.startswith(mark) and token != mark:
+                return mark
+        if token.endswith("</w>"):
+            return "</w>"
+    return None
 
 
 def _owners(of_token: Sequence[int], words: Sequence[Span], spans: Sequence[Span]) -> list[int]:

@@ -96,12 +96,47 @@ def mixing_ratios(
     Returns:
         Ratios in [0, 1], one tensor per method of METHODS. Values at padding are finite but meaningless.
     """
-    own = self_weights.mean(dim=1)
-    if to_nowhere is None:
-        by_weight = {Method.ATTN_W: 1.0 - own, Method.ATTNRES_W: (1.0 - own) / 2}
-    else:
-        others = (1.0 - own - to_nowhere.mean(dim=1)).clamp(min=0)
-        # The residual connection counts as a weight of 1 on the token itself.
-        by_weight = {Method.ATTN_W: ratio(others, own), Method.ATTNRES_W: ratio(others, own + 1)}
+    by_weight = _ratios_of_weights(self_weights.mean(dim=1), None if to_nowhere is None else to_nowhere.mean(dim=1))
     by_stage = {OF_STAGE[stage]: ratio(*norms) for stage, norms in composition.relative_norms().items()}
     return by_weight | by_stage
+
+
+def word_mixing_ratios(
+    own_weights: Float[Tensor, "batch head token"],
+    composition: Composition,
+    rows: Float[Tensor, "batch word token"],
+    to_nowhere: Float[Tensor, "batch head token"] | None = None,
+) -> dict[Method, Float[Tensor, "batch word"]]:
+    """The mixing ratio r_I of every word: vectors are averaged over the word's tokens, and then measured.
+
+        r_I = ‖Σ_{J≠I} V_IJ‖ / (‖Σ_{J≠I} V_IJ‖ + ‖V_II‖),    V_IJ = 1/|I| Σ_{i∈I} Σ_{j∈J} V_ij
+
+    Args:
+        own_weights: Σ_{j∈I} α_ij per head, what a token gives to its own word.
+        composition: The parts of the block's output, where `preserving` is what each token takes from its own word.
+        rows: The share of each token in its word: 1/|I|.
+        to_nowhere: See `mixing_ratios`.
+
+    Returns:
+        See `mixing_ratios`.
+    """
+
+    def averaged(weights: Float[Tensor, "batch head token"]) -> Float[Tensor, "batch word"]:
+        return torch.einsum("bwt,bt->bw", rows, weights.mean(dim=1).to(rows))
+
+    by_weight = _ratios_of_weights(averaged(own_weights), None if to_nowhere is None else averaged(to_nowhere))
+    norms = {
+        stage: [torch.linalg.vector_norm(rows @ part(stage), dim=-1) for part in (composition.others, composition.own)]
+        for stage in composition.stages
+    }
+    return by_weight | {OF_STAGE[stage]: ratio(*of_stage) for stage, of_stage in norms.items()}
+
+
+def _ratios_of_weights(
+    own: Float[Tensor, "batch token"], to_nowhere: Float[Tensor, "batch token"] | None
+) -> dict[Method, Float[Tensor, "batch token"]]:
+    if to_nowhere is None:
+        return {Method.ATTN_W: 1.0 - own, Method.ATTNRES_W: (1.0 - own) / 2}
+    others = (1.0 - own - to_nowhere).clamp(min=0)
+    # The residual connection counts as a weight of 1 on the token itself.
+    return {Method.ATTN_W: ratio(others, own), Method.ATTNRES_W: ratio(others, own + 1)}

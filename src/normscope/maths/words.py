@@ -182,14 +182,7 @@ class WordGroups:
             queries: The target word of each query in cross-attention; None if queries and keys are the same tokens.
         """
         of_query = units if queries is None else queries
-        members = (of_query.unsqueeze(1) == torch.arange(targets, device=units.device)[:, None]).to(dtype)
-        rows = members / members.sum(dim=-1, keepdim=True).clamp(min=1)
-        return cls(rows, of_query, units, count, queries is None)
-
-    @property
-    def together(self) -> Bool[Tensor, "batch key key"]:
-        """Which keys belong to the same word."""
-        return (self.units.unsqueeze(1) == self.units.unsqueeze(2)) & (self.units >= 0).unsqueeze(1)
+        return cls(_shares(of_query, targets, dtype), of_query, units, count, queries is None)
 
     @property
     def columns(self) -> Float[Tensor, "batch key unit"]:
@@ -197,13 +190,42 @@ class WordGroups:
         return (self.units.unsqueeze(-1) == torch.arange(self.count, device=self.units.device)).to(self.rows.dtype)
 
     @cached_property
+    def siblings(self) -> Int[Tensor, "pair 3"]:
+        """Pairs of different keys of one source word, each pair in one order only: sequence, one key, other key."""
+        known = self.units >= 0
+        together = (self.units.unsqueeze(1) == self.units.unsqueeze(2)) & known.unsqueeze(1)
+        return together.triu(1).nonzero()
+
+    @cached_property
     def _targets(self) -> Pieces:
         return Pieces.of(self.targets, self.rows.shape[1])
+
+    @cached_property
+    def _keys(self) -> Pieces:
+        return Pieces.of(self.units, self.count)
+
+    def sums(self, values: Float[Tensor, "batch *axes key"]) -> Float[Tensor, "batch *axes unit"]:
+        """Sums over the keys of each source word."""
+        pieces = self._keys
+        # Flat beyond the sequence, so that one index serves all axes.
+        by_key = values.flatten(1, -2) if values.dim() > 2 else values.unsqueeze(1)
+        first = by_key.gather(2, pieces.first.unsqueeze(1).expand(-1, by_key.shape[1], -1))
+        sums = first * pieces.exists.unsqueeze(1)
+        if pieces.is_other.any():
+            shape = -1, by_key.shape[1], -1
+            others = by_key.gather(2, pieces.others.unsqueeze(1).expand(*shape)) * pieces.is_other.unsqueeze(1)
+            sums.scatter_add_(2, pieces.owners.unsqueeze(1).expand(*shape), others)
+        return sums.view(*values.shape[:-1], self.count)
+
+    def means(self, values: Float[Tensor, "batch *axes key"]) -> Float[Tensor, "batch *axes unit"]:
+        """Means over the keys of each source word; 0 for words that a sequence does not have."""
+        counts = self.sums(torch.ones_like(self.units, dtype=values.dtype)).clamp(min=1)
+        return self.sums(values) / counts.view(len(counts), *(1 for _ in values.shape[1:-1]), -1)
 
     def parts(self, width: int) -> Iterator[Part]:
         """The sequences in parts for which tensors with axes unit × word × width are small, of one sequence at least."""
         at_once = (_AT_ONCE if self.rows.device.type == "cpu" else _AT_ONCE_ON_ACCELERATORS) // max(1, width)
-        keys = Pieces.of(self.units, self.count)
+        keys = self._keys
         words, units = _lengths(self._targets.exists), keys.exists.sum(dim=1).tolist()
         start = 0
         while start < len(words):
@@ -347,11 +369,33 @@ class WordGroups:
         norms[:, itself - strip.words.start, itself] = torch.linalg.vector_norm(pairs, dim=-1)
         return norms
 
+    def to(self, device: torch.device) -> "WordGroups":
+        """The groups on another device."""
+        return dataclasses.replace(
+            self, rows=self.rows.to(device), targets=self.targets.to(device), units=self.units.to(device)
+        )
+
+    def part(self, sequences: slice) -> "WordGroups":
+        """The groups of some sequences."""
+        if sequences == slice(0, len(self.units)):
+            return self
+        return dataclasses.replace(
+            self, rows=self.rows[sequences], targets=self.targets[sequences], units=self.units[sequences]
+        )
+
     def like(self, tensor: Tensor) -> "WordGroups":
         """The groups with the dtype and on the device of a tensor."""
-        return dataclasses.replace(
-            self, rows=self.rows.to(tensor), targets=self.targets.to(tensor.device), units=self.units.to(tensor.device)
-        )
+        if self.rows.dtype == tensor.dtype and self.rows.device == tensor.device:
+            return self
+        targets, units = self.targets.to(tensor.device), self.units.to(tensor.device)
+        rows = _shares(targets, self.rows.shape[1], tensor.dtype)  # 1/3 in float32 is none in float64
+        return dataclasses.replace(self, rows=rows, targets=targets, units=units)
+
+
+def _shares(words: Int[Tensor, "batch query"], count: int, dtype: torch.dtype) -> Float[Tensor, "batch word query"]:
+    """1/|I| at the tokens of each word."""
+    members = (words.unsqueeze(1) == torch.arange(count, device=words.device)[:, None]).to(dtype)
+    return members / members.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def _lengths(exists: Bool[Tensor, "batch word"]) -> list[int]:
@@ -365,7 +409,7 @@ def word_weights(
     weights: Float[Tensor, "batch head query key"], groups: WordGroups
 ) -> Float[Tensor, "batch head word unit"]:
     """α between words: what a target word's tokens give to all tokens of a source word, in the mean."""
-    return groups.rows.unsqueeze(1) @ weights @ groups.columns.unsqueeze(1)
+    return groups.sums(groups.rows.unsqueeze(1) @ weights)
 
 
 def word_head_norms(
@@ -382,9 +426,36 @@ def word_head_norms(
         factors: See `norms.norm_factors`.
         groups: The words.
     """
-    transformed = value @ factors
-    grams = (transformed @ transformed.transpose(-1, -2)) * groups.together.unsqueeze(1)
-    means = groups.rows.unsqueeze(1) @ weights
-    squares = ((means @ grams) * means) @ groups.columns.unsqueeze(1)
+    return merged_head_norms(groups.rows.unsqueeze(1) @ weights, value @ factors, groups)
+
+
+def merged_head_norms(
+    means: Float[Tensor, "batch head word key"], vectors: Float[Tensor, "batch head key rank"], groups: WordGroups
+) -> Float[Tensor, "batch head word unit"]:
+    """‖Σ_j m_j f(x_j)‖ over the tokens j of each source word, for weights m_j ≥ 0.
+
+    Most words have one token, for which this is m_j ‖f(x_j)‖. Of the others the square is
+    Σ_j m_j² ‖f(x_j)‖² + 2 Σ_{j<j'} m_j m_j' ⟨f(x_j), f(x_j')⟩.
+
+    Args:
+        means: m: α, averaged over the tokens of each target word.
+        vectors: f(x_j), or any vectors with the same products.
+        groups: The words.
+    """
+    lengths = means * torch.linalg.vector_norm(vectors, dim=-1).unsqueeze(2)
+    norms = groups.sums(lengths)
+    pairs = groups.siblings
+    if not len(pairs):
+        return norms
+    sequence, one, other = pairs.unbind(-1)
+    owners = torch.stack([sequence, groups.units[sequence, one]], dim=1)
+    words, numbers = owners.unique(dim=0, return_inverse=True)
+    # Pairs, then words of several tokens, with axes head and target word.
+    products = means[sequence, :, :, one] * means[sequence, :, :, other]
+    grams = (vectors[sequence, :, one] * vectors[sequence, :, other]).sum(dim=-1)
+    squares = products.new_zeros(len(words), *products.shape[1:])
+    squares.index_add_(0, numbers, products.mul_(2 * grams.unsqueeze(-1)))
+    squares += groups.sums(lengths.square())[words[:, 0], :, :, words[:, 1]]
     # Rounding can make a zero square slightly negative.
-    return squares.clamp(min=0).sqrt()
+    norms[words[:, 0], :, :, words[:, 1]] = squares.clamp(min=0).sqrt()
+    return norms

@@ -12,13 +12,20 @@ from normscope.maths import attention as attention_maths
 from normscope.maths.composition import Composition, NormPosition
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
-from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
+from normscope.maths.mixing import (
+    CROSS_ATTENTION_METHODS,
+    OF_STAGE,
+    Method,
+    mixing_ratios,
+    preserving_vectors,
+    word_mixing_ratios,
+)
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.pieces import pieces
 from normscope.maths.received import weight_received
 from normscope.maths.scores import part_of_keys
-from normscope.maths.words import WordGroups, word_weights
+from normscope.maths.words import WordGroups, merged_head_norms, word_weights
 
 WEIGHTS_AT_ONCE = {"cpu": 2**22}
 """Entries of α to materialise at once, by device. 2²² float32 weights (16 MiB) were fastest on a CPU, because of its cache."""
@@ -420,6 +427,92 @@ class AttentionBlock:
         )
         weights = word_weights(means.unsqueeze(1), groups).squeeze(1)
         return {Method.ATTN_W: weights} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
+
+    def word_head_maps(
+        self, groups: WordGroups, *, in_double: bool = True
+    ) -> tuple[Float[Tensor, "batch head word unit"], Float[Tensor, "batch head word unit"]]:
+        """α and ‖αf(x)‖ of single heads between words.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+            in_double: Whether to compute in float64 on the CPU, or as the model does.
+        """
+        value, factors = self.value, self.parameters.norm_factors
+        if in_double:
+            value, factors = value.cpu().double(), norm_factors(self.parameters.output_weight.cpu().double())
+        groups = groups.like(value)
+        means = groups.rows.unsqueeze(1) @ self.weights_of(slice(None)).to(value)
+        return groups.sums(means), merged_head_norms(means, value @ factors, groups)
+
+    def word_strips(self, groups: WordGroups) -> Iterator[tuple[slice, slice, Float[Tensor, "some head _ key"]]]:
+        """α from words to tokens in strips, each with its sequences and target words; see `word_rows`.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+        """
+        sequences, queries, _ = self._lengths
+        # Words have at least one token, so that a strip of words has at least as many queries.
+        words = min(groups.rows.shape[1], self.queries_at_once)
+        for some in pieces(slice(0, sequences), self.queries_at_once // queries):
+            for part in pieces(slice(0, groups.rows.shape[1]), words):
+                yield some, part, self.word_rows(groups, some, part)
+
+    def word_rows(
+        self, groups: WordGroups, sequences: slice, words: slice | Int[Tensor, " chosen"]
+    ) -> Float[Tensor, "some head chosen key"]:
+        """α from target words to tokens: the mean over the tokens of each word; zero for words that a sequence does not have.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+            sequences: Which sequences.
+            words: Which target words.
+        """
+        rows = groups.rows[sequences, words]
+        queries = rows.flatten(0, 1).any(dim=0).nonzero()[:, 0]
+        weights = self.weights_of(queries, sequences, padding=False).to(rows)
+        return rows[:, :, queries].unsqueeze(1) @ weights
+
+    def word_mixing_ratios(self, groups: WordGroups) -> Mapping[Method, Float[Tensor, "batch word"]]:
+        """The mixing ratio of every word, by the methods of `mixing_ratios`: what it takes from itself is what its tokens take
+        from each other.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+        """
+        weights, preserving = self.self_weights, self.composition
+        groups = groups.like(self.value)
+        if not self.is_cross_attention:
+            weights, vectors = self._within(groups)
+            preserving = dataclasses.replace(self.composition, preserving=vectors)
+        ratios = word_mixing_ratios(weights, preserving, groups.rows, self.weight_to_nowhere)
+        if self.is_cross_attention:
+            return {method: ratio for method, ratio in ratios.items() if method in CROSS_ATTENTION_METHODS}
+        alone = self._see_only_their_word(groups)
+        return {method: ratio.masked_fill(alone, 0) for method, ratio in ratios.items()}
+
+    def _within(
+        self, groups: WordGroups
+    ) -> tuple[Float[Tensor, "batch head query"], Float[Tensor, "batch query model"]]:
+        """What each token gives to all tokens of its word, by head, and what it takes from them."""
+        weights = self.self_weights.to(self.value).clone()
+        values = weights.unsqueeze(-1) * self.value
+        sequence, one, other = groups.siblings.unbind(-1)
+        row, query, key = torch.cat([sequence, sequence]), torch.cat([one, other]), torch.cat([other, one])
+        for head in range(weights.shape[1]):
+            shares = self.weights_at(row, torch.full_like(row, head), query, key).to(weights)
+            weights[:, head].index_put_((row, query), shares, accumulate=True)
+            values[:, head].index_put_((row, query), shares[:, None] * self.value[row, head, key], accumulate=True)
+        return weights, torch.einsum("bhqd,hdm->bqm", values, self.parameters.output_weight)
+
+    def _see_only_their_word(self, groups: WordGroups) -> Bool[Tensor, "batch word"]:
+        """Words none of whose tokens sees another word."""
+        sequence, one, other = groups.siblings.unbind(-1)
+        row, query, key = torch.cat([sequence, sequence]), torch.cat([one, other]), torch.cat([other, one])
+        seen = (self.mask or Mask()).sees(row, query, key)
+        inside = self.token_mask.long()
+        inside.index_put_((row, query), torch.ones_like(row) if seen is None else seen.long(), accumulate=True)
+        others = (self.visible_counts - inside).to(groups.rows.dtype)
+        return (groups.rows @ others.unsqueeze(-1)).squeeze(-1) == 0
 
     def weight_of_groups(
         self, members: Bool[Tensor, "group batch key"], without: Sequence[int] = ()

@@ -1,13 +1,18 @@
 """Texts from a Python caller as a batch: types are never guessed, and nothing is truncated or dropped."""
 
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 from transformers import BatchEncoding
 
-from normscope.config.schema import DatasetKind, DatasetOptions
+from normscope.config.schema import DatasetKind, DatasetOptions, Level
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
+from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line
 from normscope.models.loaded import LoadedModel
 
@@ -19,20 +24,22 @@ _EXPECTED = "expected a str, a pair (tuple) of two str, a list of these, or a to
 _IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
 
 
-def batch_from_texts(model: LoadedModel, texts: object) -> Batch:
+def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.token) -> Batch:
     """Tokenize texts into one batch for a model.
 
     Args:
         model: See `normscope.load`.
         texts: A str, a pair (tuple) of str, a list of these, or a BatchEncoding from the model's tokenizer.
+        level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
 
     Raises:
         InputError: If they are anything else, or too long for the model.
     """
     model.require_current()
-    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
     if isinstance(texts, BatchEncoding):
-        return collate(_sequences(model, encoder, texts), encoder)
+        sequences = _sequences(model, encoder, texts)
+        return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
     texts = texts if isinstance(texts, list) else [texts]
     if not texts:
         raise InputError("expected at least one text, got none")
@@ -47,6 +54,24 @@ def batch_from_texts(model: LoadedModel, texts: object) -> Batch:
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.skipped.items())
         raise InputError(f"{len(examples) - len(sequences)} of {len(examples)} texts cannot be read: {reasons}")
     return collate(sequences, encoder)
+
+
+def _with_units(encoder: Encoder, encoding: BatchEncoding, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The sequences of a BatchEncoding with the unit of each token."""
+    masks = _rows(encoding, "attention_mask") if "attention_mask" in encoding else [None] * len(sequences)
+    marked = []
+    for row, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+        units = None
+        if encoding.is_fast:
+            sides = encoding.sequence_ids(row)
+            numbers: dict[tuple[int | None, int], int] = {}
+            words = [
+                NO_WORD if word is None else numbers.setdefault((side, word), len(numbers))
+                for side, word in zip(sides, encoding.word_ids(row), strict=True)
+            ]
+            units = unit_numbers(words if mask is None else list(itertools.compress(words, mask)))
+        marked.append(encoder.with_units(dataclasses.replace(sequence, units=units)))
+    return marked
 
 
 def describe_type(value: object) -> str:

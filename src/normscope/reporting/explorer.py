@@ -47,7 +47,7 @@ class DependencyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenMaps:
-    """One example, and what each of its tokens takes from every other. Arrays are float32."""
+    """One example, and what each of its tokens (or words) takes from every other. Arrays are float32."""
 
     title: str
     """The text, as shown in the menu."""
@@ -62,7 +62,7 @@ class TokenMaps:
     weights: np.ndarray
     """α: layer, head, query, key. Without single heads, the mean over heads as the only entry."""
     norms: np.ndarray
-    """‖f(x)‖: layer, head, key."""
+    """‖f(x)‖: layer, head, key. Between words, ‖αf(x)‖: layer, head, query, key."""
     maps: Mapping[str, np.ndarray]
     """Norms of the vectors that the attention block and the feed-forward network pass from key to query, by method: layer,
     query, key."""
@@ -71,11 +71,18 @@ class TokenMaps:
     key_words: tuple[int, ...] | None = None
     tree: "DependencyTree | None" = None
     """The gold tree of an annotated sentence."""
+    unit: str = "token"
+    """What the queries and keys are: `token` or `word`."""
 
     @property
     def heads(self) -> int:
         """Number of heads with maps of their own."""
         return int(self.weights.shape[1]) if self.single_heads else 0
+
+    @property
+    def weighted(self) -> np.ndarray:
+        """‖αf(x)‖: layer, head, query, key."""
+        return self.norms if self.norms.ndim == self.weights.ndim else self.weights * self.norms[:, :, None, :]
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
@@ -85,8 +92,8 @@ class TokenMaps:
             measures[name] = np.full((self.heads + 1, layers, queries, keys), np.nan, dtype=np.float32)
             measures[name][0] = self.weights.mean(axis=1) if name == "attn_w" else self.maps[name]
             if name in HEAD_MEASURES:
-                factors = 1 if name == "attn_w" else self.norms[:, :, None, :]
-                measures[name][1:] = (self.weights * factors).swapaxes(0, 1)[: self.heads]
+                of_heads = self.weights if name == "attn_w" else self.weighted
+                measures[name][1:] = of_heads.swapaxes(0, 1)[: self.heads]
         tokens = {
             "query_token": np.array(self.queries, dtype=object)[:, None],
             "key_token": np.array(self.keys, dtype=object),
@@ -132,7 +139,8 @@ def _packed(sentence: TokenMaps) -> dict[str, Any]:
         "maps": {name: _scaled(values) for name, values in sentence.maps.items()},
     }
     if sentence.single_heads:
-        packed["norms"] = _scaled(sentence.norms)
+        of_keys = sentence.norms.ndim < sentence.weights.ndim
+        packed["norms" if of_keys else "weighted"] = _scaled(sentence.norms)
     return packed
 
 

@@ -17,6 +17,10 @@ PAPERS = folder("experiments")
 COLUMNS = ("metric", "value", "published", "difference", "tolerance", "within", "source")
 
 
+# For configs of earlier versions.
+_DEFAULTS = {"level": "token"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """Measured and published numbers, or the reason they cannot be compared."""
@@ -46,7 +50,11 @@ def compare(
     settings = flat(config)
     rows, refused = [], []
     for group in published(paper):
-        differences = {key: wanted for key, wanted in group["when"].items() if settings.get(key) != wanted}
+        # No published number is about whole words, unless it says so.
+        conditions = {"level": "token"} | group["when"]
+        differences = {
+            key: wanted for key, wanted in conditions.items() if settings.get(key, _DEFAULTS.get(key)) != wanted
+        }
         pairs = _pairs(group, metrics, tables)
         if not pairs and group.get("table") not in tables:
             continue

@@ -6,6 +6,8 @@ from typing import Any
 import pandas as pd
 
 from normscope.analyses.findings import Figure, Findings, HeatmapGrid, HeatmapPanels
+from normscope.analyses.wording import about_words
+from normscope.config.schema import Level
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
@@ -27,7 +29,10 @@ def conclude(session: Session, progress: Progress) -> dict[str, Findings]:
     runner = runner_of(session, progress)
     for analysis in session.analyses:
         analysis.intervene(runner)
-    return {analysis.info.name: analysis.result() for analysis in session.analyses}
+    findings = {analysis.info.name: analysis.result() for analysis in session.analyses}
+    if session.options.level is Level.word:
+        return {name: about_words(of_analysis) for name, of_analysis in findings.items()}
+    return findings
 
 
 def runner_of(session: Session, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:

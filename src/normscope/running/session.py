@@ -375,6 +375,7 @@ def _encoder(
         _words(needs),
         _annotated_categories(options, inputs),
         separate=any(requirements.pairs for requirements in needs.values()),
+        level=options.level,
     )
     if inputs.memory is not None:
         encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from normscope.config.schema import ReportOptions
+from normscope.config.schema import Level, ReportOptions
 from normscope.config.validation import FEWEST_TOKENS
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import ROOT, Corpus, CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
-from normscope.data.words import NO_WORD
+from normscope.data.words import NO_WORD, unit_numbers, unit_texts
 from normscope.errors import InputError
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
@@ -56,11 +56,17 @@ class ExplorerText:
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of a query and a key; in cross-attention the keys are the source's."""
+        """The number of pairs of a query and a key, or of words; in cross-attention the keys are the source's."""
         sequence = self.sequence
-        return len(sequence.input_ids) * max(
-            len(sequence.input_ids), 0 if sequence.source_ids is None else len(sequence.source_ids)
-        )
+        queries = _number(sequence.input_ids, sequence.units)
+        return queries * max(queries, _number(sequence.source_ids, sequence.source_units))
+
+
+def _number(ids: np.ndarray | None, units: np.ndarray | None) -> int:
+    """The number of tokens, or of words if these are measured."""
+    if ids is None:
+        return 0
+    return len(ids) if units is None else int(units.max(initial=-1)) + 1
 
 
 def select_examples(
@@ -138,7 +144,8 @@ def token_maps(
     """
     observer = Observer(model.model, model.layout, layers, feed_forward=rule is not None)
     maps = maps_per_layer(model.layout, rule) + added_maps
-    heads = observer.parameters[layers[0]].output_weight.shape[0]
+    # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖, so both are kept for every pair.
+    heads = observer.parameters[layers[0]].output_weight.shape[0] * (1 + (encoder.level is Level.word))
     sentences, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(texts, start=1):
         values = text.pairs * len(layers)
@@ -189,16 +196,27 @@ def _sentence(
     norms: list[np.ndarray] = []
     block_maps: list[dict[str, np.ndarray]] = []
 
+    groups = batch.to(model.device).groups
+
     def visit(block: AttentionBlock) -> None:
-        maps = {str(method): values[0].float().numpy() for method, values in block.pair_maps().items()}
+        of_block = block.pair_maps() if groups is None else block.word_maps(groups)
+        maps = {str(method): values[0].float().numpy() for method, values in of_block.items()}
         mean = maps.pop(Method.ATTN_W)
         block_maps.append(maps)
-        weights.append(block.weights[0].float().cpu().numpy() if single_heads else mean[None])
-        norms.append(block.transformed_norms[0].float().cpu().numpy())
+        if not single_heads:
+            weights.append(mean[None])
+            norms.append(np.zeros_like(mean[:1]))
+            return
+        of_heads = (block.weights, block.transformed_norms) if groups is None else block.word_head_maps(groups)
+        for kept, values in zip((weights, norms), of_heads, strict=True):
+            kept.append(values[0].float().cpu().numpy())
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
         assert rule is not None
-        stages = block.pair_maps(rule, in_double=False)
+        if groups is None:
+            stages = block.pair_maps(rule, in_double=False)
+        else:
+            stages = block.word_maps(groups, rule=rule, in_double=False)
         del stages[LayerStage.BLOCK]
         block_maps[-1] |= {f"{stage}_n": values[0].float().cpu().numpy() for stage, values in stages.items()}
 
@@ -223,6 +241,7 @@ def _sentence(
         query_words=labels.query_words,
         key_words=labels.key_words,
         tree=labels.tree,
+        unit=str(encoder.level),
     )
 
 
@@ -244,15 +263,17 @@ class Labels:
 def labels_of(model: LoadedModel, batch: Batch) -> Labels:
     """The labels of a batch of one."""
     sides = [batch] if batch.source is None else [batch.source, batch]
-    ids = [side.input_ids[0].tolist() for side in (batch, batch.keys)]
-    queries, keys = (tuple(map(str, model.tokenizer.convert_ids_to_tokens(numbers))) for numbers in ids)
+    queries, keys = (texts_of(model, side) for side in (batch, batch.keys))
     special = set(map(str, model.tokenizer.all_special_tokens))
-    query_words, key_words = words_of(queries, special), words_of(keys, special)
-    both = query_words is not None and key_words is not None
     tree = None
+    query_words, key_words = None, None
+    if batch.units is None:
+        query_words, key_words = words_of(queries, special), words_of(keys, special)
+    both = query_words is not None and key_words is not None
     if batch.sentences and not batch.is_cross_attention and (annotated := _annotated(batch)) is not None:
-        query_words, tree = annotated
-        key_words, both = query_words, True
+        numbers, tree = annotated
+        if batch.units is None:
+            query_words, key_words, both = numbers, numbers, True
     return Labels(
         text=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
         queries=queries,
@@ -263,6 +284,12 @@ def labels_of(model: LoadedModel, batch: Batch) -> Labels:
     )
 
 
+def texts_of(model: LoadedModel, side: Batch) -> tuple[str, ...]:
+    """The tokens of a batch of one, or its words if these are measured."""
+    units = None if side.units is None else side.units[0].tolist()
+    return unit_texts(model.tokenizer, side.input_ids[0].tolist(), units)
+
+
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
     """The words of the corpus and their tree, of a batch of one; None without a tree."""
     (sentence,), words = batch.sentences, batch.words
@@ -270,12 +297,8 @@ def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
     if sentence is None or words is None or heads is None:
         return None
     annotation = sentence.annotation
-    numbers: list[int] = []
-    of_word: dict[int, int] = {}
-    for word in words[0].tolist():
-        # Every special token is a word of its own.
-        number = len(set(numbers))
-        numbers.append(number if word == NO_WORD else of_word.setdefault(word, number))
+    numbers = unit_numbers(words[0].tolist()).tolist()
+    of_word = {word: number for word, number in zip(words[0].tolist(), numbers, strict=True) if word != NO_WORD}
     relations = annotation.columns.get("deprel", ("",) * len(annotation.spans))
     ends = [of_word.get(owner) for owner in sentence.owners]
     arcs = [

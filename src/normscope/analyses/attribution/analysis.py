@@ -118,8 +118,8 @@ class AttributionAnalysis(Analysis):
             notes.append("the tokenizer has no mask token: erased tokens are taken out (analysis.attribution.erasure)")
         if attributed.untested:
             notes.append(
-                f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary tokens: "
-                "they are not tested"
+                f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary "
+                f"{attributed.noun}: they are not tested"
             )
         return notes
 

@@ -131,5 +131,6 @@ ATTRIBUTION = AnalysisInfo(
     options=AttributionOptions,
     implementation="normscope.analyses.attribution.analysis:AttributionAnalysis",
     papers=(ABNAR_2020, KOBAYASHI_2021, MODARRESSI_2022, FERRANDO_2022, MOHEBBI_2023, MODARRESSI_2023, DEYOUNG_2020),
+    supports_words=True,
     outputs=OUTPUTS,
 )

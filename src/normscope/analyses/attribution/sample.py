@@ -21,6 +21,8 @@ from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.readouts import Readout, readout_of
 from normscope.attribution.token_scores import token_scores
 from normscope.data.batching import Batch
+from normscope.data.words import unit_texts
+from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
 from normscope.models.pooling import Pooling
 
@@ -73,6 +75,8 @@ class SampleAttribution:
         self.faithfulness = Faithfulness(names, options.shares)
         self.drawn: list[SequenceMaps] = []
         self.sequences = self.untested = 0
+        self.noun = "tokens"
+        """What is scored and erased: `tokens`, or `words`."""
 
     @property
     def erasure(self) -> Erasure:
@@ -85,24 +89,40 @@ class SampleAttribution:
         longest_drawn = min(lengths[:_DRAWN][-1], _DRAWN_TOKENS)
         for kinds in self._runner.progress(sequences, len(sequences), "attribution of a sample"):
             (batch,) = self._runner.batches([kinds])
-            maps = self._add_maps(batch)
-            self._test(batch, maps)
+            self.noun = "tokens" if batch.units is None else "words"
+            of_tokens, maps = self._maps(batch)
+            self._add_maps(batch, maps)
+            self._test(batch, of_tokens)
             if maps and batch.input_ids.shape[1] <= longest_drawn:
                 self._draw(batch, maps)
         self.drawn = sorted(self.drawn, key=lambda drawn: len(drawn.tokens))[:_DRAWN]
 
     def maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
         """The maps of a batch, layer by layer and from the input up to each layer."""
-        model = self._runner.model
-        inputs = batch.model_inputs()
-        methods, stage, bias = self._map_methods, self._stage, self._bias
-        return model_maps(model.model, model.layout, inputs, methods, stage=stage, bias=bias, keep=True)
+        return self._maps(batch)[1]
 
-    def _add_maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
-        """The maps of a batch of one sequence, which are added to the shares and the agreement."""
-        maps = self.maps(batch)
+    def _maps(self, batch: Batch) -> tuple[dict[MapMethod, ModelMaps], dict[MapMethod, ModelMaps]]:
+        """The maps of tokens that scores are made of, and those to report: the same, unless words are measured."""
+        model, groups = self._runner.model, batch.groups
+
+        def of(methods: Sequence[MapMethod], groups: WordGroups | None) -> dict[MapMethod, ModelMaps]:
+            inputs, stage, bias = batch.model_inputs(), self._stage, self._bias
+            return model_maps(
+                model.model, model.layout, inputs, methods, stage=stage, bias=bias, keep=True, groups=groups
+            )
+
+        if groups is None:
+            maps = of(self._map_methods, None)
+            return maps, maps
+        carried = [method for method in self._map_methods if method is MapMethod.DECOMPX]
+        of_tokens = of([method for method in self._map_methods if method not in carried], None)
+        of_words = {method: maps.of_words(groups) for method, maps in of_tokens.items()} | of(carried, groups)
+        return of_tokens, {method: of_words[method] for method in self._map_methods}
+
+    def _add_maps(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
+        """Add the maps of a batch of one sequence to the shares and the agreement."""
         self.sequences += 1
-        categories = batch.categories[0].cpu().numpy()
+        categories = batch.measured.categories[0].cpu().numpy()
         for method, of_method in maps.items():
             scopes = {LAYER: of_method.layers, CUMULATIVE: of_method.cumulative}
             self.shares.add(
@@ -116,11 +136,10 @@ class SampleAttribution:
             {str(method): between_tokens(of_method.total) for method, of_method in maps.items()},
             np.tril(seen) if self._runner.model.causal else seen,
         )
-        return maps
 
     def _test(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
-        """Score the tokens of a batch of one sequence, and test the scores."""
-        ids = batch.input_ids[0].cpu().numpy()
+        """Score the tokens or words of a batch of one sequence, and test the scores."""
+        ids = batch.measured.input_ids[0].cpu().numpy()
         ordinary = np.flatnonzero(~np.isin(ids, list(self._context.special_tokens)))
         if len(ordinary) < 2:
             self.untested += 1
@@ -136,14 +155,23 @@ class SampleAttribution:
             bias=self._bias,
             steps=self._options.steps,
         )
+        if batch.groups is not None:
+            scored = {method: batch.groups.to(values.device).sums(values) for method, values in scored.items()}
         scores = {str(method): values[0].cpu().numpy() for method, values in scored.items()}
         self.agreement.add_scores({method: values[ordinary] for method, values in scores.items()})
         packed = batch.packed()[:, 0].cpu()
         untouched = answers(self.readout, batch)
+        units = None if batch.units is None else batch.units[0].tolist()
+
+        def tokens_of(erased: frozenset[int]) -> frozenset[int]:
+            if units is None:
+                return erased
+            return frozenset(token for token, unit in enumerate(units) if unit in erased)
+
         self.faithfulness.add(
             {method: by_score(values, ordinary) for method, values in scores.items()},
             random_orders(ordinary, self._options.orders, self._options.seed, batch.fingerprints[0]),
-            lambda sets: self._falls(packed, sets, untouched),
+            lambda sets: self._falls(packed, [tokens_of(erased) for erased in sets], untouched),
         )
 
     def _falls(
@@ -164,7 +192,8 @@ class SampleAttribution:
         return [by_number[number] for number in range(len(sets))]
 
     def _draw(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
-        tokens = [self._context.token(token) for token in batch.input_ids[0].tolist()]
+        units = None if batch.units is None else batch.units[0].tolist()
+        tokens = [*unit_texts(self._runner.model.tokenizer, batch.input_ids[0].tolist(), units)]
         self.drawn.append(
             SequenceMaps(tokens, {str(method): between_tokens(of_method.total) for method, of_method in maps.items()})
         )

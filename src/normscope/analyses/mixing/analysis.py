@@ -24,7 +24,8 @@ class MixingAnalysis(Analysis):
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
-        self._ratios.update(block.layer, [block.mixing_ratios[method] for method in self.context.methods], batch)
+        ratios = block.mixing_ratios if batch.groups is None else block.word_mixing_ratios(batch.groups)
+        self._ratios.update(block.layer, [ratios[method] for method in self.context.methods], batch.measured)
 
     def result(self) -> Findings:
         """Tables, figures and the summary of K21: mean, maximum and minimum over all tokens of all layers."""

@@ -18,6 +18,7 @@ MIXING = AnalysisInfo(
     options=MixingOptions,
     implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
     papers=(KOBAYASHI_2021,),
+    supports_words=True,
     supports_cross_attention=True,
     paper_tables="normscope.analyses.mixing.paper_tables:paper_tables",
     outputs=OUTPUTS,

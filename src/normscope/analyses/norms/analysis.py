@@ -12,6 +12,7 @@ from normscope.analyses.norms.figures import MEASURES, describe_figures
 from normscope.analyses.norms.options import NORMS, NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
 from normscope.analyses.norms.pair_sample import PairSample
+from normscope.analyses.norms.pairs import pairs_of
 from normscope.analyses.norms.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -53,20 +54,21 @@ class NormsAnalysis(Analysis):
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of a block."""
         layer = self.context.index(block.layer)
-        members = self._counted.members(batch.keys)
-        lengths = batch.token_mask.sum(dim=-1)
-        # This comes first: where it builds all of α, `block.received` is its sum.
-        self._pairs.update(layer, block, batch)
-        norms = block.transformed_norms
-        # For each query, α (and α‖f‖) summed over the keys of the category; then the mean over the sequence's queries.
-        per_key = block.received / lengths[:, None, None]
-        received = torch.cat([per_key, per_key * norms], dim=1)
+        pairs = pairs_of(block, batch)
+        members = self._counted.members(pairs.keys)
+        lengths = pairs.batch.token_mask.sum(dim=-1)
+        # This comes first: where it builds all of α, `received` is its sum.
+        self._pairs.update(layer, pairs)
+        norms = pairs.norms
+        # For each query, α (and ‖αf‖) summed over the keys of the category; then the mean over the sequence's queries.
+        per_key = pairs.received / lengths[:, None, None]
+        received = torch.cat([per_key, pairs.received_norms / lengths[:, None, None]], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
         self._per_key.update(layer, per_key.transpose(0, 1), members)
         self._shares.update(layer, shares, lengths)
         self._norms.update(layer, norms.transpose(0, 1), members)
-        self._inputs.update(layer, torch.linalg.vector_norm(block.inputs, dim=-1)[None], batch.token_mask[None])
-        self._sample.update(block, batch)
+        self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
+        self._sample.update(pairs)
 
     def result(self) -> Findings:
         """Tables and figures of sections 4.1 to 4.3, and the spectra of the weights."""

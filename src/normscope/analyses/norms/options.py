@@ -45,6 +45,7 @@ NORMS = AnalysisInfo(
     options=NormsOptions,
     implementation="normscope.analyses.norms.analysis:NormsAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
+    supports_words=True,
     supports_cross_attention=True,
     paper_tables="normscope.analyses.norms.paper_tables:paper_tables",
     outputs=OUTPUTS,

@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.norms.pairs import Pairs
 from normscope.data.batching import Batch
-from normscope.models.block import AttentionBlock
 from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation
@@ -38,42 +38,35 @@ class PairCorrelation:
         self.queries = Counts(1, 2)
         """Number of queries used, and of all queries."""
 
-    def update(self, layer: int, block: AttentionBlock, batch: Batch) -> None:
+    def update(self, layer: int, pairs: Pairs) -> None:
         """Add the pairs of a block.
 
         Args:
             layer: Index of the layer, from 0.
-            block: The block.
-            batch: Its batch.
+            pairs: The pairs.
         """
-        norms, categories = block.transformed_norms, batch.keys.categories
+        norms, categories, batch = pairs.norms, pairs.keys.categories, pairs.batch
         lengths = batch.token_mask.sum(dim=-1).tolist()
         used = [length if self._limit is None else min(length, self._limit) for length in lengths]
         if layer == 0:
             self.queries.update(0, torch.tensor([sum(used), sum(lengths)]))
         if used == lengths:
-            for some, part, keys, weights in block.weight_strips():
-                seen = block.token_mask[some, None, part, None]
-                if not block.everything_visible:
-                    seen = block.visible(part, some)[..., keys]
+            for some, keys, weights, seen in pairs.strips():
                 each = norms[some, :, keys], categories[some, keys]
                 self.correlation.update(layer, weights, *each, seen, zero_where_unseen=True)
             return
-        for some, queries in self._drawn(batch, lengths, used):
-            for part in queries.to(norms.device).split(block.queries_at_once):
-                weights, seen = block.weights_of(part, some), block.visible(part, some)
+        for row, queries in self._drawn(batch, lengths, used):
+            for some, _, weights, seen in pairs.of_queries(row, queries.to(norms.device)):
                 self.correlation.update(layer, weights, norms[some], categories[some], seen)
 
-    def _drawn(
-        self, batch: Batch, lengths: list[int], used: list[int]
-    ) -> Iterator[tuple[slice, Int[Tensor, " query"]]]:
+    def _drawn(self, batch: Batch, lengths: list[int], used: list[int]) -> Iterator[tuple[int, Int[Tensor, " query"]]]:
         """Each sequence, and the indices of the queries drawn from it."""
         for row, (length, size) in enumerate(zip(lengths, used, strict=True)):
             queries = np.arange(length)
             if size < length:
                 draw = np.random.default_rng([self._seed, batch.fingerprints[row]])
                 queries = np.sort(draw.choice(length, size, replace=False))
-            yield slice(row, row + 1), torch.from_numpy(queries)
+            yield row, torch.from_numpy(queries)
 
     def notes(self) -> list[str]:
         """A note if queries were sampled."""

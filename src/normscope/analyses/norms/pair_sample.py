@@ -7,8 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.data.batching import Batch
-from normscope.models.block import AttentionBlock
+from normscope.analyses.norms.pairs import Pairs
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.uniform_sample import UniformSample
 
@@ -29,10 +28,13 @@ class PairSample:
     def __init__(self, size: int, seed: int) -> None:
         self.accumulator = UniformSample(size, len(COLUMNS), seed)
 
-    def update(self, block: AttentionBlock, batch: Batch) -> None:
+    def update(self, pairs_of_block: Pairs) -> None:
         """Offer the visible pairs of one block."""
-        heads, queries = block.query.shape[1:3]
-        ends = block.visible_counts.cumsum(dim=-1).cpu().numpy()  # pairs of one head, up to and including each query
+        block, batch = pairs_of_block.block, pairs_of_block.batch
+        heads, queries = block.query.shape[1], batch.token_mask.shape[1]
+        ends = (
+            pairs_of_block.visible_counts.cumsum(dim=-1).cpu().numpy()
+        )  # pairs of one head, up to and including each query
         pairs = ends[:, -1]
         before = pairs.cumsum() - pairs  # pairs of one head in the sequences before
 
@@ -43,7 +45,7 @@ class PairSample:
                 np.searchsorted((ends + before[:, None]).ravel(), pair + before[rows], side="right") - rows * queries
             )
             rank = pair - np.where(query > 0, ends[rows, query - 1], 0)
-            return _rows(block, batch, *map(torch.from_numpy, (rows, head, query, rank)))
+            return _rows(pairs_of_block, *map(torch.from_numpy, (rows, head, query, rank)))
 
         populations = [
             ((fingerprint, block.layer), heads * int(number))
@@ -65,9 +67,9 @@ class PairSample:
         return table.assign(category=[categories[int(index)] for index in table["category"]])
 
 
-def _rows(block: AttentionBlock, batch: Batch, row: Tensor, head: Tensor, query: Tensor, rank: Tensor) -> Tensor:
-    row, head, query, rank = (axis.to(block.query.device) for axis in (row, head, query, rank))
-    key = block.visible_keys(row, query, rank)
-    weights = block.weights_at(row, head, query, key)
-    columns = torch.full_like(weights, block.layer), head + 1, batch.keys.categories[row, key], weights
-    return torch.stack([column.cpu().double() for column in (*columns, block.transformed_norms[row, head, key])], dim=1)
+def _rows(pairs: Pairs, row: Tensor, head: Tensor, query: Tensor, rank: Tensor) -> Tensor:
+    row, head, query, rank = (axis.to(pairs.norms.device) for axis in (row, head, query, rank))
+    key = pairs.visible_keys(row, query, rank)
+    weights = pairs.weights_at(row, head, query, key)
+    columns = torch.full_like(weights, pairs.block.layer), head + 1, pairs.keys.categories[row, key], weights
+    return torch.stack([column.cpu().double() for column in (*columns, pairs.norms[row, head, key])], dim=1)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from normscope.analyses.syntax.arcs import Arcs
 from normscope.maths.layer_composition import LAYER_STAGES
-from normscope.maths.words import word_head_norms, word_weights
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
 
@@ -33,10 +32,7 @@ def block_measures(parameters: BlockParameters, methods: Sequence[str], *, layer
 
 def head_maps(block: AttentionBlock, arcs: Arcs) -> Float[Tensor, "batch measure head word unit"]:
     """The maps of single heads, by the measures of HEAD_MEASURES."""
-    weights = block.weights
-    groups = arcs.groups.like(weights)
-    norms = word_head_norms(weights, block.value, block.parameters.norm_factors, groups)
-    return torch.stack([word_weights(weights, groups), norms.to(weights)], dim=1)
+    return torch.stack(block.word_head_maps(arcs.groups, in_double=False), dim=1)
 
 
 def block_maps(

@@ -46,6 +46,7 @@ SYNTAX = AnalysisInfo(
     options=SyntaxOptions,
     implementation="normscope.analyses.syntax.analysis:SyntaxAnalysis",
     papers=(CLARK_2019,),
+    supports_words=True,
     requires_annotation=True,
     path_keys=("train",),
     outputs=OUTPUTS,

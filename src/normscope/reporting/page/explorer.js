@@ -24,7 +24,7 @@ class Explorer {
 
   build() {
     this.view = new MapView({
-      label: "Token map. Arrow keys move from cell to cell; Enter lists what the row's token receives and contributes.",
+      label: "Token map. Arrow keys move from cell to cell; Enter lists what the row receives and contributes.",
       onMove: (at) => this.reading(at), onPin: (row, column) => this.pin(row, column),
     });
     this.every = make("div", { className: "every-head", hidden: true });

@@ -10,7 +10,7 @@ const SHARES = Float64Array.from({ length: 5200 }, (_, code) => share(code));
 
 // Inflates the codes of every map. High bytes precede low bytes.
 async function unpackData(data) {
-  const maps = data.sentences.flatMap(({ weights, norms, maps }) => [weights, ...(norms ? [norms] : []), ...Object.values(maps)]);
+  const maps = data.sentences.flatMap(({ weights, norms, weighted, maps }) => [weights, ...[norms, weighted].filter(Boolean), ...Object.values(maps)]);
   await Promise.all(maps.map(async (packed) => {
     const bytes = await inflated(packed.codes);
     const count = bytes.length / 2;
@@ -25,9 +25,11 @@ const unpack = (packed, layer, at) => SHARES[packed.codes[at]] * packed.largest[
 function tokenValues(sentence, measure, layer, head) {
   const [n, m] = [sentence.queries.length, sentence.keys.length];
   const heads = sentence.heads || 1; // without single heads there is only their mean
-  const weight = (h, at) => unpack(sentence.weights, layer, (layer * heads + h) * n * m + at);
+  const entry = (packed, h, at) => unpack(packed, layer, (layer * heads + h) * n * m + at);
+  const weight = (h, at) => entry(sentence.weights, h, at);
   return Float64Array.from({ length: n * m }, (_, at) => {
     if (head !== BLOCK) {
+      if (measure !== "attn_w" && sentence.weighted) return entry(sentence.weighted, head - 1, at);
       const norm = measure === "attn_w" ? 1 : unpack(sentence.norms, layer, (layer * heads + head - 1) * m + (at % m));
       return weight(head - 1, at) * norm;
     }

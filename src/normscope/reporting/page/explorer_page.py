@@ -14,10 +14,11 @@ def explorer_page(sentences: Sequence[TokenMaps]) -> str:
         environment()
         .get_template("explorer_page.html")
         .render(
-            title=f"Token maps: {sentences[0].title}",
+            title=f"{sentences[0].unit.capitalize()} maps: {sentences[0].title}",
             css=asset("page.css") + asset("explorer.css"),
             script=script(*EXPLORER_SCRIPTS, "explorer_page.js"),
             explorer=script_data(payload(sentences)),
+            unit=sentences[0].unit,
             is_cross_attention=any(sentence.is_cross_attention for sentence in sentences),
         )
     )

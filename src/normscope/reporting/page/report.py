@@ -81,6 +81,7 @@ def page(report: Report) -> str:
             tables=packed_data(tables),
             notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
             comparison=report.comparison and _published(report.comparison),
+            unit=str(report.options.level),
             explorer=script_data(payload(report.sentences)) if report.sentences else None,
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),

@@ -1,0 +1,244 @@
+"""What the heads of a block pass between pairs of tokens, or between pairs of words."""
+
+import abc
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.data.batching import Batch
+from normscope.maths.norms import transformed_norms
+from normscope.maths.words import WordGroups, merged_head_norms
+from normscope.models.block import AttentionBlock
+
+Strip = tuple[slice, slice, Float[Tensor, "some head query key"], Bool[Tensor, "some #head #query #key"]]
+"""Some sequences, a range of keys that includes all that some of their queries see, α of these, which is zero at keys that are not
+visible, and which keys are."""
+
+
+class Pairs(abc.ABC):
+    """The weights and vectors of one block on one batch.
+
+    Args:
+        block: The block.
+        batch: Its batch.
+    """
+
+    def __init__(self, block: AttentionBlock, batch: Batch) -> None:
+        self.block = block
+        self.batch = batch.measured
+        """The queries: one entry per token or word."""
+
+    @property
+    def keys(self) -> Batch:
+        """The keys, likewise."""
+        return self.batch.keys
+
+    @property
+    @abc.abstractmethod
+    def norms(self) -> Float[Tensor, "batch head key"]:
+        """‖f(x_j)‖."""
+
+    @property
+    @abc.abstractmethod
+    def input_norms(self) -> Float[Tensor, "batch query"]:
+        """‖x_i‖."""
+
+    @property
+    @abc.abstractmethod
+    def received(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i α_ij; cheap after `strips`."""
+
+    @property
+    @abc.abstractmethod
+    def received_norms(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i ‖α_ij f(x_j)‖, likewise."""
+
+    @abc.abstractmethod
+    def strips(self) -> Iterator[Strip]:
+        """α of all queries."""
+
+    @abc.abstractmethod
+    def of_queries(self, row: int, queries: Int[Tensor, " chosen"]) -> Iterator[Strip]:
+        """α of some queries of one sequence."""
+
+    @property
+    @abc.abstractmethod
+    def visible_counts(self) -> Int[Tensor, "batch query"]:
+        """How many keys each query sees; 0 at padding."""
+
+    @abc.abstractmethod
+    def visible_keys(
+        self, rows: Int[Tensor, " pair"], queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
+    ) -> Int[Tensor, " pair"]:
+        """The n-th visible key of queries; see `AttentionBlock.visible_keys`."""
+
+    @abc.abstractmethod
+    def weights_at(
+        self,
+        rows: Int[Tensor, " pair"],
+        heads: Int[Tensor, " pair"],
+        queries: Int[Tensor, " pair"],
+        keys: Int[Tensor, " pair"],
+    ) -> Float[Tensor, " pair"]:
+        """Single α_ij."""
+
+
+def pairs_of(block: AttentionBlock, batch: Batch) -> Pairs:
+    """The pairs of words if the batch comes with words to measure, otherwise those of tokens."""
+    groups = batch.groups
+    return TokenPairs(block, batch) if groups is None else WordPairs(block, batch, groups)
+
+
+class TokenPairs(Pairs):
+    """Pairs of tokens: what the block has."""
+
+    @property
+    def norms(self) -> Float[Tensor, "batch head key"]:
+        """‖f(x_j)‖."""
+        return self.block.transformed_norms
+
+    @cached_property
+    def input_norms(self) -> Float[Tensor, "batch query"]:
+        """‖x_i‖."""
+        return torch.linalg.vector_norm(self.block.inputs, dim=-1)
+
+    @property
+    def received(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i α_ij."""
+        return self.block.received
+
+    @property
+    def received_norms(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i ‖α_ij f(x_j)‖."""
+        return self.received * self.norms
+
+    def strips(self) -> Iterator[Strip]:
+        """α of all queries."""
+        block = self.block
+        for some, part, keys, weights in block.weight_strips():
+            seen = block.token_mask[some, None, part, None]
+            if not block.everything_visible:
+                seen = block.visible(part, some)[..., keys]
+            yield some, keys, weights, seen
+
+    def of_queries(self, row: int, queries: Int[Tensor, " chosen"]) -> Iterator[Strip]:
+        """α of some queries of one sequence."""
+        some, keys = slice(row, row + 1), slice(0, self.norms.shape[2])
+        for part in queries.split(self.block.queries_at_once):
+            yield some, keys, self.block.weights_of(part, some), self.block.visible(part, some)
+
+    @property
+    def visible_counts(self) -> Int[Tensor, "batch query"]:
+        """How many keys each query sees."""
+        return self.block.visible_counts
+
+    def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
+        """The n-th visible key of queries."""
+        return self.block.visible_keys(rows, queries, ranks)
+
+    def weights_at(self, rows: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, " pair"]:
+        """Single α_ij."""
+        return self.block.weights_at(rows, heads, queries, keys)
+
+
+class WordPairs(Pairs):
+    """Pairs of words: α is summed over the tokens of a source word, and averaged over those of a target word.
+
+    The vector of a word is the mean of its tokens' vectors, x_J = 1/|J| Σ_{j∈J} x_j and, because f is affine,
+    f(x_J) = 1/|J| Σ_{j∈J} f(x_j). What a word receives is not α_IJ f(x_J) but the sum of its tokens' αf(x_j), which is what
+    `received_norms` measures.
+
+    Args:
+        block: The block.
+        batch: Its batch.
+        groups: The words.
+    """
+
+    def __init__(self, block: AttentionBlock, batch: Batch, groups: WordGroups) -> None:
+        super().__init__(block, batch)
+        self._groups = groups.like(block.value)
+        self._sums: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "batch head key"]:
+        """‖f(x_J)‖."""
+        means = self._groups.means(self.block.value.transpose(-1, -2)).transpose(-1, -2)
+        return transformed_norms(means, self.block.parameters.norm_factors)
+
+    @cached_property
+    def input_norms(self) -> Float[Tensor, "batch query"]:
+        """‖x_I‖."""
+        return torch.linalg.vector_norm(self._groups.rows @ self.block.inputs, dim=-1)
+
+    @property
+    def received(self) -> Float[Tensor, "batch head key"]:
+        """Σ_I α_IJ."""
+        return self._received[0]
+
+    @property
+    def received_norms(self) -> Float[Tensor, "batch head key"]:
+        """Σ_I ‖1/|I| Σ_{i∈I} Σ_{j∈J} α_ij f(x_j)‖."""
+        return self._received[1]
+
+    @property
+    def _received(self) -> tuple[Tensor, Tensor]:
+        if self._sums is None:
+            for _ in self.strips():
+                pass
+        assert self._sums is not None
+        return self._sums
+
+    def strips(self) -> Iterator[Strip]:
+        """α of all target words. Norms are measured on the way, since they need α as well."""
+        groups, block = self._groups, self.block
+        vectors = block.value @ block.parameters.norm_factors
+        received = vectors.new_zeros(*vectors.shape[:2], groups.count)
+        norms = torch.zeros_like(received)
+        for some, words, means in block.word_strips(groups):
+            of_some = groups.part(some)
+            weights = of_some.sums(means)
+            received[some] += weights.sum(dim=2)
+            norms[some] += merged_head_norms(means, vectors[some], of_some).sum(dim=2)
+            yield some, slice(0, groups.count), weights, self._seen[some, None, words]
+        self._sums = received, norms
+
+    def of_queries(self, row: int, queries: Int[Tensor, " chosen"]) -> Iterator[Strip]:
+        """α of some target words of one sequence."""
+        some = slice(row, row + 1)
+        for words in queries.split(self.block.queries_at_once):
+            means = self.block.word_rows(self._groups, some, words)
+            weights = self._groups.part(some).sums(means)
+            yield some, slice(0, self._groups.count), weights, self._seen[some, None, words]
+
+    @cached_property
+    def _seen(self) -> Bool[Tensor, "batch query key"]:
+        """Whether a token of a target word sees one of a source word."""
+        exist = self.batch.token_mask[:, :, None] & self.keys.token_mask[:, None, :]
+        if self.block.everything_visible:
+            return exist
+        visible = self.block.visible()[:, 0].to(self._groups.rows)
+        return exist & (self._groups.sums(self._groups.rows @ visible) > 0)
+
+    @cached_property
+    def visible_counts(self) -> Int[Tensor, "batch query"]:
+        """How many source words each target word sees."""
+        return self._seen.sum(dim=-1)
+
+    def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
+        """The n-th visible source word of target words."""
+        # The word's index is the number of words whose running count of visible ones does not exceed its rank.
+        return (self._seen[rows, queries].cumsum(dim=-1) <= ranks[:, None]).sum(dim=-1)
+
+    def weights_at(self, rows: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, " pair"]:
+        """Single α_IJ."""
+        weights = heads.new_zeros(len(rows), dtype=self.block.value.dtype)
+        targets, units = self._groups.targets[rows], self._groups.units[rows]
+        pair, query = (targets == queries[:, None]).nonzero().unbind(-1)
+        # Every token of the target word with every token of the source word.
+        place, key = (units[pair] == keys[pair, None]).nonzero().unbind(-1)
+        pair, query = pair[place], query[place]
+        values = self.block.weights_at(rows[pair], heads[pair], query, key).to(weights)
+        return weights.index_add_(0, pair, values) / (targets == queries[:, None]).sum(dim=-1)

@@ -1,0 +1,153 @@
+"""Specimens whose words are measured: everything merged from explicit vectors of pairs of tokens."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from normscope.analyses.attribution.options import AttributionOptions
+from normscope.config.schema import DatasetKind, DatasetOptions, Level
+from normscope.data.batching import batches
+from normscope.data.encoding import Encoder
+from normscope.data.examples import Annotation, CorpusCounts, Example
+from tests.oracles.activations import Block, Sequence_
+from tests.oracles.attributions import Attributed
+from tests.oracles.specimens import Specimen
+
+SIZES = (1, 2, 1, 3)
+"""Numbers of tokens of the words of a text, again and again."""
+
+
+def of_words(specimen: Specimen) -> Specimen:
+    """The specimen with the first texts of its pairs, of which some tokens make up words."""
+    changed = dataclasses.replace(specimen, texts=[(text, None) for text, _ in specimen.texts])
+    spans = [_spans(text) for text, _ in changed.texts]
+    examples = [Example(text, annotation=Annotation(of)) for (text, _), of in zip(changed.texts, spans, strict=True)]
+    encoder = Encoder(changed.loaded, DatasetOptions(kind=DatasetKind.text, seed=0), level=Level.word)
+    whole = [
+        WordSequence.of(sequence, [text[start:end].count(" ") + 1 for start, end in of])
+        for sequence, (text, _), of in zip(changed.sequences, changed.texts, spans, strict=True)
+    ]
+    made = {"encoder": encoder, "batches": list(batches(examples, encoder, 30, CorpusCounts())), "sequences": whole}
+    vars(changed).update(made)  # where `cached_property` keeps them
+    return changed
+
+
+def _spans(text: str) -> tuple[tuple[int, int], ...]:
+    spans, rest, start = [], text.split(), 0
+    for size in itertools.cycle(SIZES):
+        if not rest:
+            return tuple(spans)
+        word, rest = " ".join(rest[:size]), rest[size:]
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    raise AssertionError
+
+
+def merged(pairs: np.ndarray, members: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] = ()) -> np.ndarray:
+    """Pairs begin with the axes query and key: the mean over the queries of each word, the sum over its keys."""
+    columns = [pairs[:, list(keys)].sum(axis=1) for keys in sources or members]
+    return np.stack([np.stack(columns, axis=1)[list(queries)].mean(axis=0) for queries in members])
+
+
+@dataclasses.dataclass(frozen=True)
+class WordSequence(Sequence_):
+    """A sequence in terms of its words: `ids` are their first tokens."""
+
+    raw: Sequence_ = None  # type: ignore[assignment] - always given
+    members: Sequence[Sequence[int]] = ()
+    """The tokens of each word."""
+
+    @classmethod
+    def of(cls, raw: Sequence_, sizes: Sequence[int]) -> "WordSequence":
+        sizes = [*sizes, *[1] * (len(raw.ids) - sum(sizes))]  # special tokens come last
+        ends = list(itertools.accumulate(sizes))
+        members = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+        blocks = [WordBlock(**vars_of(block), raw=block, members=members) for block in raw.blocks]
+        ids = raw.ids[[word[0] for word in members]]
+        return cls(ids, raw.inputs, raw.hidden, blocks, raw.source_ids, raw, members)
+
+    @property
+    def all_ids(self) -> np.ndarray:
+        return self.raw.all_ids
+
+
+def vars_of(block: Block) -> dict[str, Any]:
+    return {field.name: getattr(block, field.name) for field in dataclasses.fields(Block)}
+
+
+@dataclasses.dataclass(frozen=True)
+class WordBlock(Block):
+    """A block between words."""
+
+    raw: Block = None  # type: ignore[assignment] - always given
+    members: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        means = {"x": np.stack([self.raw.x[word].mean(axis=0) for word in self.members])}
+        means["visible"] = merged(self.raw.visible.astype(float), self.members) > 0
+        for name, value in means.items():
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def alpha(self) -> np.ndarray:
+        return merged(self.raw.alpha.transpose(1, 2, 0), self.members).transpose(2, 0, 1)
+
+    @cached_property
+    def f(self) -> np.ndarray:
+        return np.stack([self.raw.f[:, word].mean(axis=1) for word in self.members], axis=1)
+
+    @cached_property
+    def weighted(self) -> np.ndarray:
+        pairs = np.einsum("hqk,hkm->qkhm", self.raw.alpha, self.raw.f)
+        return np.linalg.norm(merged(pairs, self.members), axis=-1).transpose(2, 0, 1)
+
+    def ratios(self) -> dict[str, np.ndarray]:
+        own = merged(self.raw.alpha.transpose(1, 2, 0), self.members).mean(axis=-1).diagonal()
+        found = {"attn_w": 1 - own, "attnres_w": (1 - own) / 2}
+        for method, pairs in self.raw.stages().items():
+            of_words = merged(pairs, self.members)
+            mine = np.einsum("iim->im", of_words)
+            others = of_words.sum(axis=1) - mine
+            mixed, preserved = (np.linalg.norm(vectors, axis=-1) for vectors in (others, mine))
+            found[method] = mixed / (mixed + preserved)
+        order = ["attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
+        return {method: found[method] for method in order if method in found}
+
+
+class AttributedWords(Attributed):
+    """One sequence whose words are attributed: shares are merged, and DecompX's vectors before their norms are measured."""
+
+    def __init__(self, specimen: Specimen, sequence: WordSequence, options: AttributionOptions) -> None:
+        self.raw = Attributed(specimen, sequence.raw, options)
+        self.specimen, self.sequence, self.options = specimen, sequence, options
+        self.members, self.tokens, self.is_bert = sequence.members, len(sequence.members), self.raw.is_bert
+        # Those of a map's last column are the bias.
+        self.sources = [*sequence.members, [len(sequence.raw.ids)]]
+
+    @property
+    def labels(self) -> list[str]:
+        return ["".join(self.raw.labels[token] for token in word) for word in self.members]
+
+    @property
+    def quantity(self) -> str:
+        return self.raw.quantity
+
+    def layer_maps(self, method: str) -> list[np.ndarray] | None:
+        maps = self.raw.layer_maps(method)
+        return None if maps is None else [merged(layer, self.members) for layer in maps]
+
+    def cumulative_maps(self, method: str) -> list[np.ndarray]:
+        if method == "decompx":
+            layers = [merged(vectors, self.members, self.sources) for vectors in self.raw.vectors]
+            return [np.linalg.norm(vectors, axis=-1) for vectors in layers]
+        return [merged(layer, self.members) for layer in self.raw.cumulative_maps(method)]
+
+    def scores(self, method: str) -> np.ndarray:
+        return np.array([self.raw.scores(method)[word].sum() for word in self.members])
+
+    def fall(self, erased: Sequence[int], mask_token: int | None) -> float:
+        return self.raw.fall([token for word in erased for token in self.members[word]], mask_token)

@@ -1,0 +1,367 @@
+"""`level=word`: which tokens are words, and everything that is measured of them against vectors of all pairs of tokens."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from normscope.analyses.findings import Findings, Lines, Sentence
+from normscope.analyses.norms.pairs import pairs_of
+from normscope.analyses.wording import about_words
+from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
+from normscope.config.schema import DatasetKind, DatasetOptions, Level, Segmentation
+from normscope.data.batching import Batch, collate, unpacked
+from normscope.data.corpora import open_corpus
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.data.token_sequence import TokenSequence
+from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
+from normscope.errors import InputError
+from normscope.models import block as block_module
+from normscope.models.families import layout_of
+from normscope.models.observer import Observer
+from tests.end_to_end.shell import run_here
+from tests.tiny import token_batch
+from tests.treebank import write_treebank
+from tests.unit.test_data import Reader
+
+LENGTHS = (9, 6)
+UNITS = torch.tensor([[0, 1, 1, 2, 3, 3, 3, 4, 5], [0, 1, 2, 2, 3, 4, -1, -1, -1]])
+FAMILIES = [
+    "bert",
+    "gpt_neox",
+    "olmo2",
+    "qwen3",
+    "deberta",
+]  # post, parallel, branch, pre, and one whose weights are its own
+
+
+def observed(family, model, visit):
+    """Visits the blocks of a padded batch whose second word has two tokens, and others more or fewer."""
+    inputs = token_batch(model, LENGTHS)
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    categories = torch.arange(max(LENGTHS)).remainder(3).expand(2, -1).masked_fill(~mask, -1)
+    batch = Batch(inputs["input_ids"], None, mask, categories, (1, 2), units=UNITS)
+    with Observer(model, layout_of(family), [model.config.num_hidden_layers]) as observer:
+        observer.run(inputs, lambda block: visit(block, batch))
+
+
+class Words:
+    """One sequence by brute force: the vectors that each token takes from each other, and sums over the tokens of words."""
+
+    def __init__(self, block, row):
+        self.tokens = LENGTHS[row]
+        some = slice(0, self.tokens)
+        units = UNITS[row, some].numpy()
+        self.members = [np.flatnonzero(units == unit) for unit in range(units.max() + 1)]
+        self.alpha = block.weights[row, :, some, some].numpy()
+        self.f = block.transformed()[row, :, some].numpy()
+        self.x = block.inputs[row, some].numpy()
+        parts = np.einsum("hqk,hkm->hqkm", self.alpha, self.f)
+        self.heads = parts
+        self.stages = self._stages(block, row, parts.sum(axis=0))
+
+    def _stages(self, block, row, vectors):
+        """V_ij of every pair, by method."""
+        own = np.arange(self.tokens)
+        residual = vectors.copy()
+        residual[own, own] += self.x
+        norm, position = block.normalisation, block.norm_position
+        stages = {"attn_n": vectors} | ({} if position == "branch" else {"attnres_n": residual})
+        if position not in ("post", "branch"):
+            return stages
+        output = block.attention_output[row, : self.tokens].numpy()
+        whole = output if position == "branch" else output + self.x
+        gamma = norm.weight.numpy()
+        if norm.centred:
+            whole = whole - whole.mean(axis=-1, keepdims=True)
+        sigma = np.sqrt((whole**2).mean(axis=-1) + norm.epsilon)
+        scaled = vectors if position == "branch" else residual
+        scaled = (scaled - scaled.mean(axis=-1, keepdims=True)) if norm.centred else scaled
+        normed = scaled * gamma / sigma[:, None, None]
+        if position == "branch":
+            normed[own, own] += self.x
+        return stages | {"attnresln_n": normed}
+
+    def merged(self, pairs):
+        """Mean over the tokens of each row's word, sum over those of each column's: pairs begin with the axes query and key."""
+        summed = np.stack([pairs[:, keys].sum(axis=1) for keys in self.members], axis=1)
+        return np.stack([summed[queries].mean(axis=0) for queries in self.members])
+
+    def ratios(self, nowhere):
+        heads = self.merged(self.alpha.transpose(1, 2, 0)).mean(axis=-1)
+        own = heads.diagonal()
+        assert nowhere is None
+        ratios = {"attn_w": 1 - own, "attnres_w": (1 - own) / 2}
+        for method, vectors in self.stages.items():
+            merged = self.merged(vectors)
+            words = range(len(self.members))
+            others = [np.linalg.norm(merged[word].sum(axis=0) - merged[word, word]) for word in words]
+            mine = [np.linalg.norm(merged[word, word]) for word in words]
+            ratios[method] = np.array(others) / (np.array(others) + np.array(mine))
+        return ratios
+
+
+@pytest.mark.parametrize("family", FAMILIES, scope="session")
+def test_everything_of_words_is_that_of_merged_vectors(family, family_model, monkeypatch):
+    observed(family, family_model, check_maps)
+    observed(family, family_model, check_pairs)
+    # Strips of few words at a time change nothing.
+    monkeypatch.setitem(block_module.WEIGHTS_AT_ONCE, "cpu", 50)
+    observed(family, family_model, check_pairs)
+
+
+def check_maps(block, batch):
+    groups = batch.groups
+    maps, heads, ratios = block.word_maps(groups), block.word_head_maps(groups), block.word_mixing_ratios(groups)
+    for row in range(2):
+        words = Words(block, row)
+        some = slice(0, len(words.members))
+        alpha = words.merged(words.alpha.transpose(1, 2, 0))
+        close(maps["attn_w"][row, some, some], alpha.mean(axis=-1))
+        for method, vectors in words.stages.items():
+            close(maps[method][row, some, some], np.linalg.norm(words.merged(vectors), axis=-1))
+        close(heads[0][row, :, some, some].permute(1, 2, 0), alpha)
+        norms = np.linalg.norm(words.merged(words.heads.transpose(1, 2, 0, 3)), axis=-1)
+        close(heads[1][row, :, some, some].permute(1, 2, 0), norms)
+        expected = words.ratios(block.weight_to_nowhere)
+        assert expected.keys() == set(map(str, ratios))
+        for method, values in expected.items():
+            close(ratios[method][row, some], values)
+        if block.mask is not None and block.mask.causal:
+            assert float(ratios["attn_n"][row, 0]) == 0
+
+
+def check_pairs(block, batch):
+    pairs = pairs_of(block, batch)
+    assert pairs.keys is pairs.batch is batch.measured
+    strips = [(some, weights, seen) for some, _, weights, seen in pairs.strips()]
+    for row in range(2):
+        words = Words(block, row)
+        some = slice(0, len(words.members))
+        alpha = words.merged(words.alpha.transpose(1, 2, 0))
+        norms = np.linalg.norm(words.merged(words.heads.transpose(1, 2, 0, 3)), axis=-1)
+        close(pairs.received[row, :, some].T, alpha.sum(axis=0))
+        close(pairs.received_norms[row, :, some].T, norms.sum(axis=0))
+        means = np.stack([words.f[:, word].mean(axis=1) for word in words.members], axis=1)
+        close(pairs.norms[row, :, some], np.linalg.norm(means, axis=-1))
+        inputs = np.stack([words.x[word].mean(axis=0) for word in words.members])
+        close(pairs.input_norms[row, some], np.linalg.norm(inputs, axis=-1))
+        of_row = [
+            (weights[row - sequences.start], seen.expand(-1, 1, weights.shape[2], -1)[row - sequences.start])
+            for sequences, weights, seen in strips
+            if sequences.start <= row < sequences.stop
+        ]
+        close(torch.cat([weights for weights, _ in of_row], dim=1)[:, some, some].permute(1, 2, 0), alpha)
+        seen = torch.cat([mask for _, mask in of_row], dim=1)[0, some, some]
+        assert torch.equal(seen, torch.from_numpy((alpha > 0).any(axis=-1)))
+        assert pairs.visible_counts[row, some].tolist() == (alpha > 0).any(axis=-1).sum(axis=-1).tolist()
+        chosen = torch.tensor([4, 1])
+        rows = torch.cat([weights[0] for _, _, weights, _ in pairs.of_queries(row, chosen)], dim=1)
+        close(rows[:, :, some].permute(1, 2, 0), alpha[chosen])
+        query, rank = torch.tensor([4, 2, 1]), torch.tensor([3, 1, 0])
+        key = pairs.visible_keys(torch.full((3,), row), query, rank)
+        expected = [np.flatnonzero((alpha > 0).any(axis=-1)[q])[r] for q, r in zip(query, rank, strict=True)]
+        assert key.tolist() == expected
+        close(pairs.weights_at(torch.full((3,), row), torch.ones(3).long(), query, key), alpha[query, key, 1])
+
+
+def close(one, other):
+    np.testing.assert_allclose(one.double().numpy(), other, rtol=1e-9, atol=1e-11)
+
+
+SENTENCE = "The hippopotamuses don't sing 'unhappily' in 2024, l’homme."
+WRITTEN = ["the", "hippopotamuses", "don't", "sing", "'", "unhappily", "'", "in", "2024", ",", "l’homme", "."]
+
+
+class LongReader(Reader):
+    """Reads longer texts."""
+
+    max_length = 200
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self.takes_segments = "token_type_ids" in tokenizer.model_input_names
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes whose words are those of GPT-2."""
+    vocabulary = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=["input_ids"])
+
+
+def spaces_only() -> PreTrainedTokenizerFast:
+    """A tokenizer of characters whose words end at spaces alone, as SentencePiece's do; its spaces are tokens."""
+    characters = sorted({*SENTENCE, "▁"})
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), *((character, -1.0) for character in characters)], 0, False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=["input_ids"])
+
+
+@pytest.mark.parametrize("make", [None, byte_level, spaces_only])
+def test_words_of_a_tokenizer(make, tokenizer):
+    """A contraction is one word, and a number; punctuation is no part of words, whatever the tokenizer takes for one."""
+    chosen = tokenizer if make is None else make()
+    written = WRITTEN if make is None else ["The", *WRITTEN[1:]]
+    encoder = Encoder(LongReader(chosen), DatasetOptions(kind=DatasetKind.text, seed=0), level=Level.word)
+    [sequence] = encoder.encode([Example(SENTENCE)], CorpusCounts())
+    texts = unit_texts(chosen, sequence.input_ids.tolist(), sequence.units.tolist())
+    assert [text for text in texts if text not in ("[CLS]", "[SEP]")] == written
+    assert sequence.units.tolist() == sorted(sequence.units.tolist())
+
+
+def test_both_texts_of_a_pair_windows_and_cut_texts_have_words(tokenizer):
+    def encoded(example, **options):
+        given = DatasetOptions(kind=DatasetKind.text, seed=0, **options)
+        made = Encoder(LongReader(tokenizer), given, level=Level.word).encode([example], CorpusCounts())
+        return [unit_texts(tokenizer, one.input_ids.tolist(), one.units.tolist()) for one in made]
+
+    pair = Example("It isn't.", "'s it")
+    assert encoded(pair) == [("[CLS]", "it", "isn't", ".", "[SEP]", "'", "s", "it", "[SEP]")]
+    text = Example("The cats don't sing unhappily")
+    cut = ("[CLS]", "the", "cats", "don'", "[SEP]")
+    assert encoded(text, max_length=6) == [cut]
+    windows = encoded(text, max_length=6, segmentation=Segmentation.window)
+    assert windows[:2] == [cut, ("[CLS]", "t", "sing", "unhappily"[: len(windows[1][3])], "[SEP]")]
+
+
+def test_a_corpus_has_words_of_its_own(tmp_path, tokenizer):
+    given = DatasetOptions(kind=DatasetKind.conllu, path=str(write_treebank(tmp_path)), seed=0)
+    encoder = Encoder(LongReader(tokenizer), given, level=Level.word)
+    examples = list(open_corpus(given).examples())
+    first, second, *_ = encoder.encode(examples, CorpusCounts())
+    texts = unit_texts(tokenizer, first.input_ids.tolist(), first.units.tolist())
+    assert texts == ("[CLS]", "the", "old", "cat", "doesn", "'t", "see", "the", "river", ".", "[SEP]")
+    # `zu` and `dem` share the tokens of `zum`: one unit.
+    texts = unit_texts(tokenizer, second.input_ids.tolist(), second.units.tolist())
+    assert texts == ("[CLS]", "we", "walk", "zum", "river", ",", "they", "run", "!", "[SEP]")
+    batch = collate([first, second], encoder)
+    assert batch.units[1, -1] == NO_WORD
+    assert batch.groups.count == 11
+    # A word has the category of its first token; samples of sequences keep the words.
+    names = [encoder.categories.names[index] for index in batch.measured.categories[0].tolist()]
+    assert names == ["cls", *["other"] * 8, "punctuation", "sep"]
+    assert batch.measured.token_mask[1].tolist() == [True] * 10 + [False]
+    again = collate([unpacked(batch.packed()[:, row]) for row in range(2)], encoder)
+    assert torch.equal(again.units, batch.units)
+    assert torch.equal(batch.part(1, 2).units, batch.units[1:, : len(second.units)])
+    masked = {"units": None, "words": None}
+    assert collate([dataclasses.replace(first, **masked)], encoder).groups is None
+
+
+def test_marks_of_tokenizers_without_offsets():
+    assert unit_numbers([NO_WORD, 4, 4, NO_WORD, 0, 4]).tolist() == [0, 1, 1, 2, 3, 1]
+    tokens = ["[CLS]", "un", "##happi", "##ly", "old", "[SEP]", "##x"]
+    assert marked_words(tokens, {"[CLS]", "[SEP]"}, "##").tolist() == [-1, 0, 0, 0, 1, -1, 2]
+    assert marked_words(["▁un", "happi", "ly", "▁", "old", "</s>", "x"], {"</s>"}, "▁").tolist() == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        -1,
+        2,
+    ]
+    assert marked_words(["un", "happily</w>", "old</w>", "x"], set(), "</w>").tolist() == [0, 0, 1, 2]
+    assert [mark_of(words) for words in (["a", "##b"], ["▁", "▁a"], ["Ġa"], ["a", "b</w>"], ["##", "a"])] == [
+        *("##", "▁", "Ġ", "</w>"),
+        None,
+    ]
+
+
+def test_tokenizers_that_do_not_show_words_are_refused():
+    class Plain(Reader):
+        name = "plain"
+
+    reader = Plain(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))))
+    encoder = Encoder(reader, DatasetOptions(kind=DatasetKind.text, seed=0), level=Level.word)
+    with pytest.raises(InputError, match="level=word: the tokenizer of plain does not show where words begin"):
+        encoder.with_units(TokenSequence(np.array([0, 1])))
+
+
+def test_decompositions_and_attributions_of_words(saved_model):
+    model = load(str(saved_model), device="cpu", dtype="float64")
+    text = "The hippopotamus doesn't sing."
+    tokens, words = (decompose(model, text, heads=True, feed_forward=True, level=level) for level in Level)
+    assert words.tokens == words.key_tokens == ("[CLS]", "the", "hippopotamus", "doesn't", "sing", ".", "[SEP]")
+    assert words.words is None
+    # Your own words.
+    given = model.tokenizer("The hippopotamus does n't sing .".split(), is_split_into_words=True)
+    own = decompose(model, given, level="word")
+    assert own.tokens == ("[CLS]", "the", "hippopotamus", "does", "n't", "sing", ".", "[SEP]")
+    padded = model.tokenizer([["The", "cats"], ["A"]], is_split_into_words=True, padding=True)
+    assert [one.tokens for one in decompose(model, padded, level="word")][1] == ("[CLS]", "a", "[SEP]")
+    units = written_units(model.tokenizer, text)
+    members = (torch.tensor(units) == torch.arange(7)[:, None]).double()
+
+    def merged(maps):
+        return members / members.sum(dim=1, keepdim=True) @ maps @ members.T
+
+    torch.testing.assert_close(words.weights, merged(tokens.weights))
+    torch.testing.assert_close(words.head_weights, merged(tokens.head_weights))
+    for name, values in words.maps.items():
+        bound = merged(tokens.maps[name])
+        assert (values <= bound + 1e-9).all()
+        single = [number for number in range(7) if units.count(number) == 1]
+        pairs = np.ix_(range(len(values)), single, single)
+        positions = [units.index(number) for number in single]
+        at_tokens = tokens.maps[name][np.ix_(range(len(values)), positions, positions)]
+        torch.testing.assert_close(values[pairs], at_tokens)
+    assert len(words.explorer().sentences[0].weighted[0]) == words.head_weights.shape[1]
+    scores = [attribute(model, text, SimilarityTo("A cat."), level=level) for level in Level]
+    np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
+    assert scores[1].tokens == words.tokens
+    maps = [attribution_maps(model, text, ["rollout", "decompx"], level=level) for level in Level]
+    rollout = [torch.tensor(of["rollout"].cumulative) for of in maps]
+    torch.testing.assert_close(rollout[1], merged(rollout[0]))
+    assert maps[1]["decompx"].total.shape == (7, 8)
+    assert maps[1]["decompx"].sources[-1] == "bias"
+    with pytest.raises(InputError, match="level='letter': expected one of token, word"):
+        decompose(model, text, level="letter")
+
+
+def written_units(tokenizer, text):
+    encoder = Encoder(LongReader(tokenizer), DatasetOptions(kind=DatasetKind.text, seed=0), level=Level.word)
+    return encoder.encode([Example(text)], CorpusCounts())[0].units.tolist()
+
+
+def test_findings_say_words():
+    figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="l", caption="Over all tokens. Special tokens and the [SEP] tokens too.")
+    said = about_words(Findings({}, {}, sentences=[Sentence("A token's part.", table="t")], figures={"f": figure}))
+    assert said.sentences == ["A word's part."]
+    assert said.sentences[0].table == "t"
+    assert said.figures["f"].caption == "Over all words. Special tokens and the [SEP] tokens too."
+
+
+@pytest.mark.reports
+def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
+    treebank = write_treebank(tmp_path)
+    given = ["dataset=conllu", f"dataset.path={treebank}", f"model.name={saved_model}", f"output_dir={tmp_path}/run"]
+    more = ["analysis=[mixing,norms,attribution]", "analysis.attribution.sequences=1", "report.examples=2"]
+    assert run_here(capsys, monkeypatch, *given, *more, "level=word").status == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Each row is a word that receives" in page
+    assert "of a word's output vector comes from other words" in page
+    pairs = pd.read_parquet(tmp_path / "run" / "tables" / "explorer_pairs.parquet")
+    first = pairs[(pairs["sentence"] == 1) & (pairs["layer"] == 1) & (pairs["head"] == 0)]
+    assert list(first["key_token"][:11]) == "[CLS] the old cat doesn 't see the river . [SEP]".split()
+    assert np.allclose(first.groupby("query")["attn_w"].sum(), 1)
+    assert "rollout" in pairs
+    mixing = pd.read_parquet(tmp_path / "run" / "tables" / "mixing_by_layer.parquet")
+    assert set(mixing[mixing["category"] == "all"]["count"]) == {11 + 10 + 4 + 10}
+
+
+@pytest.mark.parametrize("name", ["score", "sinks"])
+def test_analyses_of_tokens_are_refused(name, tmp_path, capsys, monkeypatch):
+    outcome = run_here(capsys, monkeypatch, f"analysis={name}", "level=word", f"output_dir={tmp_path}/run")
+    assert outcome.status == 2
+    assert outcome.err.strip().count("\n") == 0
+    assert f"level=word: analysis={name} is about tokens" in outcome.err
