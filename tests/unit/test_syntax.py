@@ -4,7 +4,9 @@ import pandas as pd
 import pytest
 import torch
 
+from normscope.analyses.syntax.probes import MapFile, Sample
 from normscope.analyses.syntax.scoring import spanning_trees
+from normscope.errors import InputError
 from tests.end_to_end.shell import draw_nothing, run_here
 from tests.treebank import TREEBANK, write_treebank
 
@@ -56,3 +58,19 @@ def test_trees_of_tiny_and_equal_weights_span_all_words(weight):
     first, second = spanning_trees(maps, nodes)[:, 0]
     assert first.triu().nonzero().tolist() == [[0, 3], [2, 3]]
     assert second.triu().nonzero().tolist() == [[0, 2], [0, 3]]
+
+
+def test_maps_of_training_sentences_are_kept_in_a_file(monkeypatch):
+    maps = [torch.rand(2, 3, 2, 4, 4, dtype=dtype) for dtype in (torch.float64, torch.float32)]
+    words, arcs = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[0, 1, 2]])
+    with MapFile() as file:
+        kept = [file.keep(Sample(tensor.__getitem__, words, arcs)) for tensor in maps]
+        for measure in (1, 0, 1):
+            for sample, tensor in zip(kept, maps, strict=True):
+                assert torch.equal(sample.maps_of(measure), tensor[measure])
+        with monkeypatch.context() as full:
+            full.setattr(file, "_file", open("/dev/full", "wb", buffering=0))  # noqa: SIM115
+            with pytest.raises(
+                InputError, match="analysis.syntax.train_sentences: the maps of the training sentences do not"
+            ):
+                file.keep(kept[0])

@@ -316,7 +316,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
         at_tokens = tokens.maps[name][np.ix_(range(len(values)), positions, positions)]
         torch.testing.assert_close(values[pairs], at_tokens)
     assert len(words.explorer().sentences[0].weighted[0]) == words.head_weights.shape[1]
-    scores = [attribute(model, text, SimilarityTo("A cat."), level=level) for level in Level]
+    scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
     assert scores[1].tokens == words.tokens
     maps = [attribution_maps(model, text, ["rollout", "decompx"], level=level) for level in Level]
@@ -334,11 +334,13 @@ def written_units(tokenizer, text):
 
 
 def test_findings_say_words():
-    figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="l", caption="Over all tokens. Special tokens and the [SEP] tokens too.")
+    figure = Lines(
+        pd.DataFrame(), "x", "y", "s", y_label="l", caption="Over all tokens. Special tokens and the [SEP] tokens too."
+    )
     said = about_words(Findings({}, {}, sentences=[Sentence("A token's part.", table="t")], figures={"f": figure}))
     assert said.sentences == ["A word's part."]
     assert said.sentences[0].table == "t"
-    assert said.figures["f"].caption == "Over all words. Special tokens and the [SEP] tokens too."
+    assert said.figures["f"].caption == "All words. Special tokens and [SEP] tokens."
 
 
 @pytest.mark.reports
@@ -349,7 +351,7 @@ def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
     assert run_here(capsys, monkeypatch, *given, *more, "level=word").status == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Each row is a word that receives" in page
-    assert "of a word's output vector comes from other words" in page
+    assert "output vector comes from other words" in page
     pairs = pd.read_parquet(tmp_path / "run" / "tables" / "explorer_pairs.parquet")
     first = pairs[(pairs["sentence"] == 1) & (pairs["layer"] == 1) & (pairs["head"] == 0)]
     assert list(first["key_token"][:11]) == "[CLS] the old cat doesn 't see the river . [SEP]".split()

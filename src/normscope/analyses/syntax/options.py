@@ -27,7 +27,7 @@ class SyntaxOptions(AnalysisConfig):
     train: str | None = None
     """CoNLL-U file on which probes are trained; by default, every second sentence of the corpus, and the others score them."""
     train_sentences: int = 1000
-    """Maximum number of training sentences, drawn by the seed; their maps are held in memory."""
+    """Maximum number of training sentences, drawn by the seed. Their maps are kept in a temporary file."""
     seed: int = II("seed")
     """Seed of the training sentences and of the random model."""
 

@@ -11,6 +11,8 @@ Source: https://arxiv.org/abs/1906.04341.
 """
 
 import dataclasses
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from normscope.analyses.syntax.scoring import Moments
 from normscope.analyses.syntax.treebank import Treebank, sampled, training_file
 from normscope.data.batching import Batch
 from normscope.data.examples import Example
+from normscope.errors import InputError, one_line
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 
@@ -60,16 +63,60 @@ class ProbeResult(NamedTuple):
 class Sample:
     """The maps between the words of some sentences, and their arcs."""
 
-    maps: Float[Tensor, "measure map sentence word word"]
-    """What the word of a row takes from that of a column, by measure and head of every layer; zero where there is no word."""
+    maps_of: Callable[[int], Float[Tensor, "map sentence word word"]]
+    """Returns the maps of a measure: what the word of a row takes from that of a column, by head of every layer; zero without a
+    word."""
     words: Bool[Tensor, "sentence word"]
     arcs: Int[Tensor, "arc 3"]
     """Sentence, dependent and head."""
 
     def prepared(self, measure: int, *, normalised: bool) -> Float[Tensor, "map sentence word word"]:
         """The maps of a measure without a word's pair with itself; on request, with rows that add up to 1."""
-        maps = self.maps[measure].double() * _pairs(self.words)
+        maps = self.maps_of(measure).double() * _pairs(self.words)
         return maps / maps.sum(dim=-1, keepdim=True).clamp(min=_TINY) if normalised else maps
+
+
+class MapFile:
+    """Keeps the maps of training sentences in a temporary file, so that memory does not grow with their number.
+
+    Every pass over them reads the file again, from the system's cache if there is room for it.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="normscope-", buffering=0)  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> "MapFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def keep(self, sample: Sample) -> Sample:
+        """The sample with its maps in the file, until that is closed.
+
+        Raises:
+            InputError: If they do not fit on the disk.
+        """
+        places = []
+        for measure in range(len(HEAD_MEASURES)):
+            maps = sample.maps_of(measure).cpu().numpy()
+            places.append((self._file.seek(0, os.SEEK_END), maps.shape, maps.dtype))
+            try:
+                maps.tofile(self._file)
+            except OSError as error:
+                folder = tempfile.gettempdir()
+                raise InputError(
+                    f"analysis.syntax.train_sentences: the maps of the training sentences do not fit into {folder}; set a "
+                    f"smaller number, or TMPDIR ({one_line(error)})"
+                ) from error
+
+        def maps_of(measure: int) -> Tensor:
+            place, shape, dtype = places[measure]
+            self._file.seek(place)
+            maps = np.fromfile(self._file, dtype=dtype, count=int(np.prod(shape))).reshape(shape)
+            return torch.from_numpy(maps).to(sample.words.device)
+
+        return dataclasses.replace(sample, maps_of=maps_of)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,12 +243,14 @@ def _loss(
 def _trained(
     runner: InterventionRunner, training: Sequence[Example], find_arcs: Callable[[Batch], Arcs], model: str
 ) -> dict[tuple[str, str], Probe]:
-    samples = list(_samples(runner, runner.progress(training, len(training), f"maps of the {model} model"), find_arcs))
-    return {
-        (measure, maps): fit(samples, index, normalised=maps == "normalised")
-        for index, measure in enumerate(HEAD_MEASURES)
-        for maps in MAPS
-    }
+    sentences = runner.progress(training, len(training), f"maps of the {model} model")
+    with MapFile() as file:
+        samples = [file.keep(sample) for sample in _samples(runner, sentences, find_arcs)]
+        return {
+            (measure, maps): fit(samples, index, normalised=maps == "normalised")
+            for index, measure in enumerate(HEAD_MEASURES)
+            for maps in MAPS
+        }
 
 
 def _scored(
@@ -237,7 +286,7 @@ def _samples(
 
         runner.observe(batch, visit)
         ends = torch.stack([arcs.sentence, arcs.dependent, arcs.head], dim=-1)
-        yield Sample(torch.cat(layers, dim=1), arcs.words, ends[arcs.counted])
+        yield Sample(torch.cat(layers, dim=1).__getitem__, arcs.words, ends[arcs.counted])
 
 
 def _by_sentence(values: Tensor, sample: Sample) -> np.ndarray:
