@@ -1,5 +1,7 @@
 """The syntax analysis as a user runs it; its numbers are compared with brute force in tests/oracles."""
 
+import contextlib
+
 import pandas as pd
 import pytest
 import torch
@@ -63,14 +65,15 @@ def test_trees_of_tiny_and_equal_weights_span_all_words(weight):
 def test_maps_of_training_sentences_are_kept_in_a_file(monkeypatch):
     maps = [torch.rand(2, 3, 2, 4, 4, dtype=dtype) for dtype in (torch.float64, torch.float32)]
     words, arcs = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[0, 1, 2]])
+    samples = [Sample(tensor.__getitem__, words, arcs) for tensor in maps]
     with MapFile() as file:
-        kept = [file.keep(Sample(tensor.__getitem__, words, arcs)) for tensor in maps]
+        kept = [file.keep(sample) for sample in samples]
         for measure in (1, 0, 1):
             for sample, tensor in zip(kept, maps, strict=True):
                 assert torch.equal(sample.maps_of(measure), tensor[measure])
-        with monkeypatch.context() as full:
-            full.setattr(file, "_file", open("/dev/full", "wb", buffering=0))  # noqa: SIM115
+        with contextlib.suppress(OSError), open("/dev/full", "wb") as full, monkeypatch.context() as patched:
+            patched.setattr(file, "_file", full)
             with pytest.raises(
-                InputError, match="analysis.syntax.train_sentences: the maps of the training sentences do not"
+                InputError, match="analysis.syntax.train_sentences: the maps of the training sentences do"
             ):
-                file.keep(kept[0])
+                file.keep(samples[0])

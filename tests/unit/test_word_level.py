@@ -334,9 +334,7 @@ def written_units(tokenizer, text):
 
 
 def test_findings_say_words():
-    figure = Lines(
-        pd.DataFrame(), "x", "y", "s", y_label="l", caption="Over all tokens. Special tokens and the [SEP] tokens too."
-    )
+    figure = Lines(pd.DataFrame(), "x", "y", "s", y_label="l", caption="All tokens. Special tokens and [SEP] tokens.")
     said = about_words(Findings({}, {}, sentences=[Sentence("A token's part.", table="t")], figures={"f": figure}))
     assert said.sentences == ["A word's part."]
     assert said.sentences[0].table == "t"

@@ -14,8 +14,8 @@ from normscope.maths.words import WordGroups, merged_head_norms
 from normscope.models.block import AttentionBlock
 
 Strip = tuple[slice, slice, Float[Tensor, "some head query key"], Bool[Tensor, "some #head #query #key"]]
-"""Some sequences; a range of keys that includes all that some of their queries see; α of these, zero at keys that are not visible;
-and which keys are visible."""
+"""Some sequences; a range of keys with all that some of their queries see; α of these, zero at keys that are not visible; and
+which keys are visible."""
 
 
 class Pairs(abc.ABC):

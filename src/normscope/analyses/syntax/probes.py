@@ -10,6 +10,7 @@ head and measure. The loss is convex: the probe depends on the sentences alone, 
 Source: https://arxiv.org/abs/1906.04341.
 """
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -83,13 +84,14 @@ class MapFile:
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="normscope-", buffering=0)  # noqa: SIM115 - closed by __exit__
+        self._file = tempfile.TemporaryFile(prefix="normscope-")  # noqa: SIM115 - closed by __exit__
 
     def __enter__(self) -> "MapFile":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # on a full disk, for what is left to write
+            self._file.close()
 
     def keep(self, sample: Sample) -> Sample:
         """The sample with its maps in the file, until that is closed.
@@ -99,10 +101,12 @@ class MapFile:
         """
         places = []
         for measure in range(len(HEAD_MEASURES)):
-            maps = sample.maps_of(measure).cpu().numpy()
+            maps = np.ascontiguousarray(sample.maps_of(measure).cpu().numpy())
             places.append((self._file.seek(0, os.SEEK_END), maps.shape, maps.dtype))
             try:
-                maps.tofile(self._file)
+                # `ndarray.tofile` would not notice a full disk.
+                self._file.write(maps.data)
+                self._file.flush()
             except OSError as error:
                 folder = tempfile.gettempdir()
                 raise InputError(
@@ -113,7 +117,8 @@ class MapFile:
         def maps_of(measure: int) -> Tensor:
             place, shape, dtype = places[measure]
             self._file.seek(place)
-            maps = np.fromfile(self._file, dtype=dtype, count=int(np.prod(shape))).reshape(shape)
+            maps = np.empty(shape, dtype)
+            self._file.readinto(maps.data)
             return torch.from_numpy(maps).to(sample.words.device)
 
         return dataclasses.replace(sample, maps_of=maps_of)
