@@ -31,7 +31,7 @@ ALLOWED = {
     "config": {"declarations"},
     "maths": set(),
     "statistics": {"maths"},
-    "data": {"config", "network"},
+    "data": {"config", "network", "maths.words"},
     "models": {"config", "data", "maths", "network"},
     "analyses": {
         "attribution",

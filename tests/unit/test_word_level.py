@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from normscope.analyses.findings import Findings, Lines, Sentence
 from normscope.analyses.norms.pairs import pairs_of
-from normscope.analyses.wording import about_words
 from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
 from normscope.config.schema import DatasetKind, DatasetOptions, Level, Segmentation
 from normscope.data.batching import Batch, collate, unpacked
@@ -24,6 +23,7 @@ from normscope.errors import InputError
 from normscope.models import block as block_module
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.running.wording import about_words
 from tests.end_to_end.shell import run_here
 from tests.tiny import token_batch
 from tests.treebank import write_treebank

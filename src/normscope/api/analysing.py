@@ -77,17 +77,9 @@ def run(
             "segmentation": segmentation,
             "categories": token_categories or {},
         }
-        settings = _of_model(prepared, batch_tokens) | {
-            "dataset": dataset | {"kind": "text"},
-            "report": {"enabled": False},
-        }
-        settings |= {
-            "layers": layers,
-            "categories": categories,
-            "level": level,
-            "seed": seed,
-            "analysis": _options(infos, options),
-        }
+        settings = _of_model(prepared, batch_tokens) | {"dataset": dataset | {"kind": "text"}, "level": level}
+        settings |= {"report": {"enabled": False}, "layers": layers, "categories": categories, "seed": seed}
+        settings["analysis"] = _options(infos, options)
         inputs = InputsInMemory(prepared, GivenTexts(_examples(prepared, texts)))
         with generators_restored():
             outcome = analyse(

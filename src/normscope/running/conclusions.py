@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 
 from normscope.analyses.findings import Figure, Findings, HeatmapGrid, HeatmapPanels
-from normscope.analyses.wording import about_words
 from normscope.config.schema import Level
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
 from normscope.running.session import Session, no_usable_example
+from normscope.running.wording import about_words
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """Wraps an iterable in a progress bar, given its length and a title."""

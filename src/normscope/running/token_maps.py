@@ -213,10 +213,8 @@ def _sentence(
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
         assert rule is not None
-        if groups is None:
-            stages = block.pair_maps(rule, in_double=False)
-        else:
-            stages = block.word_maps(groups, rule=rule, in_double=False)
+        of_words = None if groups is None else block.word_maps(groups, rule=rule, in_double=False)
+        stages = of_words or block.pair_maps(rule, in_double=False)
         del stages[LayerStage.BLOCK]
         block_maps[-1] |= {f"{stage}_n": values[0].float().cpu().numpy() for stage, values in stages.items()}
 
