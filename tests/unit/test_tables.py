@@ -275,7 +275,7 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pair
         assert abs(row.spearman - expected) <= row.error_bound + 1e-7  # rounding breaks ties
     everything = correlation.query("layer == 0 and category == 'all'")["spearman"].item()
     assert result.metrics["spearman/all"] == everything
-    assert any(f"{number(everything, signed=True)} for all" in sentence for sentence in result.sentences)
+    assert any(f"{number(everything, signed=True)} over all tokens" in sentence for sentence in result.sentences)
 
 
 def test_correlations_with_frequency_are_those_of_the_numbers_in_float64():
