@@ -33,7 +33,7 @@ def signed(value: float) -> str:
 
 def _word(token: str, value: float, largest: float) -> str:
     red, green, blue = _MORE if value > 0 else _LESS
-    # At most 60 % of the full colour, so that dark text stays readable.
+    # At most 60% of the full colour, so that dark text stays readable.
     strength = 0.6 * min(1.0, abs(value) / largest)
     style = f"background:rgba({red},{green},{blue},{strength:.3f});color:#1a1a1a;padding:.25em;margin:0 1px;border-radius:3px"
     return f'<span style="{style}" title="{signed(value)}">{html.escape(token)}</span> '

@@ -132,7 +132,7 @@ class InterventionRunner:
     def token_loss(self, batch: Batch, ablation: Ablation | None = None) -> tuple[float, int]:
         """Summed cross-entropy (nats) of the tokens that the checkpoint's head predicts, and their number.
 
-        A causal model predicts every token but the first of a sequence. Any other model predicts 15 % of the ordinary tokens,
+        A causal model predicts every token but the first of a sequence. Any other model predicts 15% of the ordinary tokens,
         which are masked; the choice depends only on the sequences, so every ablation masks the same ones.
 
         Raises:

@@ -148,7 +148,7 @@ def _scaled(values: np.ndarray) -> dict[str, Any]:
     """Values with the three digits that a reader sees, compressed.
 
     Up to 1000 steps of 1/65535 of the layer's largest value, a code is the number of steps; above that, each code is larger by
-    a thousandth than the one before. Errors are at most half a step, or 0.05 % above the knee. High and low bytes stand apart,
+    a thousandth than the one before. Errors are at most half a step, or 0.05% above the knee. High and low bytes stand apart,
     since only the former compress well.
     """
     largest = values.reshape(len(values), -1).max(axis=1).astype(float)
