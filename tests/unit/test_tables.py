@@ -15,6 +15,7 @@ from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.norms.analysis import NormsAnalysis
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
+from normscope.analyses.norms.pairs import pairs_of
 from normscope.analyses.score.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
@@ -238,7 +239,7 @@ def test_weights_in_strips_have_the_same_correlation(monkeypatch):
         monkeypatch.setattr(AttentionBlock, "queries_at_once", property(lambda _block, at_once=at_once: at_once))
         block = blocks_of(model, batch)[0]
         pairs = PairCorrelation(NormsOptions(seed=0), 1, len(CATEGORIES))
-        pairs.update(0, block, batch)
+        pairs.update(0, pairs_of(block, batch))
         found[at_once] = pairs.correlation.compute()[0]
         assert "weights" not in block.__dict__, "α of the whole batch"
     for one, other in zip(found[7], found[40], strict=True):

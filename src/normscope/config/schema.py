@@ -34,6 +34,13 @@ class Pin:
     """SHA-256 digest of the weights."""
 
 
+class Level(enum.StrEnum):
+    """What maps and norms are about: tokens, or the words that they spell."""
+
+    token = "token"
+    word = "word"
+
+
 class ModelStack(enum.StrEnum):
     """Which attention of an encoder–decoder is analysed."""
 
@@ -352,13 +359,6 @@ else:
         [(info.name, info.options, field(default_factory=info.options)) for info in analyses().values()],
         namespace={"__doc__": "The options of every analysis, enabled or not.", "__module__": __name__},
     )
-
-
-class Level(enum.StrEnum):
-    """What maps and norms are about: tokens, or the words that they spell."""
-
-    token = "token"
-    word = "word"
 
 
 @dataclass
