@@ -15,6 +15,7 @@ WAYS = {
     "outliers+score": "outliers and score",
     "mixing+norms+frequency+outliers+score": "all five",
     "straightforward": "mixing, straightforward",
+    "feedforward": "feedforward (whole layers)",
 }
 """What the measurements call combinations of analyses, in words."""
 
@@ -52,7 +53,7 @@ def _shapes() -> str:
             f"{row['time_ratio']:.2f}",
             f"{row['memory_ratio']:.2f}",
         )
-        for row in _rows("shapes")
+        for row in [*_rows("shapes"), *(row for row in _rows("feed-forward") if row["way"] == "feedforward")]
         if row["way"] != "bare"
     ]
     return table(("shapes", "batch", "analyses", "time / bare", "memory / bare"), rows)
