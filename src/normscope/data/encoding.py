@@ -80,7 +80,8 @@ class Encoder:
         """Whether queries attend to the source."""
         self._translates = model.translates
         self._translations = None if model.decoder_inputs is None else Translations(model, self.max_length, words)
-        self._separate = separate
+        self.separate = separate
+        """Whether the texts of a pair are sequences of their own."""
         if separate and options.segmentation is Segmentation.window:
             raise InputError(
                 "dataset.segmentation=window: expected whole texts, since an analysis compares the texts of pairs; leave it out"
@@ -119,7 +120,7 @@ class Encoder:
         tokenizer = self.tokenizer
         if not tokenizer.is_fast or self._translations is not None:
             return None
-        own = (self.max_length, self._segments, self._translates, self._separate, self.level)
+        own = (self.max_length, self._segments, self._translates, self.separate, self.level)
         names = tuple(self.categories.names)
         special = tuple(sorted(tokenizer.special_tokens_map.items(), key=str))
         return *own, names, str(special), str(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str()
@@ -150,7 +151,7 @@ class Encoder:
         if self._unknown is not None:
             examples = [self._with_unknown(example, self._unknown) for example in examples]
         examples = [self._shortened(example) for example in examples]
-        sequences = self._pairs(examples, counts) if self._separate else self._sequences(examples, counts)
+        sequences = self._pairs(examples, counts) if self.separate else self._sequences(examples, counts)
         return sequences if self.level is Level.token else [self.with_units(sequence) for sequence in sequences]
 
     def _sequences(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:

@@ -107,7 +107,8 @@ def select_examples(
 
 def _user_text(text: str, encoder: Encoder, window: Encoder) -> ExplorerText:
     source, _, target = text.partition(" ||| ")
-    example = Example(source, target or None)
+    # Where the texts of a pair are sequences of their own, the first is shown: a single text needs no second one.
+    example = Example(source, target or (source if encoder.separate else None))
     if not encoder.encode([example], counts := CorpusCounts()) or counts.cut:
         raise InputError(
             f"report.text: expected a text within the model's maximum length, or `text ||| second text`; got one with "
