@@ -8,6 +8,12 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.loading import run_experts_in_float64
 
+INPUTS = {
+    "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 6, 0]]),
+    "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]]),
+}
+"""Two sequences, one of them padded."""
+
 _BERT_LIKE = {
     "vocab_size": 99,
     "hidden_size": 24,

@@ -36,13 +36,15 @@ class _NormscopeStep(PipelineStep):
 
     Args:
         folder: Holds the run folders of all steps; every task must see it.
+        overrides: As on the command line.
     """
 
     type = "normscope"
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, overrides: Sequence[str]) -> None:
         super().__init__()
         self.folder = Path(folder)
+        self.overrides = list(overrides)
 
     def run(self, data: Iterable[Any] | None = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Run the task's command, or resume it, unless an earlier attempt has completed it.
@@ -78,10 +80,6 @@ class PrepareShards(_NormscopeStep):
 
     name = "prepare shards"
 
-    def __init__(self, folder: str | Path, overrides: Sequence[str]) -> None:
-        super().__init__(folder)
-        self.overrides = list(overrides)
-
     def run_folder(self, _rank: int) -> Path:
         """`prepared`."""
         return self.folder / _PREPARED
@@ -102,10 +100,6 @@ class RunShard(_NormscopeStep):
     """
 
     name = "run shard"
-
-    def __init__(self, folder: str | Path, overrides: Sequence[str]) -> None:
-        super().__init__(folder)
-        self.overrides = list(overrides)
 
     def run_folder(self, rank: int) -> Path:
         """`shard-00000` and so on."""
@@ -130,8 +124,7 @@ class MergeShards(_NormscopeStep):
     name = "merge shards"
 
     def __init__(self, folder: str | Path, overrides: Sequence[str] = ()) -> None:
-        super().__init__(folder)
-        self.overrides = list(overrides)
+        super().__init__(folder, overrides)
 
     def run_folder(self, _rank: int) -> Path:
         """`merged`."""
@@ -149,7 +142,7 @@ def _status(run_folder: Path) -> str | None:
 
 
 def _normscope(arguments: Sequence[str]) -> None:
-    """Run a command in a process of its own, whose messages go to the log of the task.
+    """Run a command in a separate process, whose messages go to the log of the task.
 
     Raises:
         RuntimeError: If it fails.

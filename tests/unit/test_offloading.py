@@ -36,13 +36,9 @@ from normscope.models.offloading import (
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
 from normscope.running.distributed import ProcessGroup
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, INPUTS, tiny_model
 
 CPU = torch.device("cpu")
-INPUTS = {
-    "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 6, 0]]),
-    "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]]),
-}
 
 
 def observed(model, layout) -> list[torch.Tensor]:

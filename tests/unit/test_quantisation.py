@@ -25,13 +25,9 @@ from normscope.models.quantisation import (
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
 from normscope.models.wrapping import wrap_model
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, INPUTS, tiny_model
 
 CPU = torch.device("cpu")
-INPUTS = {
-    "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 6, 0]]),
-    "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]]),
-}
 INT8, EIGHT, FOUR = Quantization
 
 

@@ -1,23 +1,20 @@
 """Models for the Python interface: by name, or already in memory."""
 
-import enum
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.choices import chosen
 from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
 from normscope.models.verification import verify
 from normscope.models.wrapping import wrap_model
-
-Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PIN = Pin(
@@ -75,7 +72,7 @@ def load(
             pin=DEFAULT_PIN,
             tokenizer=None if tokenizer is None or loaded is not None else str(tokenizer),
             stack=_stack(stack),
-            quantization=None if quantization is None else _choice("quantization", quantization, Quantization),
+            quantization=None if quantization is None else chosen("quantization", quantization, Quantization),
             random_init=random_init,
             seed=seed,
             source_language=source_language,
@@ -86,7 +83,7 @@ def load(
         if device_map is not None:
             named = None if device == "auto" else device
             _check_alone(device_map, random_init=random_init, device=named, quantization=quantization)
-        return _verified(options, DeviceOptions(name=device, dtype=_choice("dtype", dtype, DType)), device_map, loaded)
+        return _verified(options, DeviceOptions(name=device, dtype=chosen("dtype", dtype, DType)), device_map, loaded)
 
 
 def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
@@ -141,13 +138,7 @@ def _check_alone(device_map: object, **others: object) -> None:
             raise InputError(f"device_map={device_map!r}: expected it alone, got {name}={value!r} as well")
 
 
-def _choice(name: str, value: str, choices: type[Choice]) -> Choice:
-    if value not in list(choices):
-        raise InputError(f"{name}={value!r}: expected one of {', '.join(choices)}")
-    return choices(value)
-
-
 def _stack(stack: str | None) -> ModelStack | None:
     if stack is None:
         return None
-    return _choice("stack", stack, ModelStack)
+    return chosen("stack", stack, ModelStack)

@@ -16,7 +16,7 @@ from normscope.models.stacks import stacks_of
 
 
 def translation_maps(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> ModelMaps:
-    """ALTI+ of a batch of translations, in float64. Each stack takes a pass of its own.
+    """ALTI+ of a batch of translations, in float64. Each stack takes a separate pass.
 
     Rows are the decoder's outputs; columns are the source's tokens, then those of the target. The first columns of a layer's
     map alone are the encoder's outputs.

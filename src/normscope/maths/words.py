@@ -197,6 +197,12 @@ class WordGroups:
         return together.triu(1).nonzero()
 
     @cached_property
+    def ordered_siblings(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+        """The same pairs in both orders: sequences, queries, keys."""
+        sequence, one, other = self.siblings.unbind(-1)
+        return torch.cat([sequence, sequence]), torch.cat([one, other]), torch.cat([other, one])
+
+    @cached_property
     def _targets(self) -> Pieces:
         return Pieces.of(self.targets, self.rows.shape[1])
 

@@ -496,8 +496,7 @@ class AttentionBlock:
         """What each token gives to all tokens of its word, by head, and what it takes from them."""
         weights = self.self_weights.to(self.value).clone()
         values = weights.unsqueeze(-1) * self.value
-        sequence, one, other = groups.siblings.unbind(-1)
-        row, query, key = torch.cat([sequence, sequence]), torch.cat([one, other]), torch.cat([other, one])
+        row, query, key = groups.ordered_siblings
         for head in range(weights.shape[1]):
             shares = self.weights_at(row, torch.full_like(row, head), query, key).to(weights)
             weights[:, head].index_put_((row, query), shares, accumulate=True)
@@ -506,8 +505,7 @@ class AttentionBlock:
 
     def _see_only_their_word(self, groups: WordGroups) -> Bool[Tensor, "batch word"]:
         """Words none of whose tokens sees another word."""
-        sequence, one, other = groups.siblings.unbind(-1)
-        row, query, key = torch.cat([sequence, sequence]), torch.cat([one, other]), torch.cat([other, one])
+        row, query, key = groups.ordered_siblings
         seen = (self.mask or Mask()).sees(row, query, key)
         inside = self.token_mask.long()
         inside.index_put_((row, query), torch.ones_like(row) if seen is None else seen.long(), accumulate=True)

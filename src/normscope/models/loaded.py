@@ -80,8 +80,8 @@ class LoadedModel:
         Raises:
             InputError: If they are not.
         """
-        found = [verify(stack.model, stack.layout, self.name) for stack in stacks_of(self.model).values()]
-        return max(found, key=lambda verification: verification.error)
+        verifications = [verify(stack.model, stack.layout, self.name) for stack in stacks_of(self.model).values()]
+        return max(verifications, key=lambda verification: verification.error)
 
     @property
     def layers(self) -> int:

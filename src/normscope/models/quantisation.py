@@ -4,7 +4,7 @@ A quantised model computes with the numbers that its integers and scales stand f
 They are computed when a block is decomposed, one layer at a time: those of all layers would take the memory that quantisation
 saves.
 
-torchao keeps a weight in a tensor of a type of its own. bitsandbytes keeps integers in the parameter and scales beside it; its
+torchao keeps a weight in its own type of tensor. bitsandbytes keeps integers in the parameter and scales beside it; its
 8-bit layers also round what they multiply, so that their output is not exactly what their weights would give.
 """
 
