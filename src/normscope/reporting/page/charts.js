@@ -33,7 +33,8 @@ function panelsIn(width, { across, narrow = 1 }) {
   return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis - 6)) };
 }
 
-// Small heat maps share their rows' axis, so that more of them fit. Narrow ones have no room for the words after a method's name.
+// Small heat maps share their rows' axis, so that more of them fit. The words after a method's name are a line of their titles, for
+// which narrow ones have no room.
 function heatmapsIn(width, { across, narrow }) {
   const columns = width < 640 ? Math.min(across, narrow) : across;
   return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis - ROOM.gap) / columns - ROOM.facet)) };
@@ -79,7 +80,7 @@ function sizedHeatmaps(spec, width) {
   const height = Math.max(cell * rows, 40);
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
-    const facet = { ...spec.facet, header: { labelLimit: panel + 2 * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, ...(panel < ROOM.words ? { labelExpr: "split(datum.label, ': ')[0]" } : {}) } };
+    const facet = { ...spec.facet, header: { labelLimit: panel + 2 * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, labelExpr: `split(datum.label, ': ')${panel < ROOM.words ? "[0]" : ""}` } };
     return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
   }
   const columns = evenly(spec.concat.length, Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map))));
