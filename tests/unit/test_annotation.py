@@ -189,7 +189,8 @@ def test_masked_words_are_masks(tmp_path, tokenizer):
     for sequence in sequences:
         masked = sequence.input_ids == tokenizer.mask_token_id
         assert masked.any()
-        assert (sequence.categories[masked] == encoder.categories.names.index("mask")).all()
+        categories = encoder.categories.of_sequence(sequence.input_ids, sequence.inherited)
+        assert (categories[masked] == encoder.categories.names.index("mask")).all()
 
 
 def labelled(folder, ending: str, rows: list[dict]):

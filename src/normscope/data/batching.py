@@ -51,6 +51,8 @@ class Batch:
     """Whether each two sequences, one after the other, are the texts of a pair."""
     scores: tuple[float | None, ...] = ()
     """The gold score of each such pair; None where there is none."""
+    inherited: Int[Tensor, "batch token"] | None = None
+    """The category of each token from its word or its part of a conversation, see `TokenSequence`; −1 at padding."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
     _built: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
@@ -99,6 +101,7 @@ class Batch:
             token_type_ids=None if self.token_type_ids is None else of_words(self.token_type_ids),
             token_mask=first.exists,
             categories=of_words(self.categories).masked_fill(~first.exists, -1),
+            inherited=None,
             source=None if self.source is None else self.source.measured,
             words=None,
             units=None,
@@ -158,13 +161,14 @@ class Batch:
             token_type_ids=None if self.token_type_ids is None else change(self.token_type_ids),
             token_mask=change(self.token_mask),
             categories=change(self.categories),
+            inherited=None if self.inherited is None else change(self.inherited),
             source=None if self.source is None else self.source._each(change),
             words=None if self.words is None else change(self.words),
             units=None if self.units is None else change(self.units),
         )
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
-        """All model inputs of each sequence: tokens, segments and source tokens, −1 where there are none; categories; units."""
+        """Each sequence, −1 where there is nothing: tokens, segments, source tokens; inherited categories; units."""
         width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
         rows = torch.full((5, self.sequences, width), -1, device=self.input_ids.device)
         rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)
@@ -173,20 +177,22 @@ class Batch:
         if self.source is not None:
             source = self.source
             rows[2, :, : source.token_mask.shape[1]] = source.input_ids.masked_fill(~source.token_mask, -1)
-        rows[3, :, : self.token_mask.shape[1]] = self.categories
+        if self.inherited is not None:
+            rows[3, :, : self.token_mask.shape[1]] = self.inherited
         if self.units is not None:
             rows[4, :, : self.token_mask.shape[1]] = self.units
         return rows
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
-    """One sequence of a `Batch.packed` tensor; without categories, those of its vocabulary apply."""
-    tokens, segments, source, categories, units = (kind[kind >= 0].numpy() for kind in kinds)
+    """One sequence of a `Batch.packed` tensor."""
+    tokens, segments, source, _, units = (kind[kind >= 0].numpy() for kind in kinds)
+    inherited = kinds[3, : len(tokens)].numpy()
     return TokenSequence(
         tokens,
         segments if len(segments) else None,
         source_ids=source if len(source) else None,
-        categories=categories if len(categories) else None,
+        inherited=inherited if (inherited >= 0).any() else None,
         units=units if len(units) else None,
     )
 
@@ -265,15 +271,16 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)
     token_mask = np.zeros(shape, dtype=bool)
     categories = np.full(shape, -1, dtype=np.int64)
+    inherited = None if all(each.inherited is None for each in sequences) else np.full(shape, -1, dtype=np.int64)
     words = None if all(sequence.words is None for sequence in sequences) else np.full(shape, NO_WORD, dtype=np.int64)
     units = None if sequences[0].units is None else np.full(shape, NO_WORD, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
         token_mask[row, columns] = True
-        categories[row, columns] = (
-            encoder.categories.of_sequence(sequence.input_ids) if sequence.categories is None else sequence.categories
-        )
+        categories[row, columns] = encoder.categories.of_sequence(sequence.input_ids, sequence.inherited)
+        if inherited is not None and sequence.inherited is not None:
+            inherited[row, columns] = sequence.inherited
         if words is not None and sequence.words is not None:
             words[row, columns] = sequence.words
         if units is not None and sequence.units is not None:
@@ -285,6 +292,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         token_type_ids=None if segments is None else torch.from_numpy(segments),
         token_mask=torch.from_numpy(token_mask),
         categories=torch.from_numpy(categories),
+        inherited=None if inherited is None else torch.from_numpy(inherited),
         fingerprints=tuple(fingerprint(_all_tokens(sequence)) for sequence in sequences),
         source=collate(sources, encoder) if sources else None,
         is_cross_attention=encoder.is_cross_attention,

@@ -80,28 +80,31 @@ class TokenCategories:
                 of_token[token_id] = CATEGORIES.index(category)
         return cls(of_token, frozenset(tokenizer.all_special_ids), names)
 
-    def of_sequence(self, input_ids: np.ndarray) -> np.ndarray:
-        """The categories of a sequence's tokens."""
-        categories: np.ndarray = self.of_token[input_ids].astype(np.int64)
-        if FIRST in self.names and len(categories):
-            categories[0] = self.names.index(FIRST)
-        return categories
-
-    def of_words(self, input_ids: np.ndarray, words: np.ndarray, values: Sequence[str]) -> np.ndarray:
-        """The categories of a sequence of annotated words.
+    def of_sequence(self, input_ids: np.ndarray, inherited: np.ndarray | None = None) -> np.ndarray:
+        """The categories of a sequence's tokens.
 
         Args:
             input_ids: The tokens.
+            inherited: The categories of tokens that would be `other`, see `TokenSequence.inherited`.
+        """
+        categories: np.ndarray = self.of_token[input_ids].astype(np.int64)
+        if FIRST in self.names and len(categories):
+            categories[0] = self.names.index(FIRST)
+        if inherited is None:
+            return categories
+        return np.where((categories == self.names.index("other")) & (inherited >= 0), inherited, categories)
+
+    def of_words(self, words: np.ndarray, values: Sequence[str]) -> np.ndarray:
+        """The categories that tokens inherit from annotated words; −1 for tokens without a word.
+
+        Args:
             words: The word of each token, or NO_WORD.
             values: The value of each word in the column whose values are categories.
         """
-        categories = self.of_sequence(input_ids)
         numbers = {name: number for number, name in enumerate(self.names)}
-        other = numbers["other"]
-        of_word = np.array([numbers.get(value, other) for value in values], dtype=np.int64)
-        open_ = (categories == other) & (words != NO_WORD)
-        categories[open_] = of_word[words[open_]]
-        return categories
+        of_word = np.array([*(numbers.get(value, numbers["other"]) for value in values), -1], dtype=np.int64)
+        inherited: np.ndarray = of_word[np.where(words == NO_WORD, -1, words)]
+        return inherited
 
 
 def _custom_tokens(

@@ -4,7 +4,6 @@ import bisect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.legibility import NOT_TEXT, why_not_text
@@ -127,18 +126,6 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tupl
     """The token ids of a conversation, and the part of each. The template has all special tokens, so none are added."""
     encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoded["input_ids"]), written.parts_of(encoded["offset_mapping"])
-
-
-def with_parts(categories: np.ndarray, parts: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """Categories of tokens, with the part of the conversation in place of `other`.
-
-    Args:
-        categories: The category of each token by itself.
-        parts: The part of each token.
-        names: The names of the categories, those of PARTS among them.
-    """
-    of_part = np.array([names.index(part) for part in parts], dtype=np.int64)
-    return np.where(categories == names.index("other"), of_part, categories)
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:

@@ -11,7 +11,7 @@ from transformers.tokenization_utils_base import BatchEncoding
 
 from normscope.config.schema import Compat, DatasetOptions, Level, Segmentation, Segments
 from normscope.data.categories import TokenCategories
-from normscope.data.conversations import PARTS, check_tokenizer, conversation, tokens_of, with_parts
+from normscope.data.conversations import PARTS, check_tokenizer, conversation, tokens_of
 from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
@@ -289,8 +289,8 @@ class Encoder:
             cut = self.max_length is not None and len(ids) > self.max_length
             ids, parts = ids[: self.max_length], parts[: self.max_length]
             sequence = self._sequence(ids, [0] * len(ids) if self._segments else None, cut=cut)
-            categories = with_parts(self.categories.of_sequence(sequence.input_ids), parts, self.categories.names)
-            yield [dataclasses.replace(sequence, categories=categories)]
+            inherited = np.array([self.categories.names.index(part) for part in parts], dtype=np.int64)
+            yield [dataclasses.replace(sequence, inherited=inherited)]
 
     def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
         """A text with the word of each token."""
@@ -305,9 +305,9 @@ class Encoder:
             words=words,
             units=unit_numbers(words.tolist()) if self.level is Level.word else None,
             row=example.row,
-            categories=self.categories.of_words(sequence.input_ids, words, annotation.columns[self._column])
-            if self._column is not None
-            else None,
+            inherited=None
+            if self._column is None
+            else self.categories.of_words(words, annotation.columns[self._column]),
             sentence=AnnotatedSentence(annotation, tuple(owners)),
         )
 

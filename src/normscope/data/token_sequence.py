@@ -43,8 +43,9 @@ class TokenSequence:
     source_units: np.ndarray | None = None
     row: int = 0
     """Row of the corpus; set together with `words` or `second`."""
-    categories: np.ndarray | None = None
-    """The category of each token; None if the tokens alone determine it."""
+    inherited: np.ndarray | None = None
+    """The category that each token has from its word or its part of a conversation unless it has one of its own, −1 where
+    there is none; None if the tokens alone determine all categories."""
     sentence: "AnnotatedSentence | None" = None
     """The annotated words; set together with `words`."""
     second: "TokenSequence | None" = None

@@ -36,7 +36,7 @@ def sequences_of(
 
     Args:
         variant: Which variant.
-        sample: Sequences as `Batch.packed` has them. The result has no categories: those of the vocabulary apply.
+        sample: Sequences as `Batch.packed` has them. Words and parts of a conversation keep their places.
         options: The length and the seed.
         context: The special tokens, which `random` and `repeat` keep, and the vocabulary.
     """
@@ -81,6 +81,9 @@ def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) ->
     if len(segments):
         cut[1, bos:length] = segments[kept]
         cut[1, 0] = segments[0]
+    cut[3, bos:length] = kinds[3][kept]
+    if bos and start:
+        cut[3, 0] = kinds[3][0]
     source = kinds[2][kinds[2] >= 0]
     cut[2, : len(source)] = source
     return cut
