@@ -5,6 +5,7 @@ from transformers import PretrainedConfig
 
 from normscope.errors import InputError
 from normscope.models.families import FAMILIES, STACKS
+from normscope.models.quantised_checkpoints import check_readable
 
 _CLIPPED = ("clip_qkv", None, "queries, keys and values are clipped after their projections")
 
@@ -77,11 +78,7 @@ def check_supported(config: PretrainedConfig) -> None:
             f"hidden_size={size} in the model's config: expected at least 1; correct the config.json of model.name, or "
             "model.architecture"
         )
-    if getattr(config, "quantization_config", None) is not None:
-        raise InputError(
-            "quantization_config: quantised weights are not the ones that the model computes with; set model.name to a "
-            "checkpoint in float32, float16 or bfloat16"
-        )
+    check_readable(config)
     # In transformers 5, Gemma sees later tokens only in batches without padding.
     if getattr(config, "use_bidirectional_attention", False) and getattr(config, "is_causal", True):
         raise InputError(

@@ -35,7 +35,14 @@ from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import execution_device, is_offloaded, keep_on, memory_by_device, spare_memory
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
-from normscope.models.task_heads import Head, task_head
+from normscope.models.quantised_checkpoints import (
+    check_loadable,
+    class_of,
+    compute_in,
+    set_dtype,
+    stored_quantization,
+)
+from normscope.models.task_heads import Head, head_class, task_head
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
     check_all_used,
@@ -87,8 +94,21 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     config.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
     config.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     layout = layout_of(config.model_type, None if options.stack is None else options.stack.value, config)
+    if options.random_init or source is None:
+        vars(config).pop("quantization_config", None)  # random weights are not quantised
     check_supported(config)
-    return OpenedModel(options, config, layout, source, adapter)
+    stored = stored_quantization(config)
+    if stored is not None and adapter is not None:
+        raise InputError(
+            f"model.name={options.name}: expected an adapter of a checkpoint in float32, float16 or bfloat16, because merged "
+            f"weights would be rounded again, got one of quantised weights ({stored})"
+        )
+    if stored is not None and options.quantization is not None:
+        raise InputError(
+            f"model.quantization={options.quantization}: the weights of {options.name} are quantised already ({stored}); leave "
+            "out model.quantization"
+        )
+    return OpenedModel(options, config, layout, source, adapter, stored)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +122,8 @@ class OpenedModel:
     """Its files; None for a model from `model.architecture`."""
     adapter: Path | None
     """The folder of a PEFT adapter to merge into it; None without one."""
+    stored: Quantization | None = None
+    """How its weights were quantised before they were saved; None if they were not."""
 
     @property
     def info(self) -> ModelInfo:
@@ -130,6 +152,10 @@ class OpenedModel:
         name = self.options.name
         if device.map is not None:
             self._check_spreadable()
+        if self.stored is not None:
+            check_loadable(self.stored, name, DTYPES[device.dtype], torch_device(device.name))
+            compute_in(self.config, DTYPES[device.dtype])
+        if device.map is not None:
             spread = {"device_map": "auto"} | _spread(device)
             model = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
@@ -137,7 +163,7 @@ class OpenedModel:
             target = execution_device(model)
         elif self._by_bitsandbytes:
             target = torch_device(device.name)
-            model = self._model(DTYPES[device.dtype], self._quantising(DTYPES[device.dtype], target))
+            model = self._model(DTYPES[device.dtype], self._on(target, DTYPES[device.dtype]))
         else:
             model = self._model(DTYPES[device.dtype], {} if device_map is None else {"device_map": device_map})
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
@@ -181,7 +207,7 @@ class OpenedModel:
         memory = None if device.map is not None else Memory.of(target, processes)
         if memory is None:
             return None
-        quantization = self.options.quantization
+        quantization = self.quantization
         try:
             needed = estimate(
                 self.config,
@@ -199,22 +225,28 @@ class OpenedModel:
         return compare(needed, target, memory, advice, name=self.options.name, processes=processes)
 
     @property
+    def quantization(self) -> Quantization | None:
+        """How the weights are quantised, before or after they were saved."""
+        return self.options.quantization or self.stored
+
+    @property
     def _random(self) -> bool:
         return self.options.random_init or self.source is None
 
     @property
     def _by_bitsandbytes(self) -> bool:
-        """Whether weights are quantised while they are read."""
-        return self.options.quantization in (Quantization.bitsandbytes_8bit, Quantization.bitsandbytes_4bit)
+        """Whether weights are on their device once they are read."""
+        return self.quantization in (Quantization.bitsandbytes_8bit, Quantization.bitsandbytes_4bit)
 
-    def _quantising(self, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
-        """Arguments with which transformers quantises weights and puts them on a device.
+    def _on(self, device: torch.device, dtype: torch.dtype) -> dict[str, object]:
+        """Arguments with which transformers puts weights on a device, quantised by bitsandbytes now or before.
 
         Raises:
             InputError: If bitsandbytes cannot quantise them.
         """
         quantization = self.options.quantization
-        assert quantization is not None
+        if quantization is None:
+            return {"device_map": {"": device}}
         if self._random or self.adapter is not None:
             what = "random weights" if self._random else "an adapter"
             raise InputError(
@@ -229,11 +261,11 @@ class OpenedModel:
         Raises:
             InputError: If they cannot.
         """
-        if self.options.quantization is not None:
-            raise InputError(
-                f"device.map=auto: expected weights that are not quantised, got "
-                f"model.quantization={self.options.quantization}; leave out one of the two"
-            )
+        if self.quantization is not None:
+            given, advice = f"model.quantization={self.quantization}", "leave out one of the two"
+            if self.stored is not None:
+                given, advice = f"those of {self.options.name} ({self.stored})", "leave out device.map"
+            raise InputError(f"device.map=auto: expected weights that are not quantised, got {given}; {advice}")
         if self._random or self.adapter is not None:
             what = "random weights" if self._random else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
@@ -256,13 +288,22 @@ class OpenedModel:
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
-            model = _pretrained(self.source, self.config, self.options, dtype, placing)
+            model = _pretrained(
+                self.source, self.config, self.options, dtype, placing, class_of(self.config, self.stored)
+            )
+            if self.stored is Quantization.torchao_int8:
+                set_dtype(model, dtype)
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
         return model.get_encoder() if self.layout.stack == "encoder" else model
 
     def _head(self, head: Head, model: PreTrainedModel) -> PreTrainedModel | None:
         if self._random or self.source is None or self.adapter is not None:
+            return None
+        # Only the class that saved torchao's tensors can read them.
+        if self.stored is Quantization.torchao_int8 and class_of(self.config, self.stored) is not head_class(
+            head, self.config
+        ):
             return None
         return task_head(
             head,
@@ -377,13 +418,18 @@ def _spread(device: DeviceOptions) -> dict[str, Any]:
 
 
 def _pretrained(
-    source: Source, config: PretrainedConfig, options: ModelOptions, dtype: torch.dtype, placing: Mapping[str, object]
+    source: Source,
+    config: PretrainedConfig,
+    options: ModelOptions,
+    dtype: torch.dtype,
+    placing: Mapping[str, object],
+    kind: Any,
 ) -> PreTrainedModel:
     check_pickles(source.folder, options.name)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Casting complex values")  # `check_dtypes` refuses these
-            model, loading = AutoModel.from_pretrained(
+            whole, loading = kind.from_pretrained(
                 source.folder,
                 config=config,
                 dtype=dtype,
@@ -395,6 +441,7 @@ def _pretrained(
             )
     except Exception as error:  # truncated or corrupt files raise a dozen types
         raise InputError(f"model.name={options.name}: its weights cannot be read: {one_line(error)}") from error
+    model: PreTrainedModel = whole if kind is AutoModel else whole.base_model
     check_shapes(loading["mismatched_keys"], options.name)
     check_none_missing(config, loading["missing_keys"], options.name)
     check_all_used(model, loading["unexpected_keys"], options.name)

@@ -118,13 +118,11 @@ def bitsandbytes_config(quantization: Quantization, dtype: torch.dtype, device: 
     Raises:
         InputError: If the device is not CUDA, or bitsandbytes is not installed.
     """
-    _require_float32_or_less(quantization, dtype)
-    if device.type != "cuda":
-        raise InputError(
-            f"model.quantization={quantization}: expected a CUDA device, got {device}; set "
-            f"model.quantization={Quantization.torchao_int8}, which runs on any device"
-        )
-    _import("bitsandbytes", quantization)
+    subject = f"model.quantization={quantization}"
+    check_dtype(dtype, subject)
+    check_bitsandbytes(
+        device, subject, f"; set model.quantization={Quantization.torchao_int8}, which runs on any device"
+    )
     if quantization is Quantization.bitsandbytes_8bit:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
@@ -136,17 +134,28 @@ def quantise_to_int8(model: PreTrainedModel, device: torch.device) -> None:
     Raises:
         InputError: If torchao is not installed, the model is in float64, or it has no linear layers.
     """
-    quantization = Quantization.torchao_int8
-    _require_float32_or_less(quantization, model.dtype)
-    torchao: Any = _import("torchao.quantization", quantization)
+    subject = f"model.quantization={Quantization.torchao_int8}"
+    check_dtype(model.dtype, subject)
+    torchao: Any = import_package("torchao.quantization", subject)
     if not any(_is_linear(module) for module in model.modules()):
         raise InputError(
-            f"model.quantization={quantization}: expected a model with linear layers, got {model.config.model_type}, whose "
+            f"{subject}: expected a model with linear layers, got {model.config.model_type}, whose "
             "projections are of another kind; leave out model.quantization"
         )
     torchao.quantize_(
         model, torchao.Int8WeightOnlyConfig(), filter_fn=lambda module, _path: _is_linear(module), device=device
     )
+
+
+def with_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    """The parameter, whose integers and scales stand for numbers of a dtype if torchao has quantised it."""
+    if not _by_torchao(parameter):
+        return parameter
+    subclass: Any = parameter.data
+    names, attributes = subclass.__tensor_flatten__()
+    stored = {name: getattr(subclass, name) for name in names}
+    whole = type(subclass).__tensor_unflatten__(stored, attributes | {"dtype": dtype}, None, None)
+    return nn.Parameter(whole, requires_grad=False)
 
 
 def quantised_bytes(module: nn.Module, quantization: Quantization) -> int | None:
@@ -173,16 +182,39 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def _require_float32_or_less(quantization: Quantization, dtype: torch.dtype) -> None:
+def check_dtype(dtype: torch.dtype, subject: str) -> None:
+    """Check that quantised weights can stand for numbers of a dtype.
+
+    Args:
+        dtype: What the model computes in.
+        subject: What asks for quantised weights, for messages.
+
+    Raises:
+        InputError: If they cannot.
+    """
     if dtype is torch.float64:
-        raise InputError(
-            f"device.dtype=float64: expected bfloat16, float16 or float32 with model.quantization={quantization}"
-        )
+        raise InputError(f"device.dtype=float64: expected bfloat16, float16 or float32 with {subject}")
 
 
-def _import(name: str, quantization: Quantization) -> Any:
+def check_bitsandbytes(device: torch.device, subject: str, advice: str = "") -> None:
+    """Check that bitsandbytes runs here; the other arguments are for messages.
+
+    Raises:
+        InputError: If the device is not CUDA, or bitsandbytes is not installed.
+    """
+    if device.type != "cuda":
+        raise InputError(f"{subject}: expected a CUDA device, got {device}{advice}")
+    import_package("bitsandbytes", subject)
+
+
+def import_package(name: str, subject: str) -> Any:
+    """A module of a package that is not always installed.
+
+    Raises:
+        InputError: If it is not.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise InputError(f"model.quantization={quantization} needs {package}: pip install {package}") from error
+        raise InputError(f"{subject} needs {package}: pip install {package}") from error

@@ -41,8 +41,14 @@ _AUTO: dict[Head, Any] = {
 
 def has_head(model: PreTrainedModel, head: Head) -> bool:
     """Whether a model is a base model with this head."""
-    kind: Any = _AUTO[head]._model_mapping.get(type(model.config), None)
+    kind = head_class(head, model.config)
     return kind is not None and isinstance(model, kind)
+
+
+def head_class(head: Head, config: PretrainedConfig) -> type | None:
+    """The class of models with this head in the family of a config; None if there is none."""
+    kind: type | None = _AUTO[head]._model_mapping.get(type(config), None)
+    return kind
 
 
 def task_head(

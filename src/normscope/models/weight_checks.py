@@ -95,6 +95,8 @@ def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: st
 def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Check that weights are stored as floating-point numbers of 16 bits or more; loading would cast others without a warning.
 
+    Weights that stay quantised may be stored as anything.
+
     Args:
         model: The base model, loaded.
         folder: The folder of its weight files.
@@ -103,8 +105,16 @@ def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     Raises:
         InputError: If a tensor of the base model is complex, integer or has eight bits.
     """
+    quantised = {
+        path
+        for path, module in model.named_modules()
+        if any(map(is_quantised_weight, module.parameters(recurse=False)))
+    }
+    prefix = f"{model.base_model_prefix}."
     for file in weight_files(folder):
         for key, dtype in _dtypes(file):
+            if _belongs(key, quantised) or _belongs(key.removeprefix(prefix), quantised):
+                continue
             if dtype in _FLOATS or not _in_base_model(model, key) or _HARMLESS.search(key) or _MASKS.search(key):
                 continue
             raise InputError(
@@ -183,6 +193,11 @@ def _dtypes(file: Path) -> Iterator[tuple[str, str]]:
     for key, value in torch.load(file, map_location="meta", weights_only=True).items():
         if isinstance(value, torch.Tensor):
             yield key, names.get(value.dtype, str(value.dtype).removeprefix("torch."))
+
+
+def _belongs(key: str, modules: Collection[str]) -> bool:
+    """Whether a tensor is that of one of some modules, or is kept below it."""
+    return any(key[:place] in modules for place, character in enumerate(key) if character == ".")
 
 
 def _in_base_model(model: PreTrainedModel, key: str) -> bool:
