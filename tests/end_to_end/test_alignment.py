@@ -384,18 +384,18 @@ def test_installed_aligners_are_in_the_same_table(capsys, monkeypatch, translato
     assert rates.loc["eflomal", "precision"] == pytest.approx(right / len(PAIRS))
 
 
-def test_trained_models_translate(monkeypatch, tmp_path):
-    """Training leaves a complete checkpoint with a head."""
+def test_trained_models_translate(capsys, monkeypatch, tmp_path):
+    """Training leaves a complete checkpoint with a head, and says how far it has come in sentences only."""
     from normscope.translation import toy
     from normscope.translation.training import Recipe
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = toy.toy_model(
-        3,
-        lambda _: None,
-        Recipe(epochs=1, vocabulary=90, model=16, feed_forward=16, heads=2, encoder_layers=1, decoder_layers=1),
-        pairs=32,
-    )
+    shape = {"vocabulary": 90, "model": 16, "feed_forward": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    said: list[str] = []
+    folder = toy.toy_model(3, said.append, Recipe(epochs=4, batch_pairs=1, **shape), pairs=25)
+    assert said[0].startswith("training a toy translation model")
+    assert [message.partition(", loss ")[0] for message in said[1:]] == ["training: step 100 of 100"]
+    assert "{" not in capsys.readouterr().out
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(["der Hund sieht die Katze ."], return_tensors="pt")

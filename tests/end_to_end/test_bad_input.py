@@ -68,6 +68,7 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
     [
         (["model=brt"], "model=brt: no such preset; did you mean bert? Expected one of albert, "),
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
+        (["figures.format=pdf"], "figures.format=pdf: expected a list: 'figures.format=[pdf]'"),
         (["device.nope=1"], "unknown key device.nope; did you mean device.name?"),
         (["model.architecture.x=1"], "model.architecture.x is not set yet; +model.architecture.x=VALUE adds it"),
         (["device=null"], "device=null: "),

@@ -49,6 +49,13 @@ def tables(folder):
     return {path.stem: pd.read_parquet(path) for path in sorted((folder / "tables").glob("similarity*.parquet"))}
 
 
+@pytest.mark.reports
+def test_the_text_for_the_explorer_may_be_a_single_one(command):
+    outcome, folder = command("report.enabled=true", "report.text='It rained in the town.'")
+    assert outcome.status == 0, outcome.err
+    assert "rained" in (folder / "report.html").read_text()
+
+
 def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, saved_model):
     outcome, folder = command("analysis.similarity.rows=[1,3,6]")
     assert outcome.status == 0, outcome.err

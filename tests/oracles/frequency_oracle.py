@@ -12,11 +12,11 @@ from tests.oracles.specimens import Specimen
 TITLES = {
     "alpha": "α received",
     "f": "‖f(x)‖",
-    "attn_w": "mixing ratio, Attn-W",
-    "attn_n": "mixing ratio, Attn-N",
-    "attnres_w": "mixing ratio, AttnRes-W",
-    "attnres_n": "mixing ratio, AttnRes-N",
-    "attnresln_n": "mixing ratio, AttnResLn-N",
+    "attn_w": "mixing ratio (%), Attn-W",
+    "attn_n": "mixing ratio (%), Attn-N",
+    "attnres_w": "mixing ratio (%), AttnRes-W",
+    "attnres_n": "mixing ratio (%), AttnRes-N",
+    "attnresln_n": "mixing ratio (%), AttnResLn-N",
 }
 IN_WORDS = {
     "alpha": "the weight that it receives",
@@ -55,7 +55,11 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         f"spearman/{measure}/{specials}_specials": rho
         for (measure, specials), rho in overall["spearman"].dropna().items()
     }
-    points = {TITLES[measure]: list(zip(sample.index, sample[measure], strict=True)) for measure in measures}
+    percent = {measure: 100 if measure.startswith("attn") else 1 for measure in measures}
+    points = {
+        TITLES[measure]: list(zip(sample.index, percent[measure] * sample[measure], strict=True))
+        for measure in measures
+    }
     reasons = sorted(set(overall["reason"]) - {""})
     return Expected(
         tables={

@@ -337,7 +337,7 @@ def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dic
         drawn = sorted(outliers, key=lambda j: -strength[j])[:6]
         figures["by_category"] = Picture(
             {
-                (category, f"dimension {j}", layer, head): mean
+                (category, f"j = {j}", layer, head): mean
                 for (layer, head, category, j), mean in parts.items()
                 if j in drawn
             },

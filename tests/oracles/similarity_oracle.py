@@ -184,8 +184,10 @@ def _part(a: Text, b: Text, matrix: np.ndarray, name: str) -> float:
 def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Picture]:
     title = f"mean cosine {_digits(np.mean(values))}"
     order = list(dict.fromkeys([*(a for a, _ in shown), *(b for _, b in shown)]))
+    names = {"cls": "[CLS]", "sep": "[SEP]"}
     cells = {
-        (title, order.index(a), a, order.index(b), b, "none"): row["contribution"] for (a, b), row in shown.items()
+        (title, order.index(a), names.get(a, a), order.index(b), names.get(b, b), "none"): row["contribution"]
+        for (a, b), row in shown.items()
     }
     ranked = np.argsort(values)
     groups = np.array_split(ranked, min(5, len(ranked)))

@@ -1,5 +1,6 @@
 """Figures whose words, names and captions are any text, and the files, sizes and styles that users choose."""
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -15,6 +16,7 @@ from normscope.errors import InputError
 from normscope.reporting import drawing
 from normscope.reporting.drawing import Appearance, appearance, draw, laid_out
 from normscope.reporting.figures.style import read_style, styled
+from normscope.reporting.figures.word_maps import word_maps
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -49,6 +51,19 @@ def word_map(words: list[str], title: str) -> WordMaps:
 
 
 @pytest.mark.draws
+@pytest.mark.parametrize(
+    ("maps", "words", "width", "across"), [(6, 24, 6.9, 2), (2, 10, 6.9, 2), (4, 12, 3.35, 1), (2, 40, 3.35, 1)]
+)
+def test_maps_fill_a_page(maps, words, width, across):
+    """Six maps below each other, as they were once, are three pages high."""
+    figure = word_map([f"w{number}" for number in range(words)], "map 0")
+    tables = [figure.table.assign(**{figure.panel: f"map {number}"}) for number in range(maps)]
+    titles = {f"map {number}": f"map {number}" for number in range(maps)}
+    canvas = word_maps(dataclasses.replace(figure, table=pd.concat(tables), panel_titles=titles), width)
+    assert canvas.axes[0].get_gridspec().ncols == across
+    assert canvas.get_figheight() < 10.5
+
+
 def test_words_of_a_corpus_are_drawn_as_they_are(tmp_path):
     paths = [tmp_path / "map.svg", tmp_path / "map.png"]
     draw(word_map(HOSTILE, "costs $5 or $x_{ more"), paths)

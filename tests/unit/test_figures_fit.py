@@ -60,7 +60,7 @@ def profile(labelled: int, dimensions: int = 768) -> Profiles:
 def cloud(**options) -> Scatter:
     table = product(panel=CATEGORIES[:4], point=range(40)).assign(x=lambda rows: rows["point"] + 1.0)
     titles = dict(zip(CATEGORIES[:4], LONG, strict=False))
-    labels = {"x_label": "frequency rank (1 = most frequent)", "y_label": "mean over layers"}
+    labels = {"x_label": "frequency rank", "y_label": "mean over layers"}
     return Scatter(table, "x", "value", "panel", titles, caption="Caption.", **labels, **options)
 
 
@@ -93,7 +93,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "diverging grid": HeatmapGrid(
         product(category=CATEGORIES, layer=range(1, 25), head=range(1, 17)).assign(**{str(i): -1.0 for i in range(5)}),
-        "category", {"value": "dimension 1023"} | {str(i): f"dimension {i + 500}" for i in range(5)},
+        "category", {"value": "j = 1023"} | {str(i): f"j = {i + 500}" for i in range(5)},
         "layer", "head", "Caption.", diverging=True,
     ),
     "lines": Lines(

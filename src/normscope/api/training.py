@@ -108,7 +108,7 @@ class Callback(TrainerCallback):
                 series="layer",
                 series_titles=titles,
                 y_label=label or metric,
-                caption=f"{label or metric} on {len(self._texts):,} texts while the model trains.",
+                caption=f"Over training, on {len(self._texts):,} texts: {label or metric}.",
             )
         )
 

@@ -11,6 +11,7 @@ from normscope.errors import printable
 # OmegaConf keeps only the words of what a resolver of ours raises.
 _FROM_RESOLVER = "InputError raised while resolving interpolation: "
 _MERGING = "Error merging override "
+_NOT_A_LIST = "is not a ListConfig, list or tuple"
 
 # Lines of their messages that are of no use to a user; their advice to add a + would get a typo past the schema.
 _ASIDES = ("full_key:", "object_type=", "reference_type=", "To append to your", "See https://", "^")
@@ -42,6 +43,9 @@ def explain(error: Exception) -> str:
         return f"unknown key {key}{suggestion(key)}"
     said = str(error)
     where = said.removeprefix(_MERGING).splitlines()[0] if said.startswith(_MERGING) else key
+    if _NOT_A_LIST in str(about) and "=" in where:
+        name, _, value = where.partition("=")
+        return f"{where}: expected a list: '{name}=[{value}]'"
     return f"{where}: {_reason(about)}" if where else _reason(about)
 
 

@@ -51,7 +51,7 @@ def toy_model(seed: int, say: Callable[[str], None], recipe: Recipe | None = Non
     unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".toy-"))
     try:
         examples = ToyCorpus(pairs, seed + 1).examples()
-        train([(example.text, example.text_pair or "") for example in examples], recipe, unfinished)
+        train([(example.text, example.text_pair or "") for example in examples], recipe, unfinished, say=say)
         unfinished.rename(folder)
     except OSError:
         if not (folder / "config.json").is_file():  # another run may have been first

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -13,7 +14,10 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
+    TrainerState,
+    TrainingArguments,
 )
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from normscope.translation.vocabulary import joint_vocabulary
@@ -56,6 +60,7 @@ def train(
     save_every: int = 0,
     keep: int | None = 2,
     callbacks: Callable[[PreTrainedTokenizerFast], Sequence[TrainerCallback]] = lambda _: (),
+    say: Callable[[str], None] = print,
 ) -> None:
     """Train a model and save it in a folder, ready for `model.name=<folder>`.
 
@@ -68,6 +73,7 @@ def train(
         save_every: Steps between two checkpoints; 0 saves none.
         keep: How many checkpoints to keep, the last; None keeps all, to measure the model over its training.
         callbacks: The trainer's callbacks, given the tokenizer; `normscope.Callback` measures the model while it trains.
+        say: Called with messages about progress.
     """
     torch.manual_seed(recipe.seed)
     checkpoints = folder / "checkpoints"
@@ -100,12 +106,25 @@ def train(
         train_dataset=_encoded(pairs, tokenizer, recipe.longest),
         processing_class=tokenizer,  # checkpoints are complete
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        callbacks=list(callbacks(tokenizer)),
+        callbacks=[_Progress(say), *callbacks(tokenizer)],
     )
-    last = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
+    trainer.remove_callback(PrinterCallback)  # prints dictionaries
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+class _Progress(TrainerCallback):
+    """Says how far training has come, each time the trainer logs its loss."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Say the step and the mean loss since the last message."""
+        if "loss" in kwargs["logs"]:
+            loss = float(kwargs["logs"]["loss"])
+            self._say(f"training: step {state.global_step:,} of {state.max_steps:,}, loss {loss:.2f}")
 
 
 def _model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> MarianMTModel:

@@ -30,7 +30,7 @@ def _papers_name(method: Method) -> str:
 
 
 TITLES = {"alpha": "α received", "f": "‖f(x)‖"} | {
-    str(method): f"mixing ratio, {_papers_name(method)}" for method in Method
+    str(method): f"mixing ratio (%), {_papers_name(method)}" for method in Method
 }
 SPECIALS = ("with", "without")
 
@@ -190,22 +190,24 @@ class FrequencyAnalysis(Analysis):
         return pd.DataFrame(rows.numpy(), columns=["rank", *self._measures]).astype({"rank": int})
 
     def _figures(self) -> dict[str, Figure]:
-        long = self._sampled().melt("rank", var_name="measure", value_name="value")
+        sample = self._sampled()
+        ratios = [str(method) for method in self.context.methods]
+        percentages = sample.assign(**{ratio: 100 * sample[ratio] for ratio in ratios})
         return {
             "scatter": Scatter(
-                table=long,
+                table=percentages.melt("rank", var_name="measure", value_name="value"),
                 x="rank",
                 y="value",
                 panel="measure",
                 panel_titles={measure: TITLES[measure] for measure in self._measures},
-                x_label="frequency rank (1 = most frequent)",
+                x_label="frequency rank",
                 y_label="mean over layers",
                 log_x=True,
                 sharey=False,
                 medians=True,
                 caption=(
-                    "Each measure of a token occurrence against its token's frequency rank. The line is the median in bins "
-                    "of rank: where it rises, rarer tokens have larger values. Special tokens are left out."
+                    "Each measure of a token occurrence against its token's frequency rank (1: the most frequent). The line is "
+                    "the median in bins of rank: where it rises, rarer tokens have larger values. Special tokens are left out."
                 ),
             )
         }

@@ -43,13 +43,13 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
         figures["by_category"] = HeatmapGrid(
             table=wide.rename(columns={j: str(j) for j in drawn}),
             grid_row="category",
-            values={str(j): f"dimension {j}" for j in drawn},
+            values={str(j): f"j = {j}" for j in drawn},
             row="layer",
             column="head",
             diverging=True,
             value_label="mean Cⱼ",
             caption=(
-                "Mean contribution Cⱼ of up to six outlier dimensions by category of the key. If a category is more "
+                "Mean contribution Cⱼ of up to six outlier dimensions j by category of the key. If a category is more "
                 "orange than the others in a head, the dimension favours its keys, whatever the query."
             ),
         )

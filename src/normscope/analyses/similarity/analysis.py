@@ -110,9 +110,11 @@ class SimilarityAnalysis(Analysis):
             sentences=sentences_of(metrics),
             figures=describe_figures(table, pairs, parts, texts, cosine),
             text_pairs=texts,
-            summary=table.pivot(index="category_a", columns="category_b", values="contribution"),
+            summary=table.pivot(index="category_a", columns="category_b", values="contribution").rename_axis(
+                index="first text", columns="second text"
+            ),
             summary_digits=3,
-            summary_caption=f"what pairs of categories add to the mean cosine, {cosine:.3f}",
+            summary_caption=f"what pairs of categories add to the mean cosine of {cosine:.3f}",
             ranked_by={"by_category": ["contribution"]},
             notes=notes,
         )

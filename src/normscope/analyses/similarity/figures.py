@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.findings import Figure, Lines, TextPair, WordMaps
+from normscope.analyses.paper_tables import category_name
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
@@ -65,7 +66,12 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
     title = f"mean cosine {number(cosine)}"
     return WordMaps(
         table=table.assign(
-            panel=title, frame="none", a=table["category_a"].map(numbers), b=table["category_b"].map(numbers)
+            panel=title,
+            frame="none",
+            a=table["category_a"].map(numbers),
+            b=table["category_b"].map(numbers),
+            category_a=table["category_a"].map(category_name),
+            category_b=table["category_b"].map(category_name),
         ),
         panel="panel",
         panel_titles={title: title},

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.map_pairs import heatmap_data
 from normscope.reporting.comparison.significance import RESAMPLES, is_extreme
+from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
 from normscope.rounding import duration
 
@@ -80,7 +81,7 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
 def _runs(comparison: "RunComparison", folder: Path) -> pd.DataFrame:
     """One row per run: a link to its report, what was swept, and the size of the run."""
     facts = comparison.runs
-    titles = {key: _column_title(key, comparison.swept) for key in comparison.swept}
+    titles = short_keys(comparison.swept, parts=1) | {"model.name": "model", "dataset.name": "data set"}
     columns: dict[str, Any] = {"run": pd.Series([_link(run, folder) for run in comparison.folders], dtype=object)}
     columns |= {titles[key]: facts[key] for key in comparison.swept}
     if (facts["status"] != "completed").any():
@@ -89,14 +90,6 @@ def _runs(comparison: "RunComparison", folder: Path) -> pd.DataFrame:
     seconds = pd.to_numeric(facts["seconds"], errors="coerce")
     columns["time"] = ["" if not math.isfinite(number) else duration(number) for number in seconds]
     return pd.DataFrame(columns)
-
-
-def _column_title(key: str, swept: Any) -> str:
-    """A config key's last part, unless another swept key ends alike: `model.name` is `model`, `model.seed` is `seed`."""
-    if key in ("model.name", "dataset.name"):
-        return {"model.name": "model", "dataset.name": "data set"}[key]
-    last = key.rsplit(".", 1)[-1]
-    return last if [other.rsplit(".", 1)[-1] for other in swept].count(last) == 1 else key
 
 
 def _link(run: Path, folder: Path) -> Markup:

@@ -58,28 +58,37 @@ def labels(runs: Sequence[Run], *, seeds: bool = True, analyses: bool = True, st
         and (analyses or not key.startswith("analysis"))
         and (steps or key != "model.step")
     ]
+    short = short_keys(keys(runs))
     parts = {key: _values(key, runs, seeds=seeds) for key in differing}
     named = [
-        " ".join(filter(None, (_part(key, values[at]) for key, values in parts.items()))) for at in range(len(runs))
+        " ".join(filter(None, (_part(key, short[key], values[at]) for key, values in parts.items())))
+        for at in range(len(runs))
     ]
     return [name or _last_part(str(run.config.get("model.name"))) for name, run in zip(named, runs, strict=True)]
 
 
-def _part(key: str, value: str) -> str:
+def short_keys(differing: Iterable[str], parts: int = 2) -> dict[str, str]:
+    """The last parts of each config key, such as `architecture.vocab_size`, or all of it if two keys end alike."""
+    ends = {key: ".".join(key.split(".")[-parts:]) for key in differing}
+    return {key: end if list(ends.values()).count(end) == 1 else key for key, end in ends.items()}
+
+
+def _part(key: str, short_key: str, value: str) -> str:
     """What a config value adds to a label."""
     if key in ("model.name", "analysis"):
         return value
     if value == "None" and key in ("model.step", "model.revision"):
         return ""
-    return f"step {int(value):,}" if key == "model.step" else f"{key}={value}"
+    return f"step {int(value):,}" if key == "model.step" else f"{short_key}={value}"
 
 
 def title(runs: Sequence[Run]) -> str:
     """What varies and what does not: `2 models × 3 seeds on the sample corpus`."""
     swept = columns(runs, keys(runs))
+    short = short_keys(swept)
     counts: dict[str, int] = {}
     for key, values in swept.items():
-        plural = "seeds" if _SEED.search(key) else _NOUNS.get(key, f"values of {key}")
+        plural = "seeds" if _SEED.search(key) else _NOUNS.get(key, f"values of {short[key]}")
         counts[plural] = max(counts.get(plural, 0), len(set(values)))
     words = " × ".join(f"{count} {plural}" for plural, count in counts.items())
     if not words:

@@ -72,7 +72,7 @@ def text_width(text: str, size: float) -> float:
 def fitted(text: str, inches: float, size: float | None = None) -> str:
     """A text in lines that are not wider than this, at a font size in points; by default that of titles."""
     size = points("axes.titlesize") if size is None else size
-    return "\n".join(textwrap.wrap(text, max(6, int(inches / text_width("x", size)))))
+    return "\n".join(textwrap.wrap(text, max(6, int(inches / text_width("x", size))), break_long_words=False))
 
 
 def every(labels: Sequence[Any], inches: float, each: float) -> list[int]:

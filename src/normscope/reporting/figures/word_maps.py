@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from normscope.analyses.findings import WordMaps
 from normscope.reporting.figure_text import word_label
-from normscope.reporting.figures.layout import TALLEST, fitted, panels_across, text_width
+from normscope.reporting.figures.layout import TALLEST, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
 from normscope.reporting.palette import DIVERGING
 from normscope.rounding import MINUS
@@ -19,13 +19,13 @@ _CELL = 0.2
 _NUMBERED_CELL = 0.42
 """Inches: wide enough for a sign and three decimals."""
 _EASY = 0.8
-"""Maps stand side by side if their cells become no smaller than this share of the largest ones."""
+"""As many maps stand side by side as leave the cells at least this share of the largest that another arrangement allows."""
 _SMALLEST_CELL = 0.11
 """Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
 
 
 def word_maps(figure: WordMaps, width: float) -> Canvas:
-    """Maps side by side where they fit, otherwise below each other."""
+    """Maps in rows, with the words of their rows on the left and of their columns at the bottom."""
     panels = list(figure.panel_titles)
     rows, columns = (
         figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label].map(word_label)
@@ -34,12 +34,8 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     size = points("xtick.labelsize")
     beside, below = (max(text_width(label, size) for label in labels) for labels in (rows, columns))
     largest_cell = _CELL if figure.digits is None else _NUMBERED_CELL
-    across = panels_across(len(panels), width - beside - 0.3, len(columns) * _EASY * largest_cell + 0.1)
+    across, cell = _arrangement((len(panels), len(rows), len(columns)), (width - beside - 0.3, below), largest_cell)
     down = -(-len(panels) // across)
-    room = (width - beside - 0.3) / across - 0.1
-    # Maps below each other share the words of their columns, so that a page holds them.
-    high = TALLEST - down * 0.3 - below
-    cell = max(_SMALLEST_CELL, min(largest_cell, room / len(columns), high / down / len(rows)))
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
     size = min(size, 0.75 * 72 * cell)
     total = max(width, beside + 0.3 + across * (cell * len(columns) + 0.1))
@@ -66,6 +62,26 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
     return canvas
+
+
+def _arrangement(sizes: tuple[int, int, int], room: tuple[float, float], largest: float) -> tuple[int, float]:
+    """How many maps stand side by side, and how large their cells are: on a page, nearly as large as they can be.
+
+    Args:
+        sizes: How many maps there are, and their rows and columns.
+        room: Width of all maps, and height of the words below them, in inches.
+        largest: Largest side of a cell, in inches.
+    """
+    panels, rows, columns = sizes
+    width, below = room
+    cells = {}
+    for across in range(1, panels + 1):
+        down = -(-panels // across)
+        # Maps below each other share the words of their columns.
+        high = TALLEST - down * 0.3 - below
+        cells[across] = min(largest, (width / across - 0.1) / columns, high / down / rows)
+    across = max(number for number, cell in cells.items() if cell >= _EASY * max(cells.values()))
+    return across, max(_SMALLEST_CELL, cells[across])
 
 
 def _numbers(axes: Axes, values: pd.DataFrame, digits: int, size: float) -> None:
