@@ -40,6 +40,8 @@ SENTENCE = "The old bridge was closed, so we crossed the river in the next town.
 """What the explorer's picture shows."""
 SIMILAR = ("A man plays the guitar.", "Someone is making music.")
 """The texts whose similarity is taken apart."""
+SIMILAR_EXAMPLES = 100
+"""Examples of the sample corpus that are read for pairs; half of them are."""
 MEASURED_PAIRS = 100
 """Pairs on which the toy translation model is measured while it trains."""
 SELECTION = "explore?layer=4&measure=attn_n&token=1"
@@ -119,9 +121,11 @@ def contact_sheet(pictures: Sequence[Path], target: Path) -> None:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The default model on the sample corpus with every analysis that applies, the toy translation model, and Python."""
+    """The default model on the sample corpus and on its pairs of texts, the toy translation model, Python and training."""
     names = [
-        name for name, info in analyses().items() if not info.requires_cross_attention and not info.requires_annotation
+        name
+        for name, info in analyses().items()
+        if name != "similarity" and not info.requires_cross_attention and not info.requires_annotation
     ]
     return [
         _run(
@@ -130,6 +134,9 @@ def _runs(folder: Path) -> list[Path]:
             "analysis.score.ablation=false",
             f"report.text='{SENTENCE}'",
         ),
+        _run(
+            folder / "pairs", "analysis=similarity", f"dataset.limit={SIMILAR_EXAMPLES}"
+        ),  # it would leave out single texts
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),
         _from_training(folder / "training"),
