@@ -95,9 +95,9 @@ def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
     from matplotlib.figure import Figure
 
-    from normscope.reporting import run_folder
+    from normscope.running import publish
 
-    run_folder.draw = lambda _figure, paths, _look: [Figure((1, 1)).savefig(path) for path in paths]
+    publish.draw = lambda _figure, paths, _look: [Figure((1, 1)).savefig(path) for path in paths]
 
 
 def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:

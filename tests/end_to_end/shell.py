@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from normscope.reporting import run_folder
+from normscope.running import publish
 from tests.end_to_end import forks
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures until the end of a test."""
-    monkeypatch.setattr(run_folder, "draw", run_folder.draw)  # which is what it will be again
+    monkeypatch.setattr(publish, "draw", publish.draw)  # which is what it will be again
     forks.draw_nothing()
 
 

@@ -193,10 +193,19 @@ def test_a_table_that_the_system_refuses_is_bad_input(tmp_path, options, monkeyp
         results.write_table("a", pd.DataFrame({"a": [1]}))
 
 
-def test_a_run_takes_no_lock_in_the_users_checkout(monkeypatch):
+def test_a_run_takes_no_lock_in_the_users_checkout(tmp_path, monkeypatch):
     """A killed run would leave it behind, and `git commit` would then be refused."""
     commands = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command) or SimpleNamespace(stdout=""))
-    provenance.git_commit.__wrapped__()
+    output = "# branch.oid 0123\n# branch.head main\n"
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: commands.append(command) or SimpleNamespace(stdout=output)
+    )
+    assert provenance.git_commit.__wrapped__() == "0123"
     assert all("--no-optional-locks" in command for command in commands)
     assert any("status" in command for command in commands)
+    output += "1 .M N... 100644 100644 100644 0123 0123 README.md\n"
+    assert provenance.git_commit.__wrapped__() == "0123+"
+    output = "# branch.oid (initial)\n# branch.head main\n"
+    assert provenance.git_commit.__wrapped__() is None

@@ -14,7 +14,8 @@ from normscope.api.picture import Picture
 from normscope.config.schema import FigureFormat, FigureOptions
 from normscope.errors import InputError
 from normscope.reporting import drawing
-from normscope.reporting.drawing import Appearance, appearance, draw, laid_out
+from normscope.reporting.appearance import Appearance, appearance
+from normscope.reporting.drawing import draw, laid_out
 from normscope.reporting.figures.style import read_style, styled
 from normscope.reporting.figures.word_maps import word_maps
 

@@ -17,7 +17,8 @@ from matplotlib.transforms import Bbox
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.config.validation import NARROWEST_FIGURE
-from normscope.reporting.drawing import COLUMN, PAGE, laid_out
+from normscope.reporting.appearance import COLUMN, PAGE
+from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 
 CATEGORIES = ["cls", "sep", "punctuation", "mask", "other"]
@@ -167,6 +168,7 @@ def check(figure: Figure, width: float, *, caption: bool = False, style: Mapping
     """Draw a figure and check its text."""
     with styled(style):
         canvas = laid_out(figure, width, caption=caption)
+        canvas.draw_without_rendering()  # places the ticks and titles
         written = texts(canvas)
     edges = canvas.bbox
     for text, _, box in written:

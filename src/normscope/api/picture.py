@@ -10,7 +10,8 @@ from normscope.api.arguments import in_terms_of_arguments
 from normscope.config.schema import FigureOptions
 from normscope.config.validation import check_figures
 from normscope.errors import InputError, one_line
-from normscope.reporting.drawing import appearance, draw, png
+from normscope.reporting.appearance import appearance
+from normscope.reporting.drawing import draw, png
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,66 +1,28 @@
 """Draws figures from their descriptions, with matplotlib."""
 
-import dataclasses
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
-from normscope.config.schema import FigureOptions
+from normscope.reporting.appearance import PAGE, Appearance
 from normscope.reporting.figure_text import with_token_names
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import medians as medians
 from normscope.reporting.figures.scatter import scatter
-from normscope.reporting.figures.style import points, read_style, styled
+from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
-
-PAGE = 6.9
-"""Inches: the width of a figure across both columns of a paper."""
-COLUMN = 3.35
-"""Inches: the width of a figure in one column of a paper."""
 
 _LONGEST_SIDE = 65_000
 """Pixels: matplotlib refuses sides of 65,536."""
 _MOST_PIXELS = 150_000_000
 """0.6 GB while the file is written."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Appearance:
-    """How figures are drawn."""
-
-    width: float = PAGE
-    """Inches."""
-    caption: bool = True
-    """Whether the caption is written below the panels."""
-    dpi: int = 200
-    """Pixels per inch of PNG files, and of clouds of points in other files."""
-    formats: Sequence[str] = ("png", "svg")
-    """Extensions of the files of a run."""
-    style: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """matplotlib's parameters, on top of our style."""
-
-
-def appearance(options: FigureOptions) -> Appearance:
-    """How the config says to draw figures.
-
-    Raises:
-        InputError: If the style cannot be read.
-    """
-    named = {"page": PAGE, "column": COLUMN}
-    return Appearance(
-        width=named[options.width] if isinstance(options.width, str) else float(options.width),
-        caption=options.caption,
-        dpi=options.dpi,
-        formats=[str(name) for name in options.format],
-        style={} if options.style is None else read_style(options.style),
-    )
 
 
 DEFAULT = Appearance()
@@ -127,8 +89,8 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
             assert_never(figure)
     if caption:
         _add_caption(canvas, figure.caption)
-    canvas.draw_without_rendering()
-    canvas.set_layout_engine("none")
+    canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
+    canvas.set_layout_engine(None)  # with any other, each file would be drawn twice, the first time for the layout
     return canvas
 
 

@@ -6,17 +6,15 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from normscope.analyses.findings import Figure
 from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.drawing import Appearance, draw
 
 RESULTS = "results.json"
 CONFIG = "config.yaml"
@@ -193,15 +191,9 @@ class RunFolder:
                 table.to_csv(path.with_suffix(".csv"), index=False)
         return path.with_suffix(".parquet")
 
-    def write_figure(self, name: str, figure: Figure, look: Appearance) -> Mapping[str, Path]:
-        """Write a figure, and its caption as text if the figure is without; return the figure's files by their format."""
-        folder = self.path / "figures"
-        paths = {extension: folder / f"{name}.{extension}" for extension in look.formats}
-        with self.writing():
-            draw(figure, list(paths.values()), look)
-            if not look.caption:
-                (folder / f"{name}.txt").write_text(f"{figure.caption}\n", encoding="utf-8")
-        return paths
+    def figure_files(self, name: str, formats: Sequence[str]) -> dict[str, Path]:
+        """Where the files of a figure are, by their formats."""
+        return {extension: self.path / "figures" / f"{name}.{extension}" for extension in formats}
 
     def write_page(self, name: str, content: str) -> Path:
         """Write an HTML page; return its path."""

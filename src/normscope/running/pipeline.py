@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from normscope.config.schema import RunOptions
 from normscope.config.validation import check
@@ -11,15 +12,18 @@ from normscope.data.corpus_memory import CorpusMemory
 from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.tracker import Tracker
 from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
 from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
-from normscope.running.publish import publish
 from normscope.running.session import Session
 from normscope.running.shards import complete_set, keep, merge
 from normscope.running.status import tracked
+
+if TYPE_CHECKING:
+    from normscope.running.publish import Publication
 
 
 def run(
@@ -56,9 +60,16 @@ def run(
             elif not options.prepare:
                 accumulate(session, tracker)
                 session.reduce()
-            finish = prepare if options.prepare else publish if options.shard is None else keep
+            finish = prepare if options.prepare else _publish if options.shard is None else keep
             publication = finish(session, results, tracker) if results is not None else None
         return publication.complete() if publication is not None else {}
+
+
+def _publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publication":
+    # Imports matplotlib, which no process needs before its last batch, and many need never.
+    from normscope.running.publish import publish
+
+    return publish(session, results, tracker)
 
 
 @contextlib.contextmanager

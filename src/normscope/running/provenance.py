@@ -6,7 +6,6 @@ import platform
 import subprocess
 import time
 from importlib import metadata
-from pathlib import Path
 
 from normscope.config.schema import RunOptions
 from normscope.config.training_step import training_step
@@ -85,14 +84,15 @@ def git_commit() -> str | None:
     """Commit of the checkout that contains this code, followed by `+` if files have changed; None outside a checkout."""
     if CHECKOUT is None or not (CHECKOUT / ".git").exists():
         return None
+    # `git status` refreshes the index under a lock, which would stay in the checkout if the run were killed meanwhile.
+    command = ["git", "--no-optional-locks", "-C", str(CHECKOUT), "status", "--porcelain=v2", "--branch"]
     try:
-        commit = _git(CHECKOUT, "rev-parse", "HEAD")
-        return commit + ("+" if _git(CHECKOUT, "status", "--porcelain", "--untracked-files=no") else "")
+        status = subprocess.run(
+            [*command, "--no-ahead-behind", "--untracked-files=no"], check=True, capture_output=True, text=True
+        ).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    # `git status` refreshes the index under a lock, which would stay in the checkout if the run were killed meanwhile.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    commit = next(line.split()[-1] for line in status if line.startswith("# branch.oid"))
+    if commit == "(initial)":
+        return None
+    return commit + ("+" if any(not line.startswith("#") for line in status) else "")

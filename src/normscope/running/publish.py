@@ -11,7 +11,8 @@ import numpy as np
 from normscope.analyses.findings import Findings
 from normscope.config.schema import RunOptions, plain
 from normscope.data.batching import Batch
-from normscope.reporting.drawing import Appearance, draw
+from normscope.reporting.appearance import Appearance
+from normscope.reporting.drawing import draw
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.latex import tables_of_run
 from normscope.reporting.page.report import Report, page
@@ -126,16 +127,20 @@ def _write_figures(
     findings: Mapping[str, Findings], results: RunFolder, tracker: Tracker, look: Appearance
 ) -> Iterator[None]:
     """Write figures. The tracker gets PNGs, which are temporary if the config asks for other formats alone."""
+    tracked = not isinstance(tracker, NoTracker)
     with tempfile.TemporaryDirectory(prefix="normscope-") as temporary:
         for name, result in findings.items():
             for figure_name, figure in result.figures.items():
                 full_name = f"{name}_{figure_name}"
-                picture = results.write_figure(full_name, figure, look).get("png")
-                if picture is None and not isinstance(tracker, NoTracker):
-                    picture = Path(temporary, f"{full_name}.png")
-                    draw(figure, [picture], look)
-                if picture is not None:
-                    tracker.figure(full_name, picture, figure.caption)
+                files = results.figure_files(full_name, look.formats)
+                if tracked:
+                    files.setdefault("png", Path(temporary, f"{full_name}.png"))
+                with results.writing():
+                    draw(figure, list(files.values()), look)
+                if not look.caption:
+                    results.write(f"figures/{full_name}.txt", f"{figure.caption}\n".encode())
+                if tracked:
+                    tracker.figure(full_name, files["png"], figure.caption)
         yield
 
 

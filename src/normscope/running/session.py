@@ -42,7 +42,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.pooling import pooling_of
 from normscope.models.verification import verify
-from normscope.reporting.drawing import Appearance, appearance
+from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment

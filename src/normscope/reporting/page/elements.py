@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.rounding import number
+from normscope.user_cache import remembered
 
 SHOWN_ROWS = 1_000
 """Rows of a table that a page holds at most; the files hold all of them."""
@@ -59,10 +61,15 @@ def vega() -> Markup:
 
     They draw without `unsafe-eval`, by their interpreter of expressions.
     """
+    return Markup(deflated(remembered(f"vega-{metadata.version('vl-convert-python')}.js", _vega_bundle)))
+
+
+def _vega_bundle() -> bytes:
+    """The script, which takes seconds to put together and depends on the version of vl-convert alone."""
     import vl_convert
 
     # Its stub does not know that the snippet has a default.
-    return Markup(deflated(vl_convert.javascript_bundle().encode()))  # type: ignore[call-arg]
+    return vl_convert.javascript_bundle().encode()  # type: ignore[call-arg]
 
 
 def deflated(content: bytes) -> str:
