@@ -35,6 +35,7 @@ from normscope.config.unknown_keys import refuse_unknown
 from normscope.config.validation import check, check_strings
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
+from normscope.quick_imports import quick_imports
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
 
@@ -365,13 +366,8 @@ def job(config: DictConfig) -> dict[str, float]:
             run_folder, fresh = _job_folder(hydra), False
         else:
             run_folder, fresh = _run_folder(options, hydra)
-        # torch and transformers take seconds to import: check the config first.
-        from normscope.data.corpora import open_corpus
-
         check(options)
-        open_corpus(options.dataset)
-        from normscope.running.pipeline import run as run_pipeline
-
+        run_pipeline = _import_pipeline(options)
         memory = _sweep.corpora() if sweeping else None
         metrics = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)
         if before is not None and _is_first():
@@ -387,6 +383,20 @@ def job(config: DictConfig) -> dict[str, float]:
     finally:
         if sweeping:
             gc.collect()  # a model refers to itself: its weights would stay in memory beside those of the next
+
+
+def _import_pipeline(options: RunOptions) -> Callable[..., dict[str, float]]:
+    """Check that there is a corpus, then import what takes seconds: torch, transformers, and the pipeline on top of them.
+
+    Raises:
+        InputError: If the corpus cannot be opened.
+    """
+    with quick_imports():
+        from normscope.data.corpora import open_corpus
+
+        open_corpus(options.dataset)
+        from normscope.running.pipeline import run as run_pipeline
+    return run_pipeline
 
 
 def program() -> str:

@@ -28,6 +28,7 @@ ALLOWED = {
     "network": set(),
     "rounding": set(),
     "user_cache": set(),
+    "quick_imports": set(),
     "declarations": set(),
     "config": {"declarations"},
     "maths": set(),
@@ -105,7 +106,7 @@ ALLOWED = {
         "statistics.tidy",
     },
     "datatrove": {"running.shutdown"},
-    "cli": {"config", "data.corpora", "data.corpus_memory", "distribution", "reporting", "running"},
+    "cli": {"config", "data.corpora", "data.corpus_memory", "distribution", "quick_imports", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution"},
 }

@@ -183,10 +183,29 @@ def test_a_failed_job_does_not_stop_a_sweep(capsys, monkeypatch, tmp_path, saved
     assert json.loads((folder / "1" / "results.json").read_text())["status"] == "completed"
 
 
+def imported(err: str) -> set[str]:
+    """The modules that a process says it has imported."""
+    return set(re.findall(r"^import time:.*\| +(\S+)$", err, re.MULTILINE))
+
+
+# Each takes a tenth of a second or more, several of them a whole one.
+NOT_BEFORE_THE_FIRST_BATCH = {
+    *("matplotlib", "scipy", "vl_convert", "wandb", "normscope.running.publish", "normscope.reporting.page.report"),
+}
+NEVER_IMPORTED = {
+    *("captum", "datasets", "IPython", "matplotlib.pyplot", "mlflow", "scipy.optimize", "scipy.stats", "sklearn"),
+    *("tensorboard", "wandb.apis.public", "wandb.sdk.launch"),
+}
+
+
 def test_the_default_run_in_a_process_of_its_own(tmp_path):
-    process = start(f"output_dir={tmp_path / 'run'}")
+    process = start(f"output_dir={tmp_path / 'run'}", PYTHONPROFILEIMPORTTIME="1")
     out, err = process.communicate()
     assert process.returncode == 0, err
+    before_the_first_batch = imported(err.partition("6 layers on")[0])
+    assert {"torch", "transformers.modeling_utils"} <= before_the_first_batch
+    assert not NOT_BEFORE_THE_FIRST_BATCH & before_the_first_batch
+    assert not NEVER_IMPORTED & imported(err)
     assert "200 sequences" in err
     assert re.search(r"attnresln_n +\d+\.\d +\d+\.\d +\d+\.\d", out)
     results = json.loads((tmp_path / "run/results.json").read_text())
