@@ -150,9 +150,10 @@ def test_cells_are_counted_up_from_the_lowest(axis):
     assert axis.cells == len(grid(axis))
 
 
-@pytest.mark.parametrize("piece", [1, 2**19])
+@pytest.mark.parametrize(("piece", "stored"), [(1, 0), (2**19, 0), (2**19, 2**24)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, masked):
+def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, masked):
+    monkeypatch.setattr("normscope.statistics.pair_histogram._WHOLE", stored)
     monkeypatch.setattr("normscope.statistics.pair_histogram._PIECE", piece)
     monkeypatch.setattr("normscope.statistics.pair_histogram._INT32_MAX", 40)  # the counts outgrow int32 on the way
     generator = torch.Generator().manual_seed(0)
@@ -202,16 +203,18 @@ def test_a_histogram_counts_a_single_pair_and_takes_none():
     assert histogram.counts.sum() == 1
 
 
-def test_a_histogram_is_copied_only_when_it_grows():
+@pytest.mark.parametrize(("stored", "stays"), [(0, [True, False, True, True, False]), (2**24, [True] * 5)])
+def test_a_histogram_is_copied_only_when_it_grows(monkeypatch, stored, stays):
+    monkeypatch.setattr("normscope.statistics.pair_histogram._WHOLE", stored)
     histogram = PairHistogram(*AXES, 1)
     group = torch.zeros(1, 1, dtype=torch.long)
 
     def add(second: float) -> int:
         histogram.add(torch.ones(1, 1, 1, 1), torch.full((1, 1, 1), second), group, None)
-        return histogram.counts.data_ptr()
+        return histogram._flat.data_ptr()
 
     held = [add(second) for second in (2.0, 2.0, 8.0, 4.0, 2.0, 1.0)]
-    assert [before == after for before, after in itertools.pairwise(held)] == [True, False, True, True, False]
+    assert [before == after for before, after in itertools.pairwise(held)] == stays
 
 
 @pytest.mark.parametrize("saved", ["kept", "counted"])

@@ -139,7 +139,7 @@ def check_maps(block, batch):
 def check_pairs(block, batch):
     pairs = pairs_of(block, batch)
     assert pairs.keys is pairs.batch is batch.measured
-    strips = [(some, weights, seen) for some, _, weights, seen in pairs.strips()]
+    strips = list(pairs.strips())
     for row in range(2):
         words = Words(block, row)
         some = slice(0, len(words.members))
@@ -153,15 +153,15 @@ def check_pairs(block, batch):
         close(pairs.input_norms[row, some], np.linalg.norm(inputs, axis=-1))
         of_row = [
             (weights[row - sequences.start], seen.expand(-1, 1, weights.shape[2], -1)[row - sequences.start])
-            for sequences, weights, seen in strips
+            for sequences, _, weights, seen, _ in strips
             if sequences.start <= row < sequences.stop
         ]
         close(torch.cat([weights for weights, _ in of_row], dim=1)[:, some, some].permute(1, 2, 0), alpha)
         seen = torch.cat([mask for _, mask in of_row], dim=1)[0, some, some]
         assert torch.equal(seen, torch.from_numpy((alpha > 0).any(axis=-1)))
         assert pairs.visible_counts[row, some].tolist() == (alpha > 0).any(axis=-1).sum(axis=-1).tolist()
-        chosen = torch.tensor([4, 1])
-        rows = torch.cat([weights[0] for _, _, weights, _ in pairs.of_queries(row, chosen)], dim=1)
+        chosen = np.array([4, 1])
+        rows = torch.cat([strip.weights[0] for strip in pairs.of_queries(row, chosen)], dim=1)
         close(rows[:, :, some].permute(1, 2, 0), alpha[chosen])
         query, rank = torch.tensor([4, 2, 1]), torch.tensor([3, 1, 0])
         key = pairs.visible_keys(torch.full((3,), row), query, rank)

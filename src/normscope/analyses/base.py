@@ -186,6 +186,11 @@ class Analysis(abc.ABC):
     def end_batch(self, batch: Batch) -> None:  # noqa: B027
         """Add statistics that depend on several layers of the batch."""
 
+    def settle(self) -> None:
+        """Read from the device what the accumulators have left there during a batch."""
+        for accumulator in self.accumulators.values():
+            accumulator.settle()
+
     def intervene(self, runner: InterventionRunner) -> None:  # noqa: B027
         """Run the model again with something replaced, after the whole corpus has been read."""
 

@@ -55,6 +55,8 @@ class Batch:
     """The category of each token from its word or its part of a conversation, see `TokenSequence`; −1 at padding."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
+    on_host: "Batch | None" = dataclasses.field(default=None, repr=False)
+    """The batch in CPU memory from which this one was copied; see `host`."""
     _built: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:
@@ -68,6 +70,18 @@ class Batch:
             self._built[name] = build()
         result: T = self._built[name]
         return result
+
+    @property
+    def host(self) -> "Batch":
+        """The same batch in CPU memory, where its numbers can be read without waiting for a device."""
+        if self.on_host is not None:
+            return self.on_host
+        return self if self.input_ids.device.type == "cpu" else self.to(torch.device("cpu"))
+
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " batch"]:
+        """Number of tokens of each sequence."""
+        return np.asarray(self.host.token_mask.sum(dim=-1).numpy())
 
     @property
     def keys(self) -> "Batch":
@@ -105,6 +119,7 @@ class Batch:
             source=None if self.source is None else self.source.measured,
             words=None,
             units=None,
+            on_host=None if self.on_host is None else self.on_host.measured,
         )
 
     @property
@@ -126,7 +141,9 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device. The host does not wait for a copy from pinned memory."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))._with_host(
+            None if device.type == "cpu" else self.host
+        )
 
     def pinned(self) -> "Batch":
         """The batch in pinned memory, from which a CUDA device copies by itself."""
@@ -143,10 +160,10 @@ class Batch:
 
     def part(self, start: int, stop: int) -> "Batch":
         """The sequences from `start` to `stop`, multiples of `unit`, with no more padding than they need."""
-        part = self._each(lambda tensor: tensor[start:stop])
-        width = int(part.token_mask.sum(dim=-1).max())
+        width = int(self.lengths[start:stop].max())
         part = dataclasses.replace(
-            part._each(lambda tensor: tensor[:, :width]),
+            self._each(lambda tensor: tensor[start:stop, :width]),
+            on_host=None if self.on_host is None else self.on_host.part(start, stop),
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
@@ -166,6 +183,10 @@ class Batch:
             words=None if self.words is None else change(self.words),
             units=None if self.units is None else change(self.units),
         )
+
+    def _with_host(self, host: "Batch | None") -> "Batch":
+        source = self.source and self.source._with_host(host and host.source)
+        return dataclasses.replace(self, source=source, on_host=host)
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
         """Each sequence, −1 where there is nothing: tokens, segments, source tokens; inherited categories; units."""

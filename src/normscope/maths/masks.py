@@ -89,8 +89,9 @@ class Mask:
             return seen.cumsum(dim=-1) if self.causal else seen.sum(dim=-1, keepdim=True).expand(-1, queries)
         sequences, indices = (torch.arange(n, device=key_mask.device) for n in (batch, max(queries, keys)))
         counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_mask.device)
+        rule = dataclasses.replace(self, keys=None, queries=None)  # those of `key_mask` may be on another device
         for rows, columns in self.strips(queries, keys):
-            visible = self.visible(indices[rows], indices[columns], sequences)
+            visible = rule.visible(indices[rows], indices[columns], sequences)
             assert visible is not None  # because `allowed` is set
             counts[:, rows] = (visible & key_mask[:, None, None, columns])[:, 0].sum(dim=-1)
         return counts

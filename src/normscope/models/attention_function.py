@@ -115,7 +115,7 @@ def _as_mask(mask: Mask | Tensor | None, *, causal: bool) -> Mask | None:
     """A mask as a `Mask`; without one, `causal` decides."""
     if isinstance(mask, Tensor):
         visible = mask  # True where visible, as transformers' fused attention expects
-        return Mask(allowed=lambda sequence, head, query, key: visible[sequence, head, query, key])
+        return Mask(allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key])
     return mask or (Mask(causal=True) if causal else None)
 
 

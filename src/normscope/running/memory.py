@@ -44,6 +44,8 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
     observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward)
     for analysis in analyses:
         analysis.end_batch(batch)
+    for analysis in analyses:
+        analysis.settle()
 
 
 PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}

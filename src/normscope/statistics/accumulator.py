@@ -27,6 +27,9 @@ class Accumulator(abc.ABC):
     def reset(self) -> None:
         """Return to the empty state."""
 
+    def settle(self) -> None:  # noqa: B027 - most have nothing to do
+        """Read from the device what has been left there to be read later. Called after every batch, whose layers never wait."""
+
     @abc.abstractmethod
     def compute(self) -> Any:
         """The frozen result.

@@ -8,8 +8,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.pieces import pieces
+from normscope.maths.transfers import to_device
 
 _INT32_MAX = 2**31 - 1
+_WHOLE = 2**24  # pragma: no mutate
+"""Cells of a grid that is stored whole: 64 MiB. Larger grids would take too much memory of an accelerator."""
 # Pairs counted at a time, few enough that their cells stay in the processor's cache.
 _PIECE = 2**19  # pragma: no mutate
 
@@ -49,7 +52,10 @@ class Axis:
 
 
 class PairHistogram:
-    """Counts pairs by group. Only the range of the second grid that occurs is stored.
+    """Counts pairs by group.
+
+    A grid of at most `_WHOLE` cells is stored whole. Of a larger one, as with many groups, only the range of the second axis
+    that occurs is stored, and every update waits for its device to tell that range.
 
     Args:
         first, second: The grids.
@@ -58,16 +64,26 @@ class PairHistogram:
 
     def __init__(self, first: Axis, second: Axis, groups: int) -> None:
         self._first, self._second, self._groups = first, second, groups
-        self.low = 0
+        self._is_whole = first.cells * second.cells * groups <= _WHOLE
+        self._start = 0
+        """First cell of the second axis that is stored."""
         # Axes second × group × first, so that a key's cells are neighbours in memory; then extra cells for pairs that do not
         # count.
         self._flat = torch.zeros(first.cells, dtype=torch.int32)
+        # First and last cell of the second axis that occur, on the device.
+        self._low = torch.tensor(second.cells, dtype=torch.int32)
+        self._high = torch.tensor(-1, dtype=torch.int32)
         self._pairs = 0
 
     @property
+    def low(self) -> int:
+        """First cell of the second axis that occurs."""
+        return int(self._low)
+
+    @property
     def counts(self) -> Int[Tensor, "first second group"]:
-        """The counts; the second axis begins at cell `low`."""
-        return self._flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
+        """The counts; the second axis covers the cells that occur, from `low` on."""
+        return self._cells(self.low, int(self._high))
 
     def add(
         self,
@@ -91,12 +107,10 @@ class PairHistogram:
         if first.numel() == 0:
             return
         cells = self._second.cell(second)
-        self._hold(int(cells.min()), int(cells.max()), second.device)
         self._pairs += first.numel()
-        if self._pairs > _INT32_MAX:
-            self._flat = self._flat.long()
+        self._hold(*cells.aminmax())
         elsewhere = self._flat.numel() - self._first.cells
-        rows_of = cells.sub_(self.low).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
+        rows_of = cells.sub_(self._start).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
         rows_of.masked_fill_((group < 0)[:, None, :], elsewhere)
         base = (rows_of - self._first.origin).unsqueeze(2)
         hidden = None if seen is None or zero_where_unseen else ~seen.expand(len(first), -1, -1, -1)
@@ -119,30 +133,40 @@ class PairHistogram:
         """Add the counts of another histogram of the same grids."""
         if counts.numel() == 0:
             return
-        counts = counts.to(self._flat.device)
-        self._hold(low, low + counts.shape[1] - 1, self._flat.device)
+        high = low + counts.shape[1] - 1
         self._pairs += int(counts.sum())
-        if self._pairs > _INT32_MAX:
-            self._flat = self._flat.long()
-        offset = low - self.low
+        self._hold(*torch.tensor([low, high], dtype=torch.int32, device=self._flat.device))
         with torch.inference_mode():  # counts from a forward pass cannot be updated in place outside it
-            self.counts[:, offset : offset + counts.shape[1]] += counts.to(self._flat.dtype)
+            self._cells(low, high).add_(counts.to(self._flat))
 
     def table(self, group: int | None) -> tuple[int, np.ndarray]:
         """First cell of the second axis, and the counts (first × second) of one group, or of all if None."""
         counts = self.counts.sum(dim=-1) if group is None else self.counts[:, :, group]
         return self.low, counts.cpu().numpy().astype(np.int64)
 
-    def _hold(self, low: int, high: int, device: torch.device) -> None:
-        """Make room for these cells of the second axis."""
-        held = self.counts
-        if held.numel():
-            low, high = min(low, self.low), max(high, self.low + held.shape[1] - 1)
-            if (low, high - low + 1) == (self.low, held.shape[1]) and held.device == device:
-                return
-        cells = self._first.cells * ((high - low + 1) * self._groups + 1)
-        flat = torch.zeros(cells, dtype=self._flat.dtype, device=device)
-        wider = flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
-        if held.numel():
-            wider[:, self.low - low : self.low - low + held.shape[1]] = held
-        self._flat, self.low = flat, low
+    def _cells(self, low: int, high: int) -> Int[Tensor, "first second group"]:
+        """The stored counts of a range of the second axis."""
+        stored = self._flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
+        return stored[:, low - self._start : high + 1 - self._start]
+
+    def _hold(self, low: Int[Tensor, ""], high: Int[Tensor, ""]) -> None:
+        """Make room for a range of cells of the second axis, on its device, and for as many pairs as there are now."""
+        device = low.device
+        low = torch.minimum(to_device(self._low, device), low)
+        high = torch.maximum(to_device(self._high, device), high)
+        dtype = torch.int64 if self._pairs > _INT32_MAX else torch.int32
+        start, stop = (0, self._second.cells) if self._is_whole else (int(low), int(high) + 1)
+        size = self._first.cells * ((stop - start) * self._groups + 1)
+        if (self._flat.numel(), self._flat.dtype, self._flat.device) != (size, dtype, device):
+            first, counts = self.low, self.counts
+            self._start, self._flat = start, _zeros(size, dtype, device)
+            if counts.numel():
+                self._cells(first, first + counts.shape[1] - 1).copy_(counts)
+        self._low, self._high = low, high
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Int[Tensor, " cell"]:
+    """Zeros; on a CPU, those that nobody writes to take no memory, which is NumPy's doing."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, dtype=np.int64 if dtype == torch.int64 else np.int32))
+    return torch.zeros(size, dtype=dtype, device=device)

@@ -64,6 +64,7 @@ class RankCorrelation(Accumulator):
         group: Int[Tensor, "batch key"],
         seen: Bool[Tensor, "#batch #head #query #key"] | None = None,
         *,
+        pairs: int | None = None,
         zero_where_unseen: bool = False,
     ) -> None:
         """Add the pairs (first_bhqk, second_bhk) of one layer.
@@ -74,20 +75,29 @@ class RankCorrelation(Accumulator):
             second: The number that does not; ≥ 0.
             group: Group of each key; −1 leaves the key out.
             seen: Which pairs count; None if all do.
+            pairs: How many count. If it is not given they are counted, for which the host waits.
             zero_where_unseen: Whether `first` is zero wherever a pair does not count: counting is then faster.
         """
         if self._exact:
             counted = (group >= 0)[:, None, None, :]
             counted = counted if seen is None else counted & seen
             # `counted` may broadcast over heads or queries.
-            self._pairs += int(counted.sum()) * (first.numel() // counted.numel())
+            self._pairs += int(counted.sum()) * (first.numel() // counted.numel()) if pairs is None else pairs
             if self._pairs <= self._budget:
                 # Unchanged: selecting the pairs that count and expanding `second` can wait until the end. Lower
                 # precision would turn distinct numbers into ties.
-                self._kept[layer].append(_Kept(first.cpu(), second.cpu(), group.cpu(), counted.cpu()))
+                self._kept[layer].append(_Kept(first, second, group, counted))
                 return
             self._give_up_exactness()
         self._histograms[layer].add(first, second, group, seen, zero_where_unseen=zero_where_unseen)
+
+    def settle(self) -> None:
+        """Move the pairs that are kept to CPU memory."""
+        for kept in self._kept:
+            for place in reversed(range(len(kept))):
+                if kept[place].first.device.type == "cpu":
+                    break  # so are those before
+                kept[place] = _Kept(*(part.cpu() for part in kept[place]))
 
     def compute(self, *, union: bool = False) -> list[list[Correlation]]:
         """ρ per layer (row) and group (column). The first row is for all layers together.
@@ -98,6 +108,7 @@ class RankCorrelation(Accumulator):
         Raises:
             EmptyAccumulatorError: If no pair has been added.
         """
+        self.settle()
         if not any(self._kept) and not any(histogram.counts.numel() for histogram in self._histograms):
             raise EmptyAccumulatorError("no pair has been added up")
         of = self._exact_of if self._exact else self._binned_of
@@ -107,6 +118,7 @@ class RankCorrelation(Accumulator):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole state, as tensors on the CPU."""
+        self.settle()
         state = {"exact": torch.tensor(self._exact), "pairs": torch.tensor(self._pairs)}
         for layer, (kept, histogram) in enumerate(zip(self._kept, self._histograms, strict=True)):
             if kept:

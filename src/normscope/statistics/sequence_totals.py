@@ -59,6 +59,9 @@ class SequenceTotals(Accumulator):
         """
         names = torch.tensor([fingerprint % 2**_BITS for fingerprint in fingerprints], dtype=torch.int64)
         self._entered.append((names, torch.cat([sums.double(), counts.double()[None]]).T))
+
+    def settle(self) -> None:
+        """Cut the sample, once enough sequences have entered."""
         if sum(len(names) for names, _ in self._entered) > max(self._size, 1000):
             self._cut()
 

@@ -36,9 +36,11 @@ class UniformSample(Accumulator):
         """Return to the empty state."""
         self._priorities = torch.zeros(0, dtype=torch.float64)
         self._rows = torch.zeros(0, self._columns, dtype=torch.float64)
+        self._lowest = np.zeros(0)
+        """The smallest priorities so far, at most `size`, in any order."""
         self._limit = 1.0
         """Rows with a larger priority cannot enter."""
-        # Rows that have entered since the sample was last cut to size; cutting after each update would be wasteful.
+        # Rows that have entered since the sample was last cut to size, on their device.
         self._entered: list[tuple[Tensor, Tensor]] = []
 
     def update(
@@ -69,8 +71,13 @@ class UniformSample(Accumulator):
         if not sum(sizes):
             return
         priorities, positions = (np.concatenate(parts) for parts in zip(*draws, strict=True))
-        rows = take(np.repeat(np.arange(len(draws)), sizes), positions)
-        self._entered.append((torch.from_numpy(priorities), rows.cpu().double()))
+        self._lower_limit(priorities)
+        enter = priorities <= self._limit
+        rows = take(np.repeat(np.arange(len(draws)), sizes)[enter], positions[enter])
+        self._entered.append((torch.from_numpy(priorities[enter]), rows))
+
+    def settle(self) -> None:
+        """Cut the sample to size, once enough rows have entered."""
         if sum(len(rows) for _, rows in self._entered) > self._size // 4:
             self._cut()
 
@@ -93,17 +100,25 @@ class UniformSample(Accumulator):
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Add the rows of another sample of the same size and seed."""
         self._entered.append((state["priorities"].clone(), state["rows"].clone()))
+        self._lower_limit(state["priorities"].numpy())
         self._cut()
 
     def _cut(self) -> None:
         if not self._entered:
             return
-        parts = zip((self._priorities, self._rows), *self._entered, strict=True)
-        priorities, rows = (torch.cat(part) for part in parts)
+        entered = [(priorities, rows.cpu().double()) for priorities, rows in self._entered]
+        priorities, rows = (torch.cat(part) for part in zip((self._priorities, self._rows), *entered, strict=True))
         self._entered = []
         order = priorities.argsort(stable=True)[: self._size]
         self._priorities, self._rows = priorities[order], rows[order]
-        self._limit = float(self._priorities[-1]) if len(self._priorities) >= max(1, self._size) else 1.0
+
+    def _lower_limit(self, priorities: np.ndarray) -> None:
+        """Take account of rows with these priorities."""
+        self._lowest = np.concatenate([self._lowest, priorities])
+        if len(self._lowest) > self._size:
+            self._lowest = np.partition(self._lowest, self._size)[: self._size]
+        if len(self._lowest) >= max(1, self._size):
+            self._limit = float(self._lowest.max())
 
     def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
         """The smallest priorities of a population, as long as they are below a limit, and their positions."""

@@ -1,11 +1,8 @@
 """Rank correlation of α and ‖f‖ over the pairs of a corpus (Kobayashi et al. 2020, section 4.1)."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.norms.pairs import Pairs
@@ -46,27 +43,26 @@ class PairCorrelation:
             pairs: The pairs.
         """
         norms, categories, batch = pairs.norms, pairs.keys.categories, pairs.batch
-        lengths = batch.token_mask.sum(dim=-1).tolist()
-        used = [length if self._limit is None else min(length, self._limit) for length in lengths]
+        lengths = batch.lengths
+        used = lengths if self._limit is None else lengths.clip(max=self._limit)
         if layer == 0:
-            self.queries.update(0, torch.tensor([sum(used), sum(lengths)]))
-        if used == lengths:
-            for some, keys, weights, seen in pairs.strips():
-                each = norms[some, :, keys], categories[some, keys]
-                self.correlation.update(layer, weights, *each, seen, zero_where_unseen=True)
-            return
-        for row, queries in self._drawn(batch, lengths, used):
-            for some, _, weights, seen in pairs.of_queries(row, queries.to(norms.device)):
-                self.correlation.update(layer, weights, norms[some], categories[some], seen)
+            self.queries.update(0, torch.tensor([used.sum(), lengths.sum()]))
+        drawn = [] if (used == lengths).all() else self._drawn(batch, used)
+        strips = (strip for row in enumerate(drawn) for strip in pairs.of_queries(*row)) if drawn else pairs.strips()
+        for some, keys, weights, seen, count in strips:
+            each = norms[some, :, keys], categories[some, keys]
+            self.correlation.update(layer, weights, *each, seen, pairs=count, zero_where_unseen=not drawn)
 
-    def _drawn(self, batch: Batch, lengths: list[int], used: list[int]) -> Iterator[tuple[int, Int[Tensor, " query"]]]:
-        """Each sequence, and the indices of the queries drawn from it."""
-        for row, (length, size) in enumerate(zip(lengths, used, strict=True)):
+    def _drawn(self, batch: Batch, sizes: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " query"]]:
+        """The indices of the queries drawn from each sequence."""
+        every = []
+        for length, size, fingerprint in zip(batch.lengths, sizes, batch.fingerprints, strict=True):
             queries = np.arange(length)
             if size < length:
-                draw = np.random.default_rng([self._seed, batch.fingerprints[row]])
+                draw = np.random.default_rng([self._seed, fingerprint])
                 queries = np.sort(draw.choice(length, size, replace=False))
-            yield row, torch.from_numpy(queries)
+            every.append(queries)
+        return every
 
     def notes(self) -> list[str]:
         """A note if queries were sampled."""

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.norms.pairs import Pairs
-from normscope.statistics.accumulator import EmptyAccumulatorError
+from normscope.maths.transfers import to_device
+from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.uniform_sample import UniformSample
 
 COLUMNS = ("layer", "head", "category", "alpha", "f")
@@ -32,9 +34,7 @@ class PairSample:
         """Offer the visible pairs of one block."""
         block, batch = pairs_of_block.block, pairs_of_block.batch
         heads, queries = block.query.shape[1], batch.token_mask.shape[1]
-        ends = (
-            pairs_of_block.visible_counts.cumsum(dim=-1).cpu().numpy()
-        )  # pairs of one head, up to and including each query
+        ends = pairs_of_block.visible_counts.cumsum(axis=-1)  # pairs of one head, up to and including each query
         pairs = ends[:, -1]
         before = pairs.cumsum() - pairs  # pairs of one head in the sequences before
 
@@ -45,7 +45,7 @@ class PairSample:
                 np.searchsorted((ends + before[:, None]).ravel(), pair + before[rows], side="right") - rows * queries
             )
             rank = pair - np.where(query > 0, ends[rows, query - 1], 0)
-            return _rows(pairs_of_block, *map(torch.from_numpy, (rows, head, query, rank)))
+            return _rows(pairs_of_block, torch.from_numpy(np.stack([rows, head, query, rank])))
 
         populations = [
             ((fingerprint, block.layer), heads * int(number))
@@ -67,9 +67,11 @@ class PairSample:
         return table.assign(category=[categories[int(index)] for index in table["category"]])
 
 
-def _rows(pairs: Pairs, row: Tensor, head: Tensor, query: Tensor, rank: Tensor) -> Tensor:
-    row, head, query, rank = (axis.to(pairs.norms.device) for axis in (row, head, query, rank))
+def _rows(pairs: Pairs, places: Int[Tensor, "4 pair"]) -> Float[Tensor, "pair column"]:
+    """One row per pair, given its sequence, head, query and rank among the keys that the query sees."""
+    row, head, query, rank = to_device(places, pairs.norms.device)
     key = pairs.visible_keys(row, query, rank)
     weights = pairs.weights_at(row, head, query, key)
     columns = torch.full_like(weights, pairs.block.layer), head + 1, pairs.keys.categories[row, key], weights
-    return torch.stack([column.cpu().double() for column in (*columns, pairs.norms[row, head, key])], dim=1)
+    device = accumulation_device(weights.device)
+    return torch.stack([column.to(device).double() for column in (*columns, pairs.norms[row, head, key])], dim=1)

@@ -3,19 +3,34 @@
 import abc
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.data.batching import Batch
+from normscope.maths.masks import Mask
 from normscope.maths.norms import transformed_norms
+from normscope.maths.pieces import pieces
+from normscope.maths.transfers import to_device
 from normscope.maths.words import WordGroups, merged_head_norms
 from normscope.models.block import AttentionBlock
 
-Strip = tuple[slice, slice, Float[Tensor, "some head query key"], Bool[Tensor, "some #head #query #key"]]
-"""Some sequences; a range of keys with all that some of their queries see; α of these, zero at keys that are not visible; and
-which keys are visible."""
+
+class Strip(NamedTuple):
+    """What some queries of some sequences give."""
+
+    sequences: slice
+    keys: slice
+    """A range with all keys that the queries see."""
+    weights: Float[Tensor, "some head query key"]
+    """α, zero at keys that are not visible."""
+    seen: Bool[Tensor, "some #head #query #key"]
+    """Which keys are visible."""
+    pairs: int
+    """How many pairs of a query and a visible key there are, over all heads."""
 
 
 class Pairs(abc.ABC):
@@ -61,13 +76,19 @@ class Pairs(abc.ABC):
         """α of all queries."""
 
     @abc.abstractmethod
-    def of_queries(self, row: int, queries: Int[Tensor, " chosen"]) -> Iterator[Strip]:
+    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
         """α of some queries of one sequence."""
 
     @property
     @abc.abstractmethod
-    def visible_counts(self) -> Int[Tensor, "batch query"]:
-        """How many keys each query sees; 0 at padding."""
+    def visible_counts(self) -> Int[np.ndarray, "batch query"]:
+        """How many keys each query sees; 0 at padding. They depend on no number that the model computes."""
+
+    def _strip(
+        self, sequences: slice, queries: slice | np.ndarray, keys: slice, weights: Tensor, seen: Tensor
+    ) -> Strip:
+        pairs = int(self.visible_counts[sequences, queries].sum())
+        return Strip(sequences, keys, weights, seen, pairs * weights.shape[1])
 
     @abc.abstractmethod
     def visible_keys(
@@ -122,18 +143,27 @@ class TokenPairs(Pairs):
             seen = block.token_mask[some, None, part, None]
             if not block.everything_visible:
                 seen = block.visible(part, some)[..., keys]
-            yield some, keys, weights, seen
+            yield self._strip(some, part, keys, weights, seen)
 
-    def of_queries(self, row: int, queries: Int[Tensor, " chosen"]) -> Iterator[Strip]:
+    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
         """α of some queries of one sequence."""
         some, keys = slice(row, row + 1), slice(0, self.norms.shape[2])
-        for part in queries.split(self.block.queries_at_once):
-            yield some, keys, self.block.weights_of(part, some), self.block.visible(part, some)
+        for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
+            chosen = to_device(torch.from_numpy(queries[part]), self.norms.device)
+            weights, seen = self.block.weights_of(chosen, some), self.block.visible(chosen, some)
+            yield self._strip(some, queries[part], keys, weights, seen)
 
     @property
-    def visible_counts(self) -> Int[Tensor, "batch query"]:
+    def visible_counts(self) -> Int[np.ndarray, "batch query"]:
         """How many keys each query sees."""
-        return self.block.visible_counts
+        mask, batch = self.block.mask or Mask(), self.batch
+
+        def counts() -> np.ndarray:
+            queries = batch.host.token_mask
+            seen = mask.visible_counts(self.keys.host.token_mask, queries.shape[1])
+            return np.asarray(seen.masked_fill(~queries, 0).numpy())
+
+        return batch.once(("visible counts", self.block.mask), counts)
 
     def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
         """The n-th visible key of queries."""
@@ -202,16 +232,17 @@ class WordPairs(Pairs):
             weights = of_some.sums(means)
             received[some] += weights.sum(dim=2)
             norms[some] += merged_head_norms(means, vectors[some], of_some).sum(dim=2)
-            yield some, slice(0, groups.count), weights, self._seen[some, None, words]
+            yield self._strip(some, words, slice(0, groups.count), weights, self._seen[some, None, words])
         self._sums = received, norms
 
-    def of_queries(self, row: int, queries: Int[Tensor, " chosen"]) -> Iterator[Strip]:
+    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
         """α of some target words of one sequence."""
-        some = slice(row, row + 1)
-        for words in queries.split(self.block.queries_at_once):
+        some, units = slice(row, row + 1), slice(0, self._groups.count)
+        for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
+            words = to_device(torch.from_numpy(queries[part]), self.norms.device)
             means = self.block.word_rows(self._groups, some, words)
             weights = self._groups.part(some).sums(means)
-            yield some, slice(0, self._groups.count), weights, self._seen[some, None, words]
+            yield self._strip(some, queries[part], units, weights, self._seen[some, None, words])
 
     @cached_property
     def _seen(self) -> Bool[Tensor, "batch query key"]:
@@ -223,9 +254,9 @@ class WordPairs(Pairs):
         return exist & (self._groups.sums(self._groups.rows @ visible) > 0)
 
     @cached_property
-    def visible_counts(self) -> Int[Tensor, "batch query"]:
+    def visible_counts(self) -> Int[np.ndarray, "batch query"]:
         """How many source words each target word sees."""
-        return self._seen.sum(dim=-1)
+        return np.asarray(self._seen.sum(dim=-1).cpu().numpy())
 
     def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
         """The n-th visible source word of target words."""
