@@ -33,7 +33,7 @@ ALLOWED = {
     "config": {"declarations"},
     "maths": set(),
     "statistics": {"maths"},
-    "data": {"config", "network", "maths.words"},
+    "data": {"config", "network", "maths.transfers", "maths.words"},
     "models": {"config", "data", "maths", "network"},
     "analyses": {
         "attribution",

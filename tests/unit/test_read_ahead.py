@@ -159,13 +159,13 @@ def test_copies_to_an_accelerator_are_waited_for(opened, monkeypatch):
             calls.append("a stream of its own")
 
         def record_event(self):
-            return f"event {sum(call == 'pinned' for call in calls)}"
+            return f"event {calls.count('copied')}"
 
         def wait_event(self, event):
             calls.append(f"wait for {event}")
 
-    def no_memory_at_first(batch):
-        calls.append("pinned")
+    def no_memory_at_first(batch, _device):
+        calls.append("copied")
         if len(calls) == 2:
             raise torch.OutOfMemoryError
         return batch
@@ -173,15 +173,14 @@ def test_copies_to_an_accelerator_are_waited_for(opened, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(Batch, "pinned", no_memory_at_first)
-    monkeypatch.setattr(Batch, "to", lambda batch, _device: batch)
+    monkeypatch.setattr(Batch, "to", no_memory_at_first)
     monkeypatch.setattr(Batch, "record_stream", lambda _batch, _stream: calls.append("kept"))
     counts = CorpusCounts()
     stream = opened(Rows(3), counts)
     with stream.ahead_of(torch.device("cuda")):
         taken = list(stream)
     assert len(taken) == 1
-    assert calls == ["a stream of its own", "pinned"]
+    assert calls == ["a stream of its own", "copied"]
     stream = opened(Rows(8), counts)
     with stream.ahead_of(torch.device("cuda")):
         taken = list(stream)

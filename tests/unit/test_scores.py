@@ -97,7 +97,8 @@ def test_sums_over_visible_pairs(parts, kind, strip, monkeypatch):
     visible = visibility(token_mask, kind)
     expected = expected_sums(contributions(query, key_weight, inputs), members, visible)
     meeting = seen_by(query, token_mask, MASKS[kind](token_mask))
-    torch.testing.assert_close(visible_contribution_sums(meeting, key_weight, inputs, members), expected)
+    places = [group.flatten().nonzero()[:, 0] for group in members]
+    torch.testing.assert_close(visible_contribution_sums(meeting, key_weight, inputs, places), expected)
 
 
 def expected_spread(every, visible):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.analyses.findings import Findings
@@ -19,6 +19,7 @@ from normscope.data.resources import Resource
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.transfers import to_device
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_layers import LayerFreezer
@@ -130,6 +131,18 @@ class AnalysisContext:
             return torch.stack(groups) if groups else batch.token_mask.new_zeros(0, *batch.token_mask.shape)
 
         return batch.once(("members", *self.categories), members)
+
+    def places(self, batch: Batch) -> Sequence[Int[Tensor, " _"]]:
+        """The same as indices of the tokens among all of the batch, padding included; on the batch's device.
+
+        They come from the batch on the host, so that nothing waits for the device to count them.
+        """
+
+        def places() -> list[Tensor]:
+            device = batch.input_ids.device
+            return [to_device(group.flatten().nonzero()[:, 0], device) for group in self.members(batch.host)]
+
+        return batch.once(("places", *self.categories), places)
 
 
 class Analysis(abc.ABC):

@@ -15,6 +15,7 @@ from normscope.data.encoding import Encoder, fingerprint
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
+from normscope.maths.transfers import to_device
 from normscope.maths.words import Pieces, WordGroups
 
 T = TypeVar("T")
@@ -140,14 +141,9 @@ class Batch:
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on another device. The host does not wait for a copy from pinned memory."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))._with_host(
-            None if device.type == "cpu" else self.host
-        )
-
-    def pinned(self) -> "Batch":
-        """The batch in pinned memory, from which a CUDA device copies by itself."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        """The batch on another device."""
+        host = None if device.type == "cpu" else self.host
+        return self._each(lambda tensor: to_device(tensor, device))._with_host(host)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory of a batch that was copied on another stream until `stream` has done what it does now."""

@@ -26,6 +26,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.maths.transfers import to_device
+
 # K is tabulated on [−_REACH, _REACH]; beyond, every smooth activation equals its asymptotes to 1e-16.
 _REACH = 40.0
 
@@ -148,15 +150,13 @@ class _Smooth(Activation):
     def _slope_derivative(self, u: Tensor) -> Tensor: ...
 
     def _path_slope(self, u: Tensor) -> Tensor:
-        inside = u.clamp(-_REACH, _REACH)
         result = torch.empty_like(u, memory_format=torch.contiguous_format)
-        for part, into in zip(inside.reshape(-1).split(_AT_ONCE), result.view(-1).split(_AT_ONCE), strict=True):
-            into.copy_(self._tabulated(part))
-        if u.numel() == 0 or bool(u.abs().max() <= _REACH):
-            return result
-        # Beyond the table, ∫₀ᵘ t s(t) dt = u² K(u) grows as that of the asymptote does: as u²/2, or not at all.
-        limit = (u > 0).to(u.dtype) / 2
-        return (result - limit).mul_((_REACH / u.abs().clamp(min=_REACH)).square_()).add_(limit)
+        for part, into in zip(u.reshape(-1).split(_AT_ONCE), result.view(-1).split(_AT_ONCE), strict=True):
+            # Beyond the table, ∫₀ᵘ t s(t) dt = u² K(u) grows as that of the asymptote does: as u²/2, or not at all.
+            limit = (part > 0).to(u.dtype) / 2
+            share = (_REACH / part.abs().clamp(min=_REACH)).square_()
+            torch.lerp(limit, self._tabulated(part.clamp(-_REACH, _REACH)), share, out=into)
+        return result
 
     def _tabulated(self, u: Tensor) -> Tensor:
         per_unit, _ = _CELLS[u.dtype]
@@ -421,7 +421,7 @@ def _table(
     values = _path_slopes(activation, centres + places / (2 * per_unit))
     powers = torch.arange(degree + 1, dtype=torch.float64)
     coefficients = torch.linalg.solve(places**powers, values) * (2 * per_unit) ** powers.unsqueeze(1)
-    return centres.to(device, dtype), coefficients.to(device, dtype)
+    return to_device(centres.to(dtype), device), to_device(coefficients.to(dtype), device)
 
 
 def _path_slopes(activation: _Smooth, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.masks import Mask
@@ -44,7 +44,7 @@ def visible_contribution_sums(
     seen_by: Float[Tensor, "batch head key head_dim"],
     key_weight: Float[Tensor, "head model head_dim"],
     inputs: Float[Tensor, "batch key model"],
-    members: Bool[Tensor, "group batch key"],
+    places: Sequence[Int[Tensor, " _"]],
 ) -> Float[Tensor, "group head model"]:
     """The same where a query does not see every key: Σ_n (Σ_{m sees n} q_m) W_Kᵀ ⊙ x_n.
 
@@ -54,10 +54,10 @@ def visible_contribution_sums(
         seen_by: p_n, the sum of the queries that see key n.
         key_weight: W_K.
         inputs: x, the input of W_K.
-        members: Which keys are in which group.
+        places: Where the keys of each group are among those of all sequences, one after the other.
     """
-    by_key = seen_by.transpose(1, 2)
-    return torch.stack([_diagonal(inputs[group], by_key[group], key_weight) for group in members])
+    by_key, inputs = seen_by.transpose(1, 2).flatten(0, 1), inputs.flatten(0, 1)
+    return torch.stack([_diagonal(inputs[group], by_key[group], key_weight) for group in places])
 
 
 class ScoreSpread(NamedTuple):

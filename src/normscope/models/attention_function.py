@@ -1,6 +1,6 @@
 """The attention and mask functions that transformers calls while a model is observed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -48,6 +48,11 @@ class Attends(Protocol):
         sinks: Tensor | None = None,
     ) -> Tensor | None:
         """The attention of an observed module, or None for any other."""
+        ...
+
+    @property
+    def masks_on_host(self) -> Sequence[Tensor]:
+        """Token masks of the pass that can be read without waiting for a device, as far as they are known."""
         ...
 
 
@@ -133,7 +138,8 @@ def _mask_function(
     **keywords: Any,
 ) -> Mask | Tensor | None:
     """transformers' mask interface: a `Mask`, which holds the rule, wherever the rule is all that matters; else a matrix."""
-    if active.get() is None or q_offset or kv_offset or use_vmap:
+    observer = active.get()
+    if observer is None or q_offset or kv_offset or use_vmap:
         matrix: Tensor | None = sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
@@ -148,15 +154,22 @@ def _mask_function(
             **keywords,
         )
         return matrix
-    token_mask = None if attention_mask is None or attention_mask.all() else attention_mask.bool()
+    known = None if attention_mask is None else _on_host(attention_mask, observer.masks_on_host)
+    token_mask = None if attention_mask is None or known is None or known.all() else attention_mask.bool()
     rule = _rule(mask_function, (batch_size, q_length, kv_length), local_size, torch.device(device))
     if rule is _EVERYTHING:
         return None if token_mask is None else Mask(keys=token_mask)
     if rule is _CAUSAL:
         # Padding at the end comes after every token, so a causal mask hides it.
-        padded_at_the_end = token_mask is None or bool((token_mask[:, 1:] <= token_mask[:, :-1]).all())
+        padded_at_the_end = token_mask is None or known is None or bool((known[:, 1:] <= known[:, :-1]).all())
         return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=token_mask, queries=token_mask)
     return Mask(keys=token_mask, allowed=rule, reach=local_size, queries=token_mask if q_length == kv_length else None)
+
+
+def _on_host(mask: Tensor, masks: Sequence[Tensor]) -> Tensor:
+    """The one of the masks that this is; itself if that cannot be told from the shape."""
+    same = [known for known in masks if known.shape == mask.shape]
+    return same[0] if same and all(torch.equal(same[0], known) for known in same) else mask
 
 
 # transformers annotates mask functions with ints, but calls them with tensors.

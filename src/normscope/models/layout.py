@@ -4,6 +4,7 @@ import dataclasses
 import math
 from operator import attrgetter
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -370,13 +371,20 @@ _EPSILON = 1e-5
 """ε of norms that do not store it (OLMo's); verification proves it where feed-forward networks are compared."""
 
 
+_centring: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""What `_centres` has found. It waits for the device, but weights that are not kept are read again in every pass."""
+
+
 def _centres(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether a norm subtracts the mean: then a vector and the same with a number added to every dimension have one norm."""
+    if norm in _centring:
+        return _centring[norm]
     probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
     with torch.inference_mode():
         one, other = (norm(vector[None, None].to(dtype)).float() for vector in (probe, probe + 2))
     # Without centring the two differ by far more than any rounding.
-    return bool((one - other).norm() < 0.1 * one.norm())
+    _centring[norm] = bool((one - other).norm() < 0.1 * one.norm())
+    return _centring[norm]
 
 
 def embeddings_of(model: Any) -> nn.Embedding:

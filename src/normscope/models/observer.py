@@ -144,6 +144,8 @@ class Observer:
         self._visit_feed_forward: FeedForwardVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
         self._calls: list[LayerCall] | None = None
+        self.masks_on_host: Sequence[Tensor] = ()
+        """Token masks of the current pass in CPU memory, as far as they are known."""
 
     def __enter__(self) -> "Observer":
         if id(self._model) in _observed:
@@ -198,6 +200,7 @@ class Observer:
         visit_hidden: HiddenVisitor | None = None,
         visit_feed_forward: FeedForwardVisitor | None = None,
         *,
+        on_host: Mapping[str, Tensor] | None = None,
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
         calls: list[LayerCall] | None = None,
@@ -210,6 +213,7 @@ class Observer:
             visit_hidden: Called with the layer's number and hidden vectors, for each layer in `hidden`.
             visit_feed_forward: Called with the block of each feed-forward network when the model leaves its layer, if the
                 observer was made with `feed_forward`. The block holds the attention block of the same layer.
+            on_host: The inputs in CPU memory. The host then does not wait for the device to learn what is padding.
             replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
@@ -220,6 +224,7 @@ class Observer:
         """
         self._calls = calls
         self._begin(inputs, visit, visit_hidden, visit_feed_forward)
+        self.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
         self._replacements = replacements or {}
         self._whole = whole is not None
         weights = {} if self._layout.registry else {"output_attentions": True}
@@ -279,6 +284,7 @@ class Observer:
             self._parts = self._network = self._token_mask = self._key_mask = None
             self._visit = self._visit_hidden = self._visit_feed_forward = self._calls = None
             self._replacements = {}
+            self.masks_on_host = ()
             self._whole = False
 
     def attend(

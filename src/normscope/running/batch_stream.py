@@ -89,7 +89,7 @@ class _Copies:
             return step
         try:
             with torch.cuda.stream(self._stream):
-                copied = step.batch.pinned().to(self._device)
+                copied = step.batch.to(self._device)
                 return step._replace(batch=copied, arrived=self._stream.record_event())
         except torch.OutOfMemoryError:  # it is moved when it is run; if it does not fit then, batches are split
             return step

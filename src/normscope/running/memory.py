@@ -41,7 +41,8 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
 
     for analysis in analyses:
         analysis.start_batch(batch)
-    observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward)
+    inputs = batch.host.model_inputs()
+    observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs)
     for analysis in analyses:
         analysis.end_batch(batch)
     for analysis in analyses:

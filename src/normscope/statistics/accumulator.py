@@ -8,6 +8,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from normscope.maths.transfers import to_device
+
 A = TypeVar("A", bound="Accumulator")
 
 
@@ -83,7 +85,7 @@ class TensorAccumulator(Accumulator):
         """Move the state to the device on which to accumulate values, and return that device."""
         device = accumulation_device(values.device)
         for name in self._reductions:
-            setattr(self, f"_{name}", getattr(self, f"_{name}").to(device))
+            setattr(self, f"_{name}", to_device(getattr(self, f"_{name}"), device))
         return device
 
 

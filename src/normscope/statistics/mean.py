@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.maths.transfers import to_device
 from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumulator
 
 
@@ -49,7 +50,7 @@ class Mean(TensorAccumulator):
         """
         device = self._follow(sums)
         self._total[layer] += sums.to(device).double()
-        self._count[layer] += counts.to(device)
+        self._count[layer] += to_device(counts, device)
 
     def compute(self) -> MeanSummary:
         """The means.

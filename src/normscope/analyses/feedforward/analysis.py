@@ -48,7 +48,7 @@ class FeedForwardAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""
-        packed = batch.packed()
+        packed = batch.host.packed()
         self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
 
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:

@@ -1,8 +1,12 @@
 """Token frequency against weight, vector length and mixing ratio (K20 section 4.3; K21 section 4.3 and Figure 4)."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
@@ -14,6 +18,7 @@ from normscope.analyses.frequency.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.mixing import Method
+from normscope.maths.transfers import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import EmptyAccumulatorError
@@ -43,6 +48,18 @@ MEASURE_AXIS = Axis(-16, 10, 5)
 _POINTS = 5_000
 
 
+class _Tokens(NamedTuple):
+    """The tokens of a batch without its padding, looked up before the first layer."""
+
+    on_host: Int[Tensor, " token"]
+    places: Int[Tensor, " token"]
+    """Where they are among all of the batch, padding included."""
+    on_device: Int[Tensor, " token"]
+    ranks: Int[Tensor, " token"]
+    groups: Sequence[tuple[Int[Tensor, "measure token"], int]]
+    """With and without special tokens: the group of each measure of each token, −1 for none, and how many are in one."""
+
+
 class FrequencyAnalysis(Analysis):
     """Spearman's ρ between the frequency rank of every token occurrence and its measures.
 
@@ -64,6 +81,8 @@ class FrequencyAnalysis(Analysis):
         self._types = TokenMeans(len(frequencies.rank), len(self._measures))
         self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
         self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
+        self._tokens: _Tokens | None = None
+        """The tokens of the current batch."""
         self._sums: Tensor | None = None
         """Sums over the layers of the current batch."""
 
@@ -72,12 +91,23 @@ class FrequencyAnalysis(Analysis):
         """The frequency of every token."""
         return Requirements(resources={FREQUENCIES: TokenFrequencyResource(options)})
 
-    def start_batch(self, _batch: Batch) -> None:
-        """Reset the sums over layers."""
+    def start_batch(self, batch: Batch) -> None:
+        """Look up the tokens of a batch, and reset the sums over layers."""
         self._sums = None
+        host, device = batch.host, batch.input_ids.device
+        tokens = host.input_ids[host.token_mask]
+        ranks, special = self._rank[tokens], self._special[tokens]
+        number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
+        groups = [
+            (to_device(torch.where(counted, number + offset, -1), device), len(number) * int(counted.sum()))
+            for offset, counted in enumerate((ranks > 0, (ranks > 0) & ~special))
+        ]
+        places = to_device(host.token_mask.flatten().nonzero()[:, 0], device)
+        self._tokens = _Tokens(tokens, places, to_device(tokens, device), to_device(ranks, device), groups)
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the measures of a block."""
+        assert self._tokens is not None
         lengths = batch.token_mask.sum(dim=-1, keepdim=True)
         ratios = block.mixing_ratios
         measures = torch.stack(
@@ -86,16 +116,18 @@ class FrequencyAnalysis(Analysis):
                 block.transformed_norms.mean(dim=1),
                 *(ratios[method] for method in self.context.methods),
             ]
-        )[:, batch.token_mask]
+        ).flatten(1)[:, self._tokens.places]
         self._sums = measures if self._sums is None else self._sums + measures
-        self._correlate(1 + self.context.index(block.layer), measures, batch)
+        self._correlate(1 + self.context.index(block.layer), measures, self._tokens)
 
     def end_batch(self, batch: Batch) -> None:
         """Add the means over layers of the batch's tokens."""
         assert self._sums is not None
+        assert self._tokens is not None
         means = self._sums / len(self.context.layers)
-        self._correlate(0, means, batch)
-        self._add_tokens(means, batch)
+        self._correlate(0, means, self._tokens)
+        self._types.update(self._tokens.on_device, means)
+        self._add_to_sample(means.cpu(), self._tokens.on_host, batch)
 
     def result(self) -> Findings:
         """Correlations for all layers together and by layer, and the means of every token type."""
@@ -142,23 +174,18 @@ class FrequencyAnalysis(Analysis):
     def _groups(self) -> list[tuple[str, str]]:
         return [(measure, specials) for measure in self._measures for specials in SPECIALS]
 
-    def _correlate(self, row: int, measures: Tensor, batch: Batch) -> None:
-        tokens = batch.input_ids[batch.token_mask].cpu()
-        ranks, special = self._rank[tokens], self._special[tokens]
-        number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
+    def _correlate(self, row: int, measures: Tensor, tokens: "_Tokens") -> None:
         # The measures lie along the batch axis, and each is a group.
-        first = measures.cpu()[:, None, None]
-        second = ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
-        for offset, counted in enumerate((ranks > 0, (ranks > 0) & ~special)):
-            self._ranks.update(row, first, second, torch.where(counted, number + offset, -1))
+        first = measures[:, None, None]
+        second = tokens.ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
+        for group, pairs in tokens.groups:
+            self._ranks.update(row, first, second, group, pairs=pairs)
 
-    def _add_tokens(self, means: Tensor, batch: Batch) -> None:
-        tokens = batch.input_ids[batch.token_mask]
-        self._types.update(tokens, means)
-        rows = torch.cat([self._rank[tokens.cpu()].double()[None], means.cpu().double()]).T
+    def _add_to_sample(self, means: Tensor, tokens: Tensor, batch: Batch) -> None:
+        rows = torch.cat([self._rank[tokens].double()[None], means.double()]).T
         # The figure shows ordinary tokens with a rank: special tokens are in every sequence and would dominate it.
-        ordinary = ~self._special[tokens.cpu()] & (rows[:, 0] > 0)
-        sequences = batch.token_mask.nonzero()[:, 0].cpu()[ordinary]
+        ordinary = ~self._special[tokens] & (rows[:, 0] > 0)
+        sequences = batch.host.token_mask.nonzero()[:, 0][ordinary]
         counts = torch.bincount(sequences, minlength=batch.sequences)
         before, ordinary_rows = (counts.cumsum(0) - counts).numpy(), rows[ordinary]
 

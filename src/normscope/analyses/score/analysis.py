@@ -69,8 +69,9 @@ class ScoreAnalysis(Analysis):
         return Requirements(hidden=True, language_head=options.ablation)
 
     def start_batch(self, batch: Batch) -> None:
-        """Offer the sequences of a batch to the sample for interventions."""
-        packed = batch.packed()
+        """Offer the sequences of a batch to the sample for interventions, and find the tokens of each category."""
+        self.context.places(batch)
+        packed = batch.host.packed()
         self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
@@ -155,7 +156,8 @@ class ScoreAnalysis(Analysis):
             queries_of_key = seen_by(block.query, batch.token_mask, mask)
             score = torch.einsum("bhkd,bhkd,gbk->gh", queries_of_key, block.key, groups)
             queries_of_key = block.key_map.back(queries_of_key)
-            sums = visible_contribution_sums(queries_of_key, weights.key_weight, inputs, members)
+            places = self.context.places(batch)
+            sums = visible_contribution_sums(queries_of_key, weights.key_weight, inputs, places)
             bias = torch.einsum("bhkd,hd,gbk->gh", queries_of_key, weights.key_bias, groups)
             counts = seen_by(torch.ones_like(token_mask)[:, None, :, None], batch.token_mask, mask)
             pairs = (counts[:, 0, :, 0].long() * members).sum(dim=(1, 2))

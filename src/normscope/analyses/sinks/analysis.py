@@ -62,10 +62,10 @@ class SinksAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the samples."""
-        packed = batch.packed()
+        packed = batch.host.packed()
         present = (packed >= 0).any(dim=0)
         self._sample.update(batch.fingerprints, packed, present)
-        ids, lengths = batch.input_ids.cpu().numpy(), batch.token_mask.sum(dim=-1).tolist()
+        ids, lengths = batch.host.input_ids.numpy(), batch.lengths
         rows = [
             row
             for row, length in enumerate(lengths)

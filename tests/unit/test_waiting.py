@@ -1,0 +1,128 @@
+"""No analysis waits for the device between the first and the last layer of a batch.
+
+Models run on torch's `meta` device, whose tensors have shapes but no numbers: whatever needs a number of one fails there.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.scenarios import analyses_of, context_of, random_batch
+from normscope.analyses.norms.analysis import NormsAnalysis
+from normscope.analyses.norms.options import NormsOptions
+from normscope.maths.magnitude import MassiveActivations
+from normscope.models import offloading
+from normscope.models.families import layout_of
+from normscope.models.model_info import ModelInfo
+from normscope.models.observer import Observer
+from normscope.running.memory import run_batch
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+
+META = torch.device("meta")
+aten = torch.ops.aten
+COPYING = {aten.to, aten._to_copy, aten.copy_}
+INDEXING = {aten.index, aten.index_put, aten.index_put_}
+
+
+class Refusal(TorchDispatchMode):
+    """Refuses what `meta` tensors do without complaint, but what waits for a device."""
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        result, packet = func(*args, **(kwargs or {})), func.overloadpacket
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        on_device = {tensor.device == META for tensor in args if isinstance(tensor, Tensor)}
+        if packet in COPYING and result.device == META and False in on_device and not given.get("non_blocking"):
+            raise RuntimeError("a copy to the device waits for it")
+        if packet in INDEXING and True in on_device:
+            indices = [index for index in given["indices"] if index is not None]
+            if any(index.dtype == torch.bool or index.device != META for index in indices):
+                raise RuntimeError("an index is not known on the device")
+        return result
+
+
+def on_meta(value):
+    if isinstance(value, Tensor):
+        return value.to(META)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(on_meta, value))
+    return value
+
+
+def moved(weights):
+    """Weights of a block. Factors of W_O are computed once, in float64 on the CPU."""
+    fields = {field.name: on_meta(getattr(weights, field.name)) for field in dataclasses.fields(weights)}
+    on_device = dataclasses.replace(weights, **fields)
+    vars(on_device)["norm_factors"] = on_meta(weights.norm_factors)
+    return on_device
+
+
+def run(monkeypatch, model, layout, analyses, batch):
+    """Run a batch through analyses of a model on the `meta` device, up to the last layer."""
+    layers = range(1, 1 + len(layout.bind(model)))
+    needs = [each.requirements(each.options, ModelInfo.of("", model.config, layout)) for each in analyses]
+    observer = Observer(
+        model, layout, layers, [0, *layers], feed_forward=any(requirements.feed_forward for requirements in needs)
+    )
+    with observer:  # what is learned once, such as whether a norm centres
+        observer.run(batch.model_inputs(), lambda _block: None, None, lambda _network: None)
+    observer.parameters._read.update({layer: moved(weights) for layer, weights in observer.parameters.items()})
+    monkeypatch.setattr(offloading, "is_offloaded", lambda _module: False)
+    model.to(META)
+    for analysis in analyses:  # waiting is allowed after the last layer
+        monkeypatch.setattr(analysis, "end_batch", lambda _batch: None)
+        monkeypatch.setattr(analysis, "settle", lambda: None)
+    with observer, Refusal():
+        run_batch(observer, batch.to(META), analyses)
+
+
+EVERY = ["mixing", "norms", "frequency", "outliers", "score", "feedforward", "sinks"]
+
+WAITING = {
+    # Which activations are massive decides how many there are, and which sequences need a median.
+    "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
+}
+"""What waits after all, by analysis."""
+
+
+def prepared(model_type):
+    torch.manual_seed(0)
+    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float32)
+    return model, layout_of(model_type), random_batch((3, 6), model.config.vocab_size)
+
+
+@pytest.mark.parametrize("name", [*EVERY, "norms, exact", ", ".join(EVERY)])
+@pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
+def test_no_analysis_waits(monkeypatch, model_type, name):
+    model, layout, batch = prepared(model_type)
+    nothing = MassiveActivations(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0))
+    monkeypatch.setattr(WAITING["sinks"], lambda *_arguments: nothing)
+    run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
+
+
+def test_sampled_queries_are_known_on_the_host(monkeypatch):
+    model, layout, batch = prepared("llama")
+    norms = NormsAnalysis(NormsOptions(seed=0, sampled_queries=2), context_of(model))
+    run(monkeypatch, model, layout, [norms], batch)
+
+
+@pytest.mark.parametrize(
+    ("waits", "message"),
+    [
+        (lambda block: float(block.received.sum()), "meta"),
+        (lambda block: block.received.cpu(), "meta"),
+        (lambda block: block.received[block.received > 0.5], "data-independent"),
+        (lambda block: (block.received > 0.5).nonzero(), "data-independent"),
+        (lambda block: block.received.unique(), "no fake impl"),
+        (lambda block: block.received[torch.tensor([0, 1])], "not known"),
+        (lambda block: block.received * torch.ones(1).to(block.received), "a copy to the device"),
+    ],
+)
+def test_an_analysis_that_waits_is_refused(monkeypatch, waits, message):
+    model, layout, batch = prepared("bert")
+    (mixing,) = analyses_of(model, ["mixing"])
+    monkeypatch.setattr(mixing, "update_attention", lambda block, _batch: waits(block))
+    with pytest.raises((RuntimeError, NotImplementedError), match=message):
+        run(monkeypatch, model, layout, [mixing], batch)
