@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.findings import Findings
+from normscope.analyses.findings import Findings, HeatmapGrid, HeatmapPanels, WordMaps
 from normscope.config.schema import ModelOptions, RunOptions
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
@@ -21,6 +21,7 @@ from normscope.running import token_maps
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, draw_nothing, run_here
+from tests.unit.test_figures_fit import FIGURES, product
 
 pytestmark = pytest.mark.reports
 
@@ -317,3 +318,52 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
         peaks[enabled] = int(outcome.stdout.split()[-1])
     assert peaks["true"] < 1.3 * peaks["false"]
     assert (tmp_path / "true/tables/explorer_pairs.parquet").stat().st_size < 20_000_000
+
+
+@needs_browser
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
+def test_charts_fit_into_their_places(tmp_path, size):
+    """Whatever the number of panels, and however long the labels."""
+    methods = ["rollout of weights", "rollout of norms", "value zeroing", "gradient × input"]
+    agreement = product(panel=["tokens", "rows"], row=methods, column=methods)
+    relations = product(
+        special=["with sinks", "sinks masked"],
+        row=["itself masked", "itself counts"],
+        column=[f"relation{number}" for number in range(24)],
+    )
+    maps = product(method=list("012345"), row=range(24), column=range(24)).assign(frame="none")
+    figures = FIGURES | {
+        "long labels": HeatmapPanels(
+            agreement,
+            "panel",
+            "row",
+            "column",
+            "value",
+            "Caption.",
+            {"tokens": "scores of tokens", "rows": "rows of the map"},
+            "ρ",
+            (0.0, 100.0),
+        ),
+        "one grid": HeatmapGrid(relations, "special", {"value": "gain"}, "row", "column", "Caption.", diverging=True),
+        "six maps": WordMaps(
+            maps.assign(word=maps["row"].map("word{}".format), other=maps["column"].map("word{}".format)),
+            "method",
+            {key: f"method {key}" for key in "012345"},
+            "Caption.",
+            "row",
+            "word",
+            "column",
+            "other",
+        ),
+    }
+    findings = {"mixing": Findings({}, {}, figures=figures)}
+    facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
+    facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
+    text = TokenMaps("text", ("a",), ("a",), False, (1,), True, np.ones((1, 1, 1, 1)), np.ones((1, 1, 1)), {})
+    report = tmp_path / "report.html"
+    report.write_text(page(Report(RunOptions(model=ModelOptions(name="x")), findings, facts, None, [text])))
+    seen, console = checked(report, tmp_path, size=size)
+    assert console == []
+    assert "error" not in seen, seen["error"]
+    assert len(seen["charts"]) == len(figures)
+    assert {name: chart["overflow"] for name, chart in seen["charts"].items() if chart["overflow"] > 0} == {}

@@ -53,8 +53,11 @@ def test_axes_of_lines_are_those_of_the_figure():
     assert chart(lines(GRID, **panels))["resolve"]["scale"] == {"y": "independent"}
     assert chart(lines(GRID, **panels, sharey=True))["resolve"]["scale"] == {"y": "shared"}
     spec = chart(lines(GRID.assign(value=GRID["value"].abs()), log_y=True, floor=0.5))
-    assert spec["encoding"]["y"]["scale"] == {"type": "log", "domainMin": 0.5}
+    assert spec["encoding"]["y"]["scale"] == {"type": "log", "nice": False, "domainMin": 0.5}
     assert all(layer["mark"]["clip"] for layer in spec["layer"]), "nothing is drawn below the axis"
+    assert spec["encoding"]["x"]["axis"]["format"] == "d"
+    halves = chart(lines(GRID.assign(layer=GRID["layer"] / 2)))
+    assert halves["encoding"]["x"]["axis"] == {"grid": False}, "as integers, 0.6 and 1.4 would both be 1"
 
 
 def test_axes_of_scatter_plots_leave_out_what_the_figure_trims():

@@ -24,20 +24,37 @@ function named(spec, node) {
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
 
-const ROOM = { axis: 62, gap: 18, facet: 30, words: 160, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420 };
+const ROOM = { axis: 62, gap: 18, facet: 30, words: 160, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420, tick: 24, turned: 4.6, least: 60, word: 90, character: 6.8 };
 
 // Panels across, and the width of each, in the room that there is.
 function panelsIn(width, { across, narrow = 1 }) {
   const fitting = Math.max(1, Math.floor(width / (ROOM.smallest + ROOM.axis)));
   const columns = Math.min(across, fitting > 1 || across === 1 ? fitting : narrow);
-  return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis - 6)) };
+  return { columns, panel: Math.max(90, Math.floor((width - 8) / columns - ROOM.axis - 7)) };
 }
 
 // Small heat maps share their rows' axis, so that more of them fit. The words after a method's name are a line of their titles, for
 // which narrow ones have no room.
-function heatmapsIn(width, { across, narrow }) {
-  const columns = width < 640 ? Math.min(across, narrow) : across;
-  return { columns, panel: Math.max(60, Math.floor((width - ROOM.axis - ROOM.gap) / columns - ROOM.facet)) };
+function heatmapsIn(width, { across, narrow, rowLetters, columnLetters }) {
+  for (let columns = width < 640 ? Math.min(across, narrow) : across; ; columns--) {
+    const room = (width - axisOf(rowLetters) - ROOM.gap) / columns;
+    const beside = Math.max(ROOM.facet, overhang(columnLetters, (room - ROOM.facet) / columnLetters.length));
+    const panel = Math.floor(room - beside);
+    if (panel >= ROOM.least || columns === 1) return { columns, panel: Math.max(ROOM.least, panel) };
+  }
+}
+
+// How far turned labels of columns reach beyond the left of their map, whose cells have this width.
+const overhang = (letters, cell) => Math.max(...letters.map((count, at) => count * ROOM.turned - (at + 0.5) * cell)) + ROOM.gap;
+
+// The room of an axis whose labels have so many letters, with its title.
+const axisOf = (letters) => Math.max(ROOM.axis, letters * ROOM.letter + ROOM.tick);
+
+// Maps of words by words: as many in a row as have cells of the smallest size or more, which are square.
+function wordMapsIn(width, { across, cell, words, rowLetters }) {
+  const room = width - Math.min(ROOM.word, rowLetters * ROOM.letter) - ROOM.tick;
+  const columns = evenly(across, Math.max(1, Math.min(across, Math.floor(room / (cell * words + ROOM.gap)))));
+  return { columns, side: Math.min(2 * cell, (room / columns - ROOM.gap) / words) };
 }
 
 function sized(spec, width) {
@@ -47,7 +64,9 @@ function sized(spec, width) {
   if (usermeta.maps) return sizedMaps(spec, width);
   const { columns, panel } = panelsIn(width, usermeta);
   if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
-  const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.axis } };
+  // What a long title has in parentheses is a line of its own.
+  const fits = Math.floor((panel + ROOM.axis) / ROOM.character);
+  const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.axis, labelExpr: `length(datum.label) > ${fits} ? split(replace(datum.label, ' (', '\\n('), '\\n') : datum.label` } };
   return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
 }
 
@@ -76,16 +95,20 @@ function sizedMaps(spec, width) {
 }
 
 function sizedHeatmaps(spec, width) {
-  const { cell, rows, letters } = spec.usermeta;
+  const { cell, words, rows, letters, rowLetters } = spec.usermeta;
+  if (words) {
+    const { columns, side } = wordMapsIn(width, spec.usermeta);
+    return { ...spec, columns, spec: { ...spec.spec, width: Math.floor(side * words), height: Math.floor(side * rows) } };
+  }
   const height = Math.max(cell * rows, 40);
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
-    const facet = { ...spec.facet, header: { labelLimit: panel + 2 * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, labelExpr: `split(datum.label, ': ')${panel < ROOM.words ? "[0]" : ""}` } };
+    const facet = { ...spec.facet, header: { labelLimit: panel + (width < 640 ? 1 : 2) * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, labelExpr: `split(datum.label, ': ')${panel < ROOM.words ? "[0]" : ""}` } };
     return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
   }
   const columns = evenly(spec.concat.length, Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map))));
   const label = Math.max(ROOM.label, Math.min(letters * ROOM.letter, width / 3));
-  const panel = Math.max(70, Math.floor(width / columns - ROOM.axis - label - 20));
+  const panel = Math.max(70, Math.floor(width / columns - axisOf(rowLetters) - label - 20));
   return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...map.spec, width: panel, height } })) };
 }
 
@@ -103,7 +126,7 @@ function themeOf(node, width, spec) {
   return {
     background: ground, font, view: { stroke: null },
     axis: { labelColor: text, titleColor: text, titleFontWeight: "normal", gridColor: line, domainColor: faint, tickColor: faint, labelFontSize: 11, titleFontSize: 12, tickCount: 5 },
-    legend: { ...legendStyle(spec, width), labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340 },
+    legend: { ...legendStyle(spec, width), labelColor: text, titleColor: text, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 12, labelLimit: 340, gradientLength: width < 640 ? 120 : 220 },
     header: { labelColor: text, titleColor: text, labelFontSize: 12, labelFontWeight: "bold", labelLimit: 200 },
     title: { color: text, fontSize: 12, anchor: "start" },
     text: { color: text },

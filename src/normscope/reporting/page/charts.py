@@ -112,6 +112,8 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
             "narrow": 2,
             "cell": 24,
             "rows": int(rows["row"].nunique()),
+            "rowLetters": _letters(rows["row"]),
+            "columnLetters": [len(column) for column in rows["column"].unique()],
         },
         "data": _columns(rows),
         "facet": {"field": "panel", "type": "nominal", "sort": shown, "title": None},
@@ -144,6 +146,11 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
     }
 
 
+def _letters(labels: "pd.Series[Any]") -> int:
+    """Characters of the longest label."""
+    return int(labels.astype(str).str.len().max())
+
+
 _MOST_COLUMNS = 45
 """Columns of cells with numbers that are legible side by side."""
 
@@ -154,7 +161,7 @@ _SMALL: Spec = {"labelFontSize": 9, "labelOverlap": True, "ticks": False}
 
 
 def _ramp(**more: Any) -> Spec:
-    return {"gradientLength": 220, "gradientThickness": 9, "direction": "horizontal"} | more
+    return {"gradientThickness": 9, "direction": "horizontal"} | more
 
 
 def _heatmap_grid(figure: HeatmapGrid) -> Spec:
@@ -205,7 +212,8 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
             "narrow": 1,
             "cell": max(9, min(14, _GRID_HEIGHT // int(table[figure.row].nunique()))),
             "rows": int(table[figure.row].nunique()),
-            "letters": int(table[figure.grid_row].astype(str).str.len().max()),
+            "letters": _letters(table[figure.grid_row]),
+            "rowLetters": _letters(table[figure.row]),
         },
         "concat": maps,
         "resolve": {"scale": {"color": "shared" if figure.diverging or figure.limits else "independent"}},
@@ -220,10 +228,11 @@ def _lines(figure: Lines) -> Spec:
     rows[figure.series] = series.map(dict(titles)) if titles else series.astype(str)
     rows = rows.dropna(subset=[figure.series])
     mark = {"clip": True} if figure.log_y and figure.floor is not None else {}
-    integers = {"tickMinStep": 1, "format": "d", "grid": False}
+    whole = bool((rows[figure.x] % 1 == 0).all())
+    axis: Spec = {"grid": False} | ({"tickMinStep": 1, "format": "d"} if whole else {})
     encoding: Spec = {
         "x": _field(
-            figure.x, figure.x_label or figure.x, scale={"zero": False, "nice": False, "padding": 8}, axis=integers
+            figure.x, figure.x_label or figure.x, scale={"zero": False, "nice": False, "padding": 8}, axis=axis
         ),
         "y": _field(figure.y, figure.y_label, scale=_y_scale(figure)),
         "tooltip": _tooltip(
@@ -242,7 +251,8 @@ def _lines(figure: Lines) -> Spec:
 def _y_scale(figure: Lines) -> Spec:
     """The range of a line plot: as given; else from zero, or on a logarithmic axis from the floor."""
     if figure.log_y:
-        return {"type": "log"} | ({} if figure.floor is None else {"domainMin": figure.floor})
+        floor = {"padding": 8} if figure.floor is None else {"domainMin": figure.floor}
+        return {"type": "log", "nice": False} | floor
     return {"domain": list(figure.limits)} if figure.limits else {}
 
 
@@ -489,14 +499,21 @@ def _word_maps(figure: WordMaps) -> Spec:
     scale = _PLAIN | {"domainMin": 0}
     if figure.largest is not None:
         scale = _PLAIN | {"domain": [-figure.largest, figure.largest], "range": "diverging"}
-    word = {"labelExpr": "slice(datum.label, indexof(datum.label, ' ') + 1)", "title": None, "labelLimit": 90}
+    word = {
+        "labelExpr": "slice(datum.label, indexof(datum.label, ' ') + 1)",
+        "title": None,
+        "labelLimit": 90,
+        "labelFontSize": 10,
+        "labelOverlap": "greedy",
+    }
     outline = {"type": "rect", "filled": False, "stroke": LINE_COLOURS[3], "strokeWidth": 1.5}
     return {
         "usermeta": {
             "across": len(figure.panel_titles),
-            "narrow": 1,
-            "cell": 16 if figure.digits is None else 44,
+            "cell": 12 if figure.digits is None else 44,
+            "words": int(rows["column"].nunique()),
             "rows": int(rows["row"].nunique()),
+            "rowLetters": _letters(table[figure.row_label]),
         },
         "data": _columns(rows),
         "facet": {"field": "panel", "type": "nominal", "sort": list(figure.panel_titles.values()), "title": None},
