@@ -128,6 +128,6 @@ def _maps(sequence: SequenceMaps) -> WordMaps:
         panel_titles=_titles(table),
         caption=(
             "How much of each token's output vector (row) comes from each token (column) through all layers, as shares of the "
-            "row; darker is more."
+            "row."
         ),
     )

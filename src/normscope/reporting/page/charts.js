@@ -24,7 +24,7 @@ function named(spec, node) {
   return JSON.parse(JSON.stringify(spec), (_, value) => (typeof value === "string" ? colours[value] ?? value.replace("@switch", change) : value));
 }
 
-const ROOM = { axis: 62, gap: 18, facet: 30, words: 160, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420, tick: 24, turned: 4.6, least: 60, word: 90, character: 6.8 };
+const ROOM = { axis: 62, gap: 18, facet: 30, words: 160, smallest: 170, label: 74, letter: 6.5, map: 330, narrowest: 150, widest: 420, tick: 24, turned: 4.6, least: 60, number: 14, word: 90, character: 6.8 };
 
 // Panels across, and the width of each, in the room that there is.
 function panelsIn(width, { across, narrow = 1 }) {
@@ -94,6 +94,12 @@ function sizedMaps(spec, width) {
   return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, ...titled(map, panel), width: panel, height })) };
 }
 
+// A heat map whose cells are too narrow for the label of each column, and for numbers.
+function crowded({ encoding, layer, ...rest }) {
+  const x = { ...encoding.x, axis: { ...encoding.x.axis, labelOverlap: "greedy" } };
+  return { ...rest, encoding: { ...encoding, x }, ...(layer && { layer: layer.filter(({ mark }) => mark.type !== "text") }) };
+}
+
 function sizedHeatmaps(spec, width) {
   const { cell, words, rows, letters, rowLetters } = spec.usermeta;
   if (words) {
@@ -104,12 +110,14 @@ function sizedHeatmaps(spec, width) {
   if (spec.facet) {
     const { columns, panel } = heatmapsIn(width, spec.usermeta);
     const facet = { ...spec.facet, header: { labelLimit: panel + (width < 640 ? 1 : 2) * ROOM.facet, labelFontSize: columns > 1 || width > 640 ? 11 : 10, labelExpr: `split(datum.label, ': ')${panel < ROOM.words ? "[0]" : ""}` } };
-    return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height } };
+    const roomy = panel >= spec.usermeta.columnLetters.length * ROOM.number;
+    return { ...spec, facet, columns, spec: { ...(roomy ? spec.spec : crowded(spec.spec)), width: panel, height } };
   }
   const columns = evenly(spec.concat.length, Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map))));
   const label = Math.max(ROOM.label, Math.min(letters * ROOM.letter, width / 3));
   const panel = Math.max(70, Math.floor(width / columns - axisOf(rowLetters) - label - 20));
-  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...map.spec, width: panel, height } })) };
+  const shown = panel >= spec.usermeta.columns * ROOM.number ? (map) => map : crowded;
+  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...shown(map.spec), width: panel, height } })) };
 }
 
 // Of a legend below panels that a narrow window stacks, the reader would learn too late.

@@ -120,7 +120,13 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
         "resolve": {"axis": {"x": "independent"}},  # no axis below an empty place of the last row
         "spec": {
             "encoding": {
-                "x": _field("column", "", "nominal", sort=None, axis={"title": None, "labelAngle": -40}),
+                "x": _field(
+                    "column",
+                    "",
+                    "nominal",
+                    sort=None,
+                    axis={"title": None, "labelAngle": -40},
+                ),
                 "y": _field("row", figure.row, "ordinal", sort="descending"),
                 "tooltip": _tooltip(
                     ("row", figure.row, "N"), ("column", figure.column, "N"), ("value", figure.value_label, "Q")
@@ -214,6 +220,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
             "rows": int(table[figure.row].nunique()),
             "letters": _letters(table[figure.grid_row]),
             "rowLetters": _letters(table[figure.row]),
+            "columns": int(table[figure.column].nunique()),
         },
         "concat": maps,
         "resolve": {"scale": {"color": "shared" if figure.diverging or figure.limits else "independent"}},
