@@ -125,6 +125,22 @@ def test_mixing_of_words(name):
 
 
 @pytest.mark.parametrize("sampled", [4, 512])
+def test_cross_attention_of_words(sampled):
+    """What target words take from source words, in padded batches."""
+    layers, of_words, options = (
+        [2, 3],
+        words.of_translations(made("marian")),
+        NormsOptions(seed=5, sampled_queries=sampled),
+    )
+    categories = reported(of_words, None)
+    found = of_words.findings("norms", options, layers, categories)
+    assert_published(found, norms_oracle.expected(of_words, layers, categories, options))
+    if sampled == 512:
+        found = of_words.findings("mixing", MixingOptions(), layers, categories)
+        assert_published(found, mixing_oracle.expected(of_words, layers, categories))
+
+
+@pytest.mark.parametrize("sampled", [4, 512])
 def test_norms_of_words(sampled):
     # Not of a causal model, where the first word's α of 1 is a tie that rounding may break: unit tests compare its pairs.
     layers, of_words, options = [2, 3], words.of_words(made("bert")), NormsOptions(seed=5, sampled_queries=sampled)

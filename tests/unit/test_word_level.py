@@ -25,6 +25,9 @@ from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.running.wording import about_words
 from tests.end_to_end.shell import run_here
+from tests.oracles import specimens
+from tests.oracles.specimens import Specimen
+from tests.oracles.words import WordSequence
 from tests.tiny import token_batch
 from tests.treebank import write_treebank
 from tests.unit.test_data import Reader
@@ -270,6 +273,10 @@ def test_marks_of_tokenizers_without_offsets():
         -1,
         2,
     ]
+    # Punctuation is no part of a word, an apostrophe between letters is.
+    pieces = ["▁the", "▁river", ",", "▁don", "'", "t", ".", "'", "▁", "4", "2", "km", "</s>", "."]
+    assert marked_words(pieces, {"</s>"}, "▁").tolist() == [0, 1, 2, 3, 3, 3, 4, 5, 6, 6, 6, 6, -1, 7]
+    assert marked_words(["ĠcafÃ", "©", ",", "Ġâ", "Ģ", "ĵ"], (), "Ġ").tolist() == [0, 0, 1, 2, 2, 2]
     assert marked_words(["un", "happily</w>", "old</w>", "x"], set(), "</w>").tolist() == [0, 0, 1, 2]
     assert [mark_of(words) for words in (["a", "##b"], ["▁", "▁a"], ["Ġa"], ["a", "b</w>"], ["##", "a"])] == [
         *("##", "▁", "Ġ", "</w>"),
@@ -326,6 +333,35 @@ def test_decompositions_and_attributions_of_words(saved_model):
     assert maps[1]["decompx"].sources[-1] == "bias"
     with pytest.raises(InputError, match="level='letter': expected one of token, word"):
         decompose(model, text, level="letter")
+
+
+def test_decompositions_of_translated_words():
+    """From source words the sum, of target words the mean, by a tokenizer that marks what continues a word."""
+    specimen = specimens.marian()
+    plain = specimen.loaded.tokenizer
+    pieces = ["[PAD]", "[UNK]", "[SEP]", "[CLS]", "[MASK]", "cat", "##er", "walks", "##ld", "sees", "##ue", "we", "run"]
+    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor, tokenizer.decoder = plain.backend_tokenizer.post_processor, decoders.WordPiece()
+    special = {
+        name: getattr(plain, name) for name in ("pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+    }
+    marked = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **special)
+    model = dataclasses.replace(specimen.loaded, tokenizer=marked)
+    source, target = "cater seesldue we", "weld run catue"
+    found = decompose(model, (source, target), heads=True, level="word")
+    assert found.tokens == ("[CLS]", "weld", "run", "catue")
+    assert found.key_tokens == ("cater", "seesldue", "we", "[SEP]")
+    given = Specimen._inputs(dataclasses.replace(specimen, loaded=model), source, target)
+    whole = WordSequence.of(specimen.brute_force(model.model, given), [1, 2, 1, 2], [2, 3, 1, 1])
+    for number, block in enumerate(whole.blocks):
+        assert set(found.maps) == {"attn_w", "attn_n"}
+        for name, values in found.maps.items():
+            close(values[number], block.maps()[name])
+        close(found.head_weights[number], block.alpha)
+        close(found.head_vectors[number], block.weighted)
+        for method, ratios in zip(found.methods, found.ratios[:, number], strict=True):
+            close(ratios, block.ratios()[method])
 
 
 def written_units(tokenizer, text):

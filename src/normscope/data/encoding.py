@@ -239,8 +239,10 @@ class Encoder:
                 f"level=word: the tokenizer of {self._name} does not show where words begin; set level=token, or use a "
                 "corpus of annotated words (dataset=conllu)"
             )
+        unknown = str(self.tokenizer.unk_token)
         tokens = [str(token) for token in self.tokenizer.convert_ids_to_tokens(ids.tolist())]
-        special = set(map(str, self.tokenizer.all_special_tokens)) - {str(self.tokenizer.unk_token)}
+        tokens = ["x" if token == unknown else token for token in tokens]  # a letter of a word
+        special = set(map(str, self.tokenizer.all_special_tokens)) - {unknown}
         return unit_numbers(marked_words(tokens, special, self._mark).tolist())
 
     @cached_property

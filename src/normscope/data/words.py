@@ -192,22 +192,37 @@ def _spells(character: str) -> bool:
 def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> np.ndarray:
     """The word of each token, or NO_WORD, by the marks of a tokenizer that does not tell where its tokens stand.
 
+    Within what the tokenizer marks as one word, the rules of `written_words` apply.
+
     Args:
         tokens: The tokens.
         special: Those that are special.
         mark: What the tokenizer marks; see `mark_of`.
     """
-    words = np.full(len(tokens), NO_WORD, dtype=np.int64)
-    count, ended = 0, True
+    text, ended = "", True
+    spans: dict[int, Span] = {}
     for position, token in enumerate(tokens):
         if token in special:
             ended = True
             continue
         starts = not token.startswith(mark) if mark == "##" else ended if mark == "</w>" else token.startswith(mark)
-        count += bool(starts or ended)
-        words[position] = count - 1
+        text += " " if starts or ended else ""
+        spans[position] = len(text), len(text) + len(surface := _written_surface(token, mark))
+        text += surface
         ended = mark == "</w>" and token.endswith(mark)
+    words = np.full(len(tokens), NO_WORD, dtype=np.int64)
+    count, before = 0, None
+    for position, span in spans.items():
+        joined = before is not None and before[1] == span[0] and _joined(text, before, span, same=True)
+        count += not joined
+        words[position], before = count - 1, span
     return words
+
+
+def _written_surface(token: str, mark: str) -> str:
+    """A token without its mark. Bytes of characters beyond ASCII count as letters."""
+    surface = _surface(token)
+    return "".join(character if character.isascii() else "x" for character in surface) if mark == "Ġ" else surface
 
 
 def mark_of(vocabulary: Iterable[str]) -> str | None:
