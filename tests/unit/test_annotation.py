@@ -222,13 +222,25 @@ def test_rows_of_words_and_labels(tmp_path, tokenizer, ending):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"words": ["a", "b"], "labels": ["X"]}], "row 1 of .*: expected a list of 2 labels, one per word, got 1"),
+        (
+            [{"words": ["a", "b"], "labels": ["X"]}],
+            r"row 1 of .*: expected a list of 2 labels \(texts or whole numbers\), one per word, got 1",
+        ),
+        ([{"words": ["a", "b"], "labels": ["X", None]}], "one per word, got None among them"),
+        (
+            [{"words": ["a"], "labels": ["X"]}, {"words": "a b", "labels": ["X"]}],
+            "row 2 of .*: expected a list of words ",
+        ),
         (
             [{"words": ["a"], "labels": "X"}],
-            "row 1 of .*: expected a list of 1 labels, one per word, got a value of type str",
+            "row 1 of .*: expected a list of 1 labels .*, one per word, got a value of type str",
         ),
-        ([{"words": ["a"]}], "row 1 of .*: expected a list of 1 labels, one per word, got none"),
-        ([{"text": "a b", "labels": ["X", "Y"]}], "the corpus has no annotated words; expected dataset=conllu"),
+        ([{"words": ["a"]}], "row 1 of .*: expected a list of 1 labels .*, one per word, got none"),
+        (
+            [{"text": "a b", "labels": ["X", "Y"]}],
+            "expected a list of words .*, got a text; for a treebank, set dataset=conll",
+        ),
+        ([{"words": [], "labels": []}], "the corpus has no annotated words; expected dataset=conllu"),
         ([{"words": ["a"], "labels": ["cls"]}], "'cls' is a value of the column, but also a category of every run"),
         (
             [{"words": [str(n) for n in range(200)], "labels": [str(n) for n in range(200)]}],

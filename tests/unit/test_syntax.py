@@ -1,6 +1,7 @@
 """The syntax analysis as a user runs it; its numbers are compared with brute force in tests/oracles."""
 
 import contextlib
+import re
 
 import pandas as pd
 import pytest
@@ -50,6 +51,81 @@ def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *wrong)
     assert outcome.status == 2
     assert "analysis.syntax.train=nowhere.conllu: no such file" in outcome.err
+
+
+def sentence(*words: tuple[str, int, str], text: str = "") -> str:
+    """Forms, heads and relations in CoNLL-U."""
+    rows = [f"{n}\t{form}" + "\t_" * 4 + f"\t{head}\t{of}\t_\t_" for n, (form, head, of) in enumerate(words, 1)]
+    return "\n".join(([f"# text = {text}"] if text else []) + rows) + "\n\n"
+
+
+WORLD = (
+    sentence(("我", 2, "nsubj"), ("喜欢", 0, "root"), ("河流", 2, "obj"), ("。", 2, "punct"), text="我喜欢河流。")
+    + sentence(("猫", 3, "nsubj"), ("が", 1, "case"), ("寝た", 0, "root"), text="猫が寝た")
+    + "1-2\tوالكتاب" + "\t_" * 8 + "\n"
+    + sentence(("و", 3, "cc"), ("الكتاب", 3, "nsubj"), ("جديد", 0, "root"))
+    + sentence(("मैं", 3, "nsubj"), ("किताब", 3, "obj"), ("पढ़ता", 0, "root"), ("हूँ", 3, "aux"))
+    + sentence(("I", 2, "nsubj"), ("❤️", 0, "root"), ("👩‍👩‍👧‍👦", 2, "obj"))
+)  # fmt: skip
+
+
+def test_treebanks_of_any_script(capsys, monkeypatch, tmp_path, saved_model):
+    """Without spaces, right to left, with vowel signs, with joined characters; and a tree of several roots."""
+    path = tmp_path / "world.conllu"
+    several = sentence(("Dogs", 2, "nsubj"), ("bark", 0, "root"), ("and", 0, "root"), ("cats", 3, "nsubj"))
+    path.write_text(WORLD + several, encoding="utf-8")
+    outcome = run(
+        capsys, monkeypatch, tmp_path / "run", saved_model, f"dataset.path={path}", "dataset=conllu", "layers=[1]"
+    )
+    assert outcome.status == 0, outcome.err
+    heads = pd.read_parquet(tmp_path / "run/tables/syntax_heads.parquet").query("half == 'both' and relation == 'all'")
+    assert heads["count"].unique().tolist() == [2 + 2 + 2 + 3 + 2 + 2]
+
+
+def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved_model):
+    path = tmp_path / "short.conllu"
+    arcs = sentence(("Dogs", 2, "nsubj"), ("bark", 0, "root"), ("!", 2, "punct"))
+    without_heads = sentence(("Cats", 0, "root"), ("meow", 0, "x")).replace("\t0\t", "\t_\t")
+    path.write_text(2 * arcs + 3 * sentence(("Yes", 0, "root")) + without_heads)
+    given = [f"dataset.path={path}", "dataset=conllu", "layers=[1]", "device.batch_tokens=4"]
+    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *given)
+    assert outcome.status == 0, outcome.err
+    assert "1 sentences without heads are left out of syntax" in outcome.err
+    heads = pd.read_parquet(tmp_path / "run/tables/syntax_heads.parquet").query("half == 'both' and relation == 'all'")
+    assert heads["count"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            sentence(("Yes", 0, "root")),
+            "dataset.path=.*: analysis=syntax needs heads other than 0, but no word has one",
+        ),
+        (
+            sentence(("a", 0, "x")).replace("\t0\t", "\t_\t"),
+            "analysis=syntax needs heads .column 7., but no sentence has any",
+        ),
+        (sentence(("a", 2, "all"), ("b", 0, "root")), "expected relations other than 'all', which names their union"),
+        (
+            "1-2\tcannot" + "\t_" * 8 + "\n" + sentence(("can", 0, "root"), ("not", 1, "advmod")),
+            "expected arcs between words of different tokens, got none",
+        ),
+        (sentence((".", 0, "root"), (",", 1, "punct")), ""),
+    ],
+)
+def test_treebanks_that_show_little(content, message, capsys, monkeypatch, tmp_path, saved_model):
+    """Punctuation alone is no fault: it counts under its own relation."""
+    path = tmp_path / "little.conllu"
+    path.write_text(content)
+    given = [f"dataset.path={path}", "dataset=conllu", "layers=[1]"]
+    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *given)
+    assert outcome.status == (2 if message else 0), outcome.err
+    if message:
+        assert re.search(message, outcome.err.strip().splitlines()[-1])
+    else:
+        heads = pd.read_parquet(tmp_path / "run/tables/syntax_heads.parquet").query("layer == 1")
+        assert heads["relation"].unique().tolist() == ["punct"]
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.0, 1e-30])

@@ -45,7 +45,7 @@ class RowReader:
         if self.conversations:
             return self._conversation(row, number)
         cell = self._cell(row, number, self._text_column(row), "text", required=True)
-        text = _cell_text(cell)
+        text = None if cell == [] else _cell_text(cell)
         pair = _cell_text(self._cell(row, number, self.pair_column, "text_pair", required=self.pair_column is not None))
         if not isinstance(text, str | None) or not isinstance(pair, str | None):
             return NOT_TEXT
@@ -92,6 +92,11 @@ class RowReader:
     def _annotation(self, cell: Any, row: Row, number: int) -> Annotation | None:
         """The words of a text that is a list of them, with every other list of as many labels."""
         if not _is_words(cell):
+            if self.label_column is not None:
+                raise InputError(
+                    f"dataset.categories={self.label_column}: row {number} of {self.source}: expected a list of words "
+                    "(dataset.text_column) and one of labels, got a text; for a treebank, set dataset=conllu"
+                )
             return None
         labels = {
             str(name): tuple(map(str, values))
@@ -103,7 +108,7 @@ class RowReader:
         if self.label_column is not None and self.label_column not in labels:
             raise InputError(
                 f"dataset.categories={self.label_column}: row {number} of {self.source}: expected a list of "
-                f"{len(cell)} labels, one per word, got {_described(row.get(self.label_column))}"
+                f"{len(cell)} labels (texts or whole numbers), one per word, got {_described(row.get(self.label_column))}"
             )
         return Annotation(spaced(cell)[1], labels)
 
@@ -138,4 +143,11 @@ def _is_words(cell: Any) -> bool:
 def _described(cell: Any) -> str:
     if cell is None:
         return "none"
-    return f"{len(cell)}" if isinstance(cell, list) else f"a value of type {type(cell).__name__}"
+    if not isinstance(cell, list):
+        return f"a value of type {type(cell).__name__}"
+    other = next((label for label in cell if not isinstance(label, str | int)), None)
+    return (
+        f"{len(cell)}"
+        if all(isinstance(label, str | int) for label in cell)
+        else f"{printable(repr(other), 60)} among them"
+    )

@@ -24,6 +24,7 @@ from normscope.analyses.syntax.scoring import (
 from normscope.analyses.syntax.tables import SyntaxReport
 from normscope.analyses.syntax.treebank import Treebank, TreebankResource
 from normscope.data.batching import Batch
+from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
@@ -105,7 +106,16 @@ class SyntaxAnalysis(Analysis):
             self._probes = probe_results(runner, self._treebank, self._find_arcs, self.options)
 
     def result(self) -> Findings:
-        """Accuracies by head and relation, the best heads, trees and probes."""
+        """Accuracies by head and relation, the best heads, trees and probes.
+
+        Raises:
+            InputError: If the tokens show no arc.
+        """
+        if not self._arcs.compute()[0, 0].any():
+            raise InputError(
+                "analysis=syntax: expected arcs between words of different tokens, got none: every arc joins words that the "
+                "tokens do not tell apart, or that were cut off (dataset.max_length)"
+            )
         return SyntaxReport(
             layers=self.context.layers,
             heads=self.context.heads,
@@ -118,6 +128,7 @@ class SyntaxAnalysis(Analysis):
             offsets=self._offsets.compute()[0].numpy(),
             chains=self._chains.compute()[0].numpy(),
             dropped=self._dropped.compute()[0].tolist(),
+            without_tree=self._treebank.without_tree,
             probes=self._probes,
         ).findings()
 

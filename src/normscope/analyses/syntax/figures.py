@@ -42,7 +42,8 @@ def describe_figures(
     """
     counts = pooled[pooled["measure"] == "attn_w"].groupby("relation")["count"].max()
     shown = [relation for relation in relations if relation in counts.index]
-    shown = ["all", *sorted(shown, key=lambda relation: (-int(counts[relation]), relation))[:_MOST_RELATIONS]]
+    shown = sorted(shown, key=lambda relation: (-int(counts[relation]), relation))[:_MOST_RELATIONS]
+    shown = [*(["all"] if "all" in counts.index else []), *shown]  # punctuation alone does not count in their union
     return {
         "gain": _gain(pooled, shown),
         "relations": _relations(heads, shown),

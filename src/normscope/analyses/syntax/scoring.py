@@ -1,5 +1,6 @@
 """How often the largest entry of a map is the right word, and how often arcs are edges of its spanning tree."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ def by_relation(values: Bool[Tensor, "*map arc"], arcs: Arcs, relations: int) ->
     """Sums of values over the arcs of each sentence and relation; relation 0 is the union of those that count."""
     shape = values.shape[:-1]
     sentences = len(arcs.words)
-    flat = values.reshape(-1, values.shape[-1]).long()
+    flat = values.reshape(math.prod(shape), values.shape[-1]).long()
     sums = flat.new_zeros(len(flat), sentences * relations)
     sums.index_add_(1, arcs.sentence * relations + arcs.relation, flat)
     sums.index_add_(1, arcs.sentence[arcs.counted] * relations, flat[:, arcs.counted])

@@ -54,6 +54,8 @@ class SyntaxReport:
     """moment."""
     dropped: Sequence[int]
     """Number of arcs, by reason."""
+    without_tree: int
+    """Number of sentences without a tree."""
     probes: Sequence[ProbeResult]
 
     def findings(self) -> Findings:
@@ -305,6 +307,8 @@ class SyntaxReport:
     def _notes(self) -> list[str]:
         inside, missing = self.dropped[INSIDE], self.dropped[MISSING]
         notes = []
+        if self.without_tree:
+            notes.append(f"{self.without_tree:,} sentences without heads are left out of syntax")
         if inside:
             notes.append(f"{inside:,} arcs are left out: the tokens do not tell their two words apart")
         if missing:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.config.schema import DatasetKind
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
@@ -32,6 +33,8 @@ class Treebank:
     relations: tuple[str, ...]
     """ALL, then the others in alphabetical order; the relation of the root is left out."""
     open_corpus: Callable[[], Corpus]
+    without_tree: int = 0
+    """Number of sentences without a tree."""
 
     def sentences(self, half: int | None = None) -> Iterator[Example]:
         """Sentences with a tree, numbered by row: all, or those of one half (see `half_of`)."""
@@ -88,7 +91,8 @@ class TreebankResource(Resource[Treebank]):
             InputError: If the training file does not exist.
         """
         self._relations: set[str] = set()
-        self._trees = 0
+        self._trees = self._others = 0
+        self._path, self._conllu = context.dataset.path, context.dataset.kind is DatasetKind.conllu
         self._open = functools.partial(context.open_corpus, context.dataset)
         if self._options.probes and self._options.train is not None:
             training_file(self._options.train)
@@ -96,7 +100,10 @@ class TreebankResource(Resource[Treebank]):
     def read(self, examples: Sequence[Example | str]) -> None:
         """Collect the relations of the next sentences."""
         for example in examples:
-            if isinstance(example, str) or not _has_tree(example):
+            if isinstance(example, str):
+                continue
+            if not _has_tree(example):
+                self._others += 1
                 continue
             annotation = example.annotation
             assert annotation is not None
@@ -104,31 +111,44 @@ class TreebankResource(Resource[Treebank]):
             self._relations |= _relations(annotation, subtypes=self._options.subtypes)
 
     def state(self) -> State:
-        """The number of trees and their relations so far."""
-        return packed([self._trees, sorted(self._relations)])
+        """The numbers of sentences with and without a tree, and the relations so far."""
+        return packed([self._trees, self._others, sorted(self._relations)])
 
     def add(self, state: State) -> None:
         """Add those of another part of the treebank."""
-        trees, relations = unpacked(state)
+        trees, others, relations = unpacked(state)
         self._trees += trees
+        self._others += others
         self._relations |= set(relations)
 
     def finish(self) -> Treebank:
         """The treebank.
 
         Raises:
-            InputError: If it has no tree or too many relations.
+            InputError: If it has no tree, no arc between words, or too many relations.
         """
         if not self._trees:
+            if self._conllu:
+                raise InputError(
+                    f"dataset.path={self._path}: analysis=syntax needs heads (column 7), but no sentence has any"
+                )
             raise InputError(
                 "analysis=syntax needs sentences with heads and relations; set dataset=conllu dataset.path=FILE.conllu"
+            )
+        if not self._relations:
+            raise InputError(
+                f"dataset.path={self._path}: analysis=syntax needs heads other than 0, but no word has one"
+            )
+        if ALL in self._relations:
+            raise InputError(
+                f"dataset.path={self._path}: expected relations other than {ALL!r}, which names their union"
             )
         if len(self._relations) > _MOST_RELATIONS:
             raise InputError(
                 f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "
                 f"treebank has {len(self._relations)}"
             )
-        return Treebank((ALL, *sorted(self._relations)), self._open)
+        return Treebank((ALL, *sorted(self._relations)), self._open, self._others)
 
     def digest(self, value: Treebank) -> str:
         """A hash of the relations."""
@@ -146,4 +166,4 @@ def _relations(annotation: Annotation, *, subtypes: bool) -> set[str]:
         relation_of(label, subtypes=subtypes)
         for label, head in zip(annotation.columns["deprel"], annotation.heads, strict=True)
         if head != ROOT
-    } - {ALL}
+    }
