@@ -458,7 +458,8 @@ def _sentences(
             "attention weight."
         )
         if one[1] and (one[0], False, main) in rates.index:
-            sentences.append(f"Without {begin}, its sink rate is {percent(rates[one[0], False, main])}.")
+            whose = "its" if main == "first" else "their"
+            sentences.append(f"Without {begin}, {whose} sink rate is {percent(rates[one[0], False, main])}.")
         others = [name for name in WORDS if name != one[0] and (name, one[1], main) in rates.index]
         if others:
             rest = [f"{percent(rates[name, one[1], main])} on {WORDS[name]}" for name in others]
@@ -470,8 +471,10 @@ def _sentences(
         number(metrics[f"drains/{key}/{name}"]) for name in ("f_norm", "alpha_f") for key in ("sink", "other")
     )
     sentences += [
-        f"The key that receives most of a head's weight has a mean ‖f(x)‖ of {sink}; the other keys have {other}.",
-        f"Weighted by attention, it contributes ‖αf(x)‖ = {alpha_sink} to a query, and each other key {alpha_other}.",
+        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
+        "keys.",
+        f"Weighted by attention, its contribution to a query has a mean norm ‖αf(x)‖ of {alpha_sink}, compared with "
+        f"{alpha_other} for each other key.",
     ]
     return sentences + _massive_sentences(tables, metrics)
 
@@ -493,8 +496,8 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
         )
         sentences += [
-            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats; as many random "
-            f"dimensions, to {controls}.",
+            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats; doing so to as "
+            f"many random dimensions, to {controls}.",
             f"Setting the massive activations to their mean changes the loss to {mean} nats.",
         ]
     if "ablation" in tables:
@@ -507,7 +510,7 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             most = max(effects, key=lambda name: abs(effects[name][0] - effects[name][1]))
             before, after = effects[most]
             sentences.append(
-                f"With the massive activations at zero, the attention weight on {spoken(most)} tokens "
+                f"With the massive activations set to zero, the attention weight on {spoken(most)} tokens "
                 f"{'rises' if after > before else 'falls'} from {percent(before)} to {percent(after)}."
             )
     return sentences
@@ -523,7 +526,9 @@ def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataF
             f"sink rates leave out {short} sequences with fewer than {options.length} tokens (analysis.sinks.length)"
         )
     if begin is None:
-        notes.append("the tokenizer has no token that begins a sequence, so there are no sink rates with one")
+        notes.append("the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one")
     if "ablation" in tables and "ablation_loss" not in tables:
-        notes.append("the checkpoint has no language-modelling head: no loss with massive activations replaced")
+        notes.append(
+            "the checkpoint has no language-modelling head, so the effect of massive activations on the loss is not measured"
+        )
     return notes

@@ -301,8 +301,8 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
         summary=_summary(metrics, measures),
         sentences=_sentences(metrics, measures),
         notes=[
-            f"{dropped[0]} arcs are left out: the tokens do not tell their two words apart",
-            f"{dropped[1]} arcs are left out: one of their words has no token",
+            f"{dropped[0]} arcs are excluded because their two words share the same tokens",
+            f"{dropped[1]} arcs are excluded because one of their words has no token",
         ],
     )
 
@@ -540,13 +540,13 @@ def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[st
     best = max(measures, key=lambda measure: metrics[f"{measure}/uuas"])
     return [
         f"The best single head finds {percent(metrics['attn_w/best/all'])} of the arcs by its weights and "
-        f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus that did not choose it; "
-        f"always taking the next word finds {percent(metrics['right_branching/all'])}.",
+        f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus not used to select it; "
+        f"always choosing the next word finds {percent(metrics['right_branching/all'])}.",
         f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
-        f"(those {BLOCKS_IN_WORDS[best]}); trees that join neighbouring words contain "
+        f"(those {BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "
         f"{percent(metrics['right_branching/uuas'])}.",
-        f"A probe of all heads together finds the head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
-        f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; with a random model of the same "
+        f"A probe on all heads finds the head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
+        f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; on a random model of the same "
         f"shape, it finds {percent(metrics['probe/random/attn_w/raw'])} by weights.",
     ]
 

@@ -137,20 +137,20 @@ CASES = {
             {"attn_w/best/all": 0.4, "attn_n/best/all": 0.425, "right_branching/all": 0.3},
             [
                 "The best single head finds 40.0% of the arcs by its weights and 42.5% by the norms of its vectors, on the "
-                "half of the corpus that did not choose it; always taking the next word finds 30.0%.",
+                "half of the corpus not used to select it; always choosing the next word finds 30.0%.",
             ],
         ),
         (
             {"attn_w/uuas": 0.5, "layer/uuas": 0.625, "right_branching/uuas": 0.4},
             [
                 "The maximum spanning trees of whole blocks contain at most 62.5% of the undirected arcs (those of "
-                "whole layers); trees that join neighbouring words contain 40.0%.",
+                "whole layers); trees that join adjacent words contain 40.0%.",
             ],
         ),
         (
             {f"probe/{model}/{measure}/raw": value for (model, measure), value in PROBES.items()},
             [
-                "A probe of all heads together finds the head of 60.0% of the words by weights and of 62.0% by norms; with a "
+                "A probe on all heads finds the head of 60.0% of the words by weights and of 62.0% by norms; on a "
                 "random model of the same shape, it finds 15.0% by weights.",
             ],
         ),
@@ -378,8 +378,10 @@ CASES = {
                 "drains/other/alpha_f": 0.0372,
             },
             [
-                "The key that receives most of a head's weight has a mean ‖f(x)‖ of 0.530; the other keys have 3.73.",
-                "Weighted by attention, it contributes ‖αf(x)‖ = 0.117 to a query, and each other key 0.0372.",
+                "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.530, compared with 3.73 for the other "
+                "keys.",
+                "Weighted by attention, its contribution to a query has a mean norm ‖αf(x)‖ of 0.117, compared with 0.0372 for "
+                "each other key.",
             ],
         ),
         (
@@ -403,8 +405,8 @@ CASES = {
         (
             ZEROED | {"ablation/zero/loss_controls": 3.42},
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; as many random dimensions, "
-                "to 3.42.",
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; doing so to as many random "
+                "dimensions, to 3.42.",
                 "Setting the massive activations to their mean changes the loss to 3.41 nats.",
             ],
         ),
@@ -419,7 +421,7 @@ CASES = {
             [
                 "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats.",
                 "Setting the massive activations to their mean changes the loss to 3.41 nats.",
-                "With the massive activations at zero, the attention weight on first tokens falls from 70.0% to 10.0%.",
+                "With the massive activations set to zero, the attention weight on first tokens falls from 70.0% to 10.0%.",
             ],
         ),
     ],

@@ -223,7 +223,7 @@ def _heads(words: Sequence[tuple[int, dict[str, str]]]) -> tuple[int, ...] | Non
     for number, cells in words:
         head = _parsed(number, "head", cells["head"])
         if head is None:
-            raise Malformed(f"line {number}: the word has no head, but other words of the sentence have")
+            raise Malformed(f"line {number}: the word has no head, but other words of the sentence do")
         if not 0 <= head <= len(words):
             raise Malformed(f"line {number}: the head {head} does not exist: the sentence has {len(words)} words")
         heads.append(head - 1 if head else ROOT)

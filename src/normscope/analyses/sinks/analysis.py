@@ -177,7 +177,11 @@ class SinksAnalysis(Analysis):
                 f"sink rates leave out {short:,} sequences with fewer than {self.options.length} tokens (analysis.sinks.length)"
             )
         if self.context.first_token is None:
-            notes.append("the tokenizer has no token that begins a sequence, so there are no sink rates with one")
+            notes.append(
+                "the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one"
+            )
         if self._ablations is not None and self._ablations.without_loss is not None:
-            notes.append(f"{self._ablations.without_loss}: no loss with massive activations replaced")
+            notes.append(
+                f"{self._ablations.without_loss}, so the effect of massive activations on the loss is not measured"
+            )
         return notes

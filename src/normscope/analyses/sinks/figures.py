@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from normscope.analyses.findings import Figure, HeatmapGrid, Lines
+from normscope.analyses.paper_tables import category_name
 from normscope.analyses.sinks.drains import NORMS, OTHER, SINK
 from normscope.analyses.sinks.report import label
 
@@ -29,7 +30,11 @@ def describe_figures(
     if position is not None:
         rows = tables["by_head"][tables["by_head"]["position"] == position]
         labels = [label(inputs, bos, first_token) for inputs, bos in zip(rows["inputs"], rows["bos"], strict=True)]
-        of = "the first token" if position == "first" else f"{position} tokens"
+        of, is_a, seen, receive = (
+            ("the first token", "is a sink", "it", "it receives")
+            if position == "first"
+            else (f"{category_name(position)} tokens", "are sinks", "them", "they receive")
+        )
         figures["rate"] = HeatmapGrid(
             table=rows.assign(variant=labels).reset_index(drop=True),
             grid_row="variant",
@@ -37,8 +42,8 @@ def describe_figures(
             row="layer",
             column="head",
             caption=(
-                f"How often {of} is a sink of each head, a key that receives more than a share ε of the weight, and how much "
-                "weight it receives from a query on average: on text, on random tokens, and on one token repeated."
+                f"How often {of} {is_a} of each head, with a mean weight above ε over the queries that see {seen}, and how "
+                f"much weight {receive} from a query on average: on text, on random tokens, and on one token repeated."
             ),
         )
     norms = tables["norms"]
@@ -52,7 +57,7 @@ def describe_figures(
         log_y=True,
         caption=(
             "Norm of the hidden vectors by layer (0: the embeddings) and position, on a logarithmic scale. Massive activations "
-            "show as positions far above the others."
+            "appear as positions far above the others."
         ),
     )
     means = tables["drains"].groupby(["layer", "key"], sort=False)[list(NORMS)].mean().reset_index()
@@ -67,8 +72,8 @@ def describe_figures(
         y_label="mean over heads",
         log_y=True,
         caption=(
-            "Norms of the vectors of each head's sink, the key that receives most of its weight, and of the other keys. Where "
-            "the sink is low in the middle, the head attends to a vector that contributes little."
+            "Norms of the vectors of each head's sink, the key that receives the most weight, and of the other keys. A sink "
+            "that is low in the middle panel contributes little, however much attention it attracts."
         ),
     )
     return figures

@@ -32,7 +32,7 @@ class SinksOptions(AnalysisConfig):
     """What to measure sink rates on: sequences of the corpus (`text`), random tokens in their place (`random`), or one random
     token in place of all others (`repeat`)."""
     length: int = 64
-    """Number of tokens T of every sequence: longer ones are cut, shorter ones skipped and counted."""
+    """Number of tokens T of every sequence: longer ones are truncated, shorter ones skipped and counted."""
     epsilon: float = 0.3
     """A key is a sink of a head if its mean weight over the queries that see it exceeds this."""
     sequences: int = 100

@@ -6,12 +6,12 @@ from normscope.analyses.info import Outputs, TableInfo
 _HIDDEN = "Layer of the hidden vectors, from 0, the output of the embeddings."
 _INPUTS = "What the model reads: `text`, `random` tokens, or one token as a `repeat`; T tokens each."
 _BOS = "Whether sequences begin with the tokenizer's beginning-of-sequence (or classification) token."
-_POSITION = "`first`, the first token of a sequence; or a category of tokens, each of which counts as one."
+_POSITION = "`first` for the first token of a sequence, or a category, each of whose tokens counts separately."
 _VARIANT = {"layer": LAYER, "head": HEAD, "inputs": _INPUTS, "bos": _BOS}
 _ABLATED = {
     "from_layer": "First layer whose inputs are changed; those of all later layers are changed too.",
     "value": "What the dimensions are set to at tokens with massive activations: `zero`, or their `mean` over these tokens.",
-    "removed": "The dimension that is replaced alone, or `outliers`: all dimensions with massive activations.",
+    "removed": "The dimension that is replaced, or `outliers` for all dimensions with massive activations at once.",
     "dimensions": "The replaced dimensions, separated by spaces.",
 }
 _CONTROLS = {
@@ -58,14 +58,14 @@ OUTPUTS = Outputs(
             row="layer, head, inputs and beginning of sequence",
             columns={
                 **_VARIANT,
-                "position": "Position, from 1, of the key that receives most weight in most sequences.",
-                "token": "The token that stands there most often.",
-                "share": "Share of the sequences in which this position receives most.",
+                "position": "Position, from 1, that most often receives the most weight.",
+                "token": "The most frequent token at this position.",
+                "share": "Share of the sequences in which this position receives the most weight.",
                 "entropy": "Entropy in nats of the distribution of the head's weight over the keys, averaged over sequences: 0 "
-                "if one key receives everything, ln T if all keys receive the same.",
+                "if one key receives all of it, ln T if all keys receive the same amount.",
                 "dormant": "Share of the sequences on which the head is dormant: one key receives more than "
                 "`analysis.sinks.dormant` of its weight.",
-                "nowhere": "Share of the head's weight that goes to no key, in models with learned sinks; elsewhere 0.",
+                "nowhere": "Share of the head's weight that goes to no key, in models with learned sinks; 0 in others.",
             },
         ),
         "massive": TableInfo(
@@ -86,7 +86,7 @@ OUTPUTS = Outputs(
             columns={
                 "layer": LAYER,
                 "head": HEAD,
-                "key": "`sink`, the key that receives most of the head's weight in a sequence; or `other`.",
+                "key": "`sink` for the key that receives the most weight from the head in a sequence, or `other`.",
                 "v_norm": "Mean norm ‖v‖ of the value vectors.",
                 "f_norm": "Mean norm ‖f(x)‖ of the transformed vectors.",
                 "alpha_f": "Mean norm ‖αf(x)‖ of what the key contributes to a query that sees it.",
@@ -106,7 +106,7 @@ OUTPUTS = Outputs(
             row="layer and position",
             columns={
                 "layer": _HIDDEN,
-                "position": "Position of the token, from 1; later ones together.",
+                "position": "Position of the token, from 1; later positions are pooled.",
                 "norm": "Mean norm ‖x‖ of the hidden vectors.",
                 "count": "Number of tokens.",
             },
@@ -141,7 +141,7 @@ OUTPUTS = Outputs(
         "massive/first_layer": "First layer with massive activations; 0 is the output of the embeddings.",
         "massive/last_layer": "Last layer with massive activations.",
         "massive/largest": "Largest magnitude of a massive activation, averaged over sequences.",
-        "massive/ratio": "How many times the median |x| that activation is.",
+        "massive/ratio": "Magnitude of that activation divided by the median |x|.",
         "drains/<key>/v_norm": "Mean ‖v‖ of sinks, or of other keys, over layers and heads.",
         "drains/<key>/f_norm": "Mean ‖f(x)‖.",
         "drains/<key>/alpha_f": "Mean ‖αf(x)‖.",

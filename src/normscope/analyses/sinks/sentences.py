@@ -44,7 +44,8 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     inputs, bos = variant.split("/")
     other = rates.get(f"{inputs}/without_bos/sink_rate/{position}")
     if bos == "with_bos" and other is not None:
-        texts.append(f"Without {first_token}, its sink rate is {percentage(other)}.")
+        whose = "its" if position == "first" else "their"
+        texts.append(f"Without {first_token}, {whose} sink rate is {percentage(other)}.")
     others = {
         words: rates[f"{name}/{bos}/sink_rate/{position}"]
         for name, words in _INPUTS.items()
@@ -80,8 +81,10 @@ def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     sink, other, weighted_sink, weighted_other = (number(norm or 0.0) for norm in norms)
     texts = [
-        f"The key that receives most of a head's weight has a mean ‖f(x)‖ of {sink}; the other keys have {other}.",
-        f"Weighted by attention, it contributes ‖αf(x)‖ = {weighted_sink} to a query, and each other key {weighted_other}.",
+        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
+        "keys.",
+        f"Weighted by attention, its contribution to a query has a mean norm ‖αf(x)‖ of {weighted_sink}, compared with "
+        f"{weighted_other} for each other key.",
     ]
     return [Sentence(text, figure="drains", table="drains") for text in texts]
 
@@ -110,7 +113,7 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
     if before is None:
         return []
     controls = metrics.get("ablation/zero/loss_controls")
-    random = "" if controls is None else f"; as many random dimensions, to {number(controls)}"
+    random = "" if controls is None else f"; doing so to as many random dimensions, to {number(controls)}"
     after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
     texts = [
         f"Setting the massive activations to zero changes the loss from {number(before)} to {after} nats{random}.",
@@ -132,7 +135,7 @@ def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
     before, after = weights[category]
     moves = "rises" if after > before else "falls"
     text = (
-        f"With the massive activations at zero, the attention weight on {category_name(category)} tokens {moves} from "
+        f"With the massive activations set to zero, the attention weight on {category_name(category)} tokens {moves} from "
         f"{percentage(before)} to {percentage(after)}."
     )
     return [Sentence(text, table="ablation")]

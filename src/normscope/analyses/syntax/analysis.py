@@ -113,8 +113,8 @@ class SyntaxAnalysis(Analysis):
         """
         if not self._arcs.compute()[0, 0].any():
             raise InputError(
-                "analysis=syntax: expected arcs between words of different tokens, got none: every arc joins words that the "
-                "tokens do not tell apart, or that were cut off (dataset.max_length)"
+                "analysis=syntax: expected arcs between words with different tokens, got none: all arcs join words that share "
+                "the same tokens or were truncated (dataset.max_length)"
             )
         return SyntaxReport(
             layers=self.context.layers,

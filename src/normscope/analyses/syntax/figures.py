@@ -71,7 +71,7 @@ def _gain(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
         column="relation",
         caption=(
             "What norms add to weights: accuracy of the best head by ‖αf(x)‖ minus that of the best head by α, in percentage "
-            "points, by relation, on the half of the corpus that did not choose the heads. If the gain vanishes when special "
+            "points, by relation, on the half of the corpus not used to select the heads. If the gain vanishes when special "
             "tokens are masked, norms merely discount these sinks."
         ),
         diverging=True,
@@ -99,9 +99,9 @@ def _relations(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
         value_label="accuracy (%)",
         limits=(0.0, 100.0),
         caption=(
-            "Share of the arcs whose other end has the largest entry among the other words, by layer (deepest at the top) and "
-            "relation (most frequent first): of the best head and direction for weights and vectors, of the whole block in its "
-            "better direction for the others."
+            "Share of the arcs at which the largest entry among the other words is the correct one, by layer (deepest at the "
+            "top) and relation (most frequent first). For weights and vectors, that of the best head and direction; for the "
+            "other measures, that of the whole block in its better direction."
         ),
     )
 

@@ -25,7 +25,8 @@ class SyntaxOptions(AnalysisConfig):
     probes: bool = True
     """Whether to train and score probes. They run the model again, and a random model of the same shape."""
     train: str | None = None
-    """CoNLL-U file on which probes are trained; by default, every second sentence of the corpus, and the others score them."""
+    """CoNLL-U file to train probes on. By default, they are trained on every second sentence of the corpus and scored on the
+    others."""
     train_sentences: int = 1000
     """Maximum number of training sentences, drawn by the seed. Their maps are kept in a temporary file."""
     seed: int = II("seed")

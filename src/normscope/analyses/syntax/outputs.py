@@ -6,14 +6,14 @@ _LAYER = "Layer, from 1; 0 for a baseline."
 _HEAD = "Head, from 1; 0 stands for all heads: the map of the whole block or layer, or a baseline."
 _MEASURE = (
     "`attn_w` (weights), `attn_n` (vectors), `attnres_n` (with the residual connection), `attnresln_n` (with the "
-    "normalisation), `layer` (to the end of the layer); or a baseline: `fixed_offset` (the head is always as many words away), "
-    "`right_branching` (the head is the next word)."
+    "normalisation), `layer` (to the end of the layer); or a baseline: `fixed_offset` (the head is always the same number of "
+    "words away), `right_branching` (the head is the next word)."
 )
 _RELATION = (
     "Relation of the dependent to its head; `all` stands for every relation but `root` and, by default, `punct`."
 )
 _DIRECTION = (
-    "`dependent-head` if the dependent's largest entry should be its head; `head-dependent` for the other way round."
+    "`dependent-head` if the largest entry in the dependent's row should be its head, `head-dependent` for the reverse."
 )
 _CANDIDATES = (
     "Which keys compete: `all`, `no_self` (without the word itself), `no_special` (without special tokens) or `words` (without "
@@ -34,7 +34,7 @@ OUTPUTS = Outputs(
                 "direction": _DIRECTION,
                 "candidates": _CANDIDATES,
                 "half": "`odd` or `even` sentences of the corpus, or `both`.",
-                "accuracy": "Share of the arcs at which the largest entry is the right word.",
+                "accuracy": "Share of the arcs at which the largest entry is the correct word.",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": "Number of arcs.",
@@ -44,10 +44,10 @@ OUTPUTS = Outputs(
         "best": TableInfo(
             row="measure, relation, kind of candidates and half of the corpus",
             columns={
-                "measure": "Measure; of `attn_w` and `attn_n` single heads compete, of the others layers.",
+                "measure": "Measure. Single heads compete for `attn_w` and `attn_n`, layers for the others.",
                 "relation": _RELATION,
                 "candidates": _CANDIDATES,
-                "half": "Half of the corpus that scores the choice, which was made on the other.",
+                "half": "Half of the corpus on which the choice is scored; it was made on the other half.",
                 "layer": "Chosen layer, from 1.",
                 "head": "Chosen head, from 1; 0 if layers compete.",
                 "direction": "Chosen direction.",
@@ -65,9 +65,9 @@ OUTPUTS = Outputs(
             columns={
                 "layer": _LAYER,
                 "head": _HEAD,
-                "measure": "Measure; `right_branching` is the baseline that joins neighbouring words.",
-                "candidates": "`words`: trees span the words alone.",
-                "uuas": "Share of the arcs that are edges of the maximum spanning tree, whatever their direction.",
+                "measure": "Measure; `right_branching` is the baseline that joins adjacent words.",
+                "candidates": "`words`: trees span only words.",
+                "uuas": "Share of the arcs that are edges of the maximum spanning tree, ignoring direction.",
                 "low": _LOW,
                 "high": _HIGH,
                 "edges": "Number of arcs.",
@@ -80,7 +80,7 @@ OUTPUTS = Outputs(
                 "measure": "`attn_w` or `attn_n`, all heads together; or `right_branching`.",
                 "maps": "`raw`, or `normalised` so that what a word takes from the others adds up to 1.",
                 "candidates": "`words`: the head is one of the other words.",
-                "uas": "Share of the words whose most probable head is right.",
+                "uas": "Share of the words whose most probable head is correct.",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": "Number of words.",
@@ -90,13 +90,13 @@ OUTPUTS = Outputs(
     },
     metrics={
         "<measure>/best/<relation>": "Accuracy of the best head (for whole blocks: layer) of the relation, with `words` as "
-        "candidates; chosen on either half of the corpus and scored on the other.",
+        "candidates; selected on one half of the corpus and scored on the other, for both halves.",
         "<measure>/uuas": "Largest share of undirected arcs in the trees of a whole block or layer.",
         "<measure>/best_head_uuas": "Largest share of undirected arcs in the trees of a single head.",
         "probe/<model>/<measure>/<maps>": "Share of the words whose head the probe finds.",
         "right_branching/<score>": "The baseline: accuracy over `all` relations (`all`) and share of undirected arcs (`uuas`).",
-        "dropped/<reason>": "Number of arcs that were dropped: `inside` a multi-word token whose words the tokens do not tell "
-        "apart, or at a word without a token (`missing`).",
+        "dropped/<reason>": "Number of arcs that were excluded: between words that share the same tokens (`inside` a "
+        "multi-word token), or at a word without a token (`missing`).",
     },
     curves={
         "<measure>/uuas": "Share of undirected arcs in the trees of the block or layer.",

@@ -15,7 +15,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(
             Sentence(
                 f"The best single head finds {percentage(weights)} of the arcs by its weights and {percentage(vectors)} by the "
-                f"norms of its vectors, on the half of the corpus that did not choose it; always taking the next word finds "
+                f"norms of its vectors, on the half of the corpus not used to select it; always choosing the next word finds "
                 f"{percentage(baseline)}.",
                 figure="gain",
                 table="best",
@@ -28,7 +28,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(
             Sentence(
                 f"The maximum spanning trees of whole blocks contain at most {percentage(trees[best])} of the undirected arcs "
-                f"({_BLOCKS[best]}); trees that join neighbouring words contain {percentage(chain)}.",
+                f"({_BLOCKS[best]}); trees that join adjacent words contain {percentage(chain)}.",
                 figure="trees",
                 table="trees",
             )
@@ -38,8 +38,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if probes[0] is not None and probes[1] is not None and norms is not None:
         sentences.append(
             Sentence(
-                f"A probe of all heads together finds the head of {percentage(probes[0])} of the words by weights and of "
-                f"{percentage(norms)} by norms; with a random model of the same shape, it finds {percentage(probes[1])} by "
+                f"A probe on all heads finds the head of {percentage(probes[0])} of the words by weights and of "
+                f"{percentage(norms)} by norms; on a random model of the same shape, it finds {percentage(probes[1])} by "
                 "weights.",
                 table="probe",
             )

@@ -74,7 +74,7 @@ class SyntaxReport:
             ),
             summary=self._summary(metrics),
             summary_digits=1,
-            summary_caption="best head held out, undirected arcs in trees, and heads found by probes, by measure",
+            summary_caption="best held-out head, UUAS of trees, and UAS of probes, by measure",
             ranked_by={"heads": ["accuracy"], "trees": ["uuas"]},
             notes=self._notes(),
         )
@@ -308,11 +308,11 @@ class SyntaxReport:
         inside, missing = self.dropped[INSIDE], self.dropped[MISSING]
         notes = []
         if self.without_tree:
-            notes.append(f"{self.without_tree:,} sentences without heads are left out of syntax")
+            notes.append(f"{self.without_tree:,} sentences without heads are excluded from syntax")
         if inside:
-            notes.append(f"{inside:,} arcs are left out: the tokens do not tell their two words apart")
+            notes.append(f"{inside:,} arcs are excluded because their two words share the same tokens")
         if missing:
-            notes.append(f"{missing:,} arcs are left out: one of their words has no token")
+            notes.append(f"{missing:,} arcs are excluded because one of their words has no token")
         return notes
 
 
