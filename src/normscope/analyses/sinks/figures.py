@@ -30,11 +30,7 @@ def describe_figures(
     if position is not None:
         rows = tables["by_head"][tables["by_head"]["position"] == position]
         labels = [label(inputs, bos, first_token) for inputs, bos in zip(rows["inputs"], rows["bos"], strict=True)]
-        of, is_a, seen, receive = (
-            ("the first token", "is a sink", "it", "it receives")
-            if position == "first"
-            else (f"{category_name(position)} tokens", "are sinks", "them", "they receive")
-        )
+        of, is_a, seen, receive = _in_words(position)
         figures["rate"] = HeatmapGrid(
             table=rows.assign(variant=labels).reset_index(drop=True),
             grid_row="variant",
@@ -77,3 +73,9 @@ def describe_figures(
         ),
     )
     return figures
+
+
+def _in_words(position: str) -> tuple[str, str, str, str]:
+    if position == "first":
+        return "the first token", "is a sink", "it", "it receives"
+    return f"{category_name(position)} tokens", "are sinks", "them", "they receive"

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from normscope.analyses.syntax.options import SyntaxOptions
-from normscope.config.schema import DatasetKind
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.examples import ROOT, Annotation, Corpus, Example
@@ -92,7 +91,7 @@ class TreebankResource(Resource[Treebank]):
         """
         self._relations: set[str] = set()
         self._trees = self._others = 0
-        self._path, self._conllu = context.dataset.path, context.dataset.kind is DatasetKind.conllu
+        self._path, self._conllu = context.dataset.path, context.dataset.kind == "conllu"
         self._open = functools.partial(context.open_corpus, context.dataset)
         if self._options.probes and self._options.train is not None:
             training_file(self._options.train)
