@@ -29,6 +29,7 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
+from normscope.models.layout import BlockLayout
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.pooling import Pooling
@@ -299,9 +300,9 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
     return [info.load()(info.options(**changed.get(info.name, {})), context) for info in infos]
 
 
-def context_of(model: PreTrainedModel) -> AnalysisContext:
+def context_of(model: PreTrainedModel, layout: BlockLayout | None = None) -> AnalysisContext:
     """All layers and categories of a model of a known family, and made-up token frequencies."""
-    layout = layout_of(model.config.model_type)
+    layout = layout or layout_of(model.config.model_type)
     observed = Observer(model, layout)
     layers = list(observed.parameters)
     ranks = np.arange(1, model.config.vocab_size + 1)

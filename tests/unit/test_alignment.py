@@ -161,11 +161,11 @@ def test_error_rate_by_hand():
 def test_word_maps_sum_over_sources_and_average_over_targets():
     maps = torch.tensor([[[[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.1, 0.3], [0.0, 0.0, 0.2, 0.8]]]])
     source, target = torch.tensor([[0, 0, 1, -1]]), torch.tensor([[0, 0, -1]])
-    words = word_maps(maps, target, source)
+    words = word_maps(maps, target, source, (1, 2))
     torch.testing.assert_close(words[0, 0], torch.tensor([[(0.3 + 0.6) / 2, 0.2, 0.35]]))
     assert aligned_words(words).tolist() == [[[0]]]
     assert row_words(target, Setting.AWI).tolist() == [[-1, 0, 0]]
-    ended = word_maps(maps[:, :, 2:], torch.tensor([[0]]), source)
+    ended = word_maps(maps[:, :, 2:], torch.tensor([[0]]), source, (1, 2))
     assert aligned_words(ended).tolist() == [[[-1]]], "the end of the sentence has most"
 
 

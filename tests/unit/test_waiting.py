@@ -11,15 +11,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.scenarios import analyses_of, context_of, random_batch
+from normscope.alignment.analysis import REFERENCE
+from normscope.alignment.gold import Reference, SentencePair
+from normscope.alignment.links import Links
 from normscope.analyses.norms.analysis import NormsAnalysis
 from normscope.analyses.norms.options import NormsOptions
+from normscope.analyses.registry import analyses
+from normscope.analyses.similarity.analysis import SimilarityAnalysis
+from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.maths.magnitude import MassiveActivations
 from normscope.models import offloading
 from normscope.models.families import layout_of
+from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.running.memory import run_batch
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.oracles.test_alignment_published import PAIRS
+from tests.oracles.test_alignment_published import batch as translations
+from tests.tiny import FAMILY_CONFIGS, tiny_model, tiny_stack
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -59,23 +68,23 @@ def moved(weights):
     return on_device
 
 
-def run(monkeypatch, model, layout, analyses, batch):
+def run(monkeypatch, model, layout, measured, batch):
     """Run a batch through analyses of a model on the `meta` device, up to the last layer."""
     layers = range(1, 1 + len(layout.bind(model)))
-    needs = [each.requirements(each.options, ModelInfo.of("", model.config, layout)) for each in analyses]
-    observer = Observer(
-        model, layout, layers, [0, *layers], feed_forward=any(requirements.feed_forward for requirements in needs)
-    )
+    info = ModelInfo.of("", model.config, layout)
+    needs = [analysis.requirements(analysis.options, info) for analysis in measured]
+    hidden = [0, *layers] if any(each.hidden for each in needs) else ()
+    observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
     with observer:  # what is learned once, such as whether a norm centres
         observer.run(batch.model_inputs(), lambda _block: None, None, lambda _network: None)
     observer.parameters._read.update({layer: moved(weights) for layer, weights in observer.parameters.items()})
     monkeypatch.setattr(offloading, "is_offloaded", lambda _module: False)
     model.to(META)
-    for analysis in analyses:  # waiting is allowed after the last layer
+    for analysis in measured:  # waiting is allowed after the last layer
         monkeypatch.setattr(analysis, "end_batch", lambda _batch: None)
         monkeypatch.setattr(analysis, "settle", lambda: None)
     with observer, Refusal():
-        run_batch(observer, batch.to(META), analyses)
+        run_batch(observer, batch.to(META), measured)
 
 
 EVERY = ["mixing", "norms", "frequency", "outliers", "score", "feedforward", "sinks"]
@@ -84,7 +93,7 @@ WAITING = {
     # Which activations are massive decides how many there are, and which sequences need a median.
     "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
 }
-"""What waits after all, by analysis."""
+"""What waits after all, by analysis. `syntax` is not run: its spanning trees are SciPy's, layer by layer."""
 
 
 def prepared(model_type):
@@ -100,6 +109,25 @@ def test_no_analysis_waits(monkeypatch, model_type, name):
     nothing = MassiveActivations(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0))
     monkeypatch.setattr(WAITING["sinks"], lambda *_arguments: nothing)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
+
+
+@pytest.mark.parametrize("name", ["alignment", "norms", "mixing"])
+def test_no_analysis_of_cross_attention_waits(monkeypatch, name):
+    model, layout = tiny_stack("marian", "cross", torch.float32), layout_of("marian", "cross")
+    references = {
+        row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()
+    }
+    context = dataclasses.replace(context_of(model, layout), resources={REFERENCE: Reference(references, {}, {})})
+    info = analyses()[name]
+    options = info.options(**({"seed": 0} if name == "norms" else {}))
+    run(monkeypatch, model, layout, [info.load()(options, context)], translations(1, 3))
+
+
+def test_similarity_does_not_wait(monkeypatch):
+    model, layout, _ = prepared("bert")
+    context = dataclasses.replace(context_of(model), freezer=LayerFreezer(model, layout))
+    batch = dataclasses.replace(random_batch((4, 6), 99), paired=True, rows=(1, 1, 2, 2), scores=(None, None))
+    run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(), context)], batch)
 
 
 def test_sampled_queries_are_known_on_the_host(monkeypatch):

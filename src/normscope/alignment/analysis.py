@@ -17,6 +17,7 @@ from normscope.data.batching import Batch
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
+from normscope.maths.transfers import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.counts import Counts
@@ -53,6 +54,9 @@ class AlignmentAnalysis(Analysis):
         self._links = PerExampleTensors(layers, torch.int16)
         self._maps = PerExampleTensors(layers, torch.float64)  # a few sentences, whatever the precision of the run
         self._dropped = Counts(1, 2)
+        # Of the current batch: numbers of target and source words, and sure and possible links.
+        self._word_counts = 0, 0
+        self._batch_gold = torch.zeros(2, 0, 0, 0, dtype=torch.bool)
         self.accumulators = {
             "counts": self._counts,
             "norms": self._norms,
@@ -66,20 +70,29 @@ class AlignmentAnalysis(Analysis):
         """The words of both sides, and the reference alignments."""
         return Requirements(words=SEGMENTERS[options.words], resources={REFERENCE: ReferenceResource(options)})
 
+    def start_batch(self, batch: Batch) -> None:
+        """Look up the words and links of the sentences of a batch."""
+        pairs = [self._reference.pairs[row] for row in batch.rows]
+        target, source = _word_tensors(batch.host)
+        self._dropped.update(0, _dropped_words(pairs, source, target))
+        self._word_counts = int(target.max()) + 1, int(source.max()) + 1
+        gold = _gold(pairs, self._word_counts[0], self._word_counts[1] + 1)
+        self._batch_gold = to_device(gold, batch.input_ids.device)
+
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Align the words of a batch by the maps of one layer, and count the links that agree with the reference."""
         layer = self.context.index(block.layer)
         pairs = [self._reference.pairs[row] for row in batch.rows]
         target, source = _word_tensors(batch)
-        if layer == 0:
-            self._dropped.update(0, _dropped_words(pairs, source, target))
         maps = _maps(block)
         self._add_norms(layer, maps, block)
-        by_setting = [word_maps(maps.flatten(1, 2), row_words(target, setting), source) for setting in SETTINGS]
+        by_setting = [
+            word_maps(maps.flatten(1, 2), row_words(target, setting), source, self._word_counts) for setting in SETTINGS
+        ]
         words = torch.stack([setting.unflatten(1, maps.shape[1:3]) for setting in by_setting], dim=2)
         # Axes: batch, method, setting, map (the whole layer, then its heads), target word.
         aligned = aligned_words(words.flatten(1, 3)).unflatten(1, words.shape[1:4])
-        self._counts.update(layer, _agreement(aligned, _gold(pairs, *words.shape[-2:]).to(aligned.device)))
+        self._counts.update(layer, _agreement(aligned, self._batch_gold))
         for index, (row, pair) in enumerate(zip(batch.rows, pairs, strict=True)):
             self._links.update(layer, row, _padded(aligned[index, :, :, 0], len(pair.target), -1.0))
             if row in self._selected:

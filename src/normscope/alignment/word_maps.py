@@ -39,6 +39,7 @@ def word_maps(
     maps: Float[Tensor, "batch map query key"],
     target_words: Int[Tensor, "batch query"],
     source_words: Int[Tensor, "batch key"],
+    counts: tuple[int, int],
 ) -> Float[Tensor, "batch map target_word source_word"]:
     """Maps over words: token maps summed over the tokens of a source word and averaged over those of a target word.
 
@@ -46,14 +47,15 @@ def word_maps(
         maps: Zero at padded keys.
         target_words: The word that each row belongs to, −1 for none.
         source_words: The word of each key, −1 for special tokens.
+        counts: Numbers of target and of source words: those of the longest sentences.
 
     Returns:
-        One row per word of the longest target. The last source word is the end of the sentence: the sum over all special
+        One row per target word. The last source word is the end of the sentence: the sum over all special
         tokens. Rows of target words without a token are zero.
     """
-    rows = _members(target_words, int(target_words.max()) + 1).to(maps)
+    targets, ends = counts
+    rows = _members(target_words, targets).to(maps)
     rows = rows / rows.sum(dim=-1, keepdim=True).clamp(min=1)
-    ends = int(source_words.max()) + 1
     columns = _members(source_words.where(source_words >= 0, torch.full_like(source_words, ends)), ends + 1).to(maps)
     return rows.unsqueeze(1) @ (maps @ columns.transpose(-1, -2).unsqueeze(1))
 

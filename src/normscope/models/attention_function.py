@@ -154,22 +154,21 @@ def _mask_function(
             **keywords,
         )
         return matrix
-    known = None if attention_mask is None else _on_host(attention_mask, observer.masks_on_host)
-    token_mask = None if attention_mask is None or known is None or known.all() else attention_mask.bool()
+    known = [] if attention_mask is None else _on_host(attention_mask, observer.masks_on_host)
+    token_mask = None if attention_mask is None or all(mask.all() for mask in known) else attention_mask.bool()
     rule = _rule(mask_function, (batch_size, q_length, kv_length), local_size, torch.device(device))
     if rule is _EVERYTHING:
         return None if token_mask is None else Mask(keys=token_mask)
     if rule is _CAUSAL:
         # Padding at the end comes after every token, so a causal mask hides it.
-        padded_at_the_end = token_mask is None or known is None or bool((known[:, 1:] <= known[:, :-1]).all())
+        padded_at_the_end = token_mask is None or all((mask[:, 1:] <= mask[:, :-1]).all() for mask in known)
         return Mask(causal=True) if padded_at_the_end else Mask(causal=True, keys=token_mask, queries=token_mask)
     return Mask(keys=token_mask, allowed=rule, reach=local_size, queries=token_mask if q_length == kv_length else None)
 
 
-def _on_host(mask: Tensor, masks: Sequence[Tensor]) -> Tensor:
-    """The one of the masks that this is; itself if that cannot be told from the shape."""
-    same = [known for known in masks if known.shape == mask.shape]
-    return same[0] if same and all(torch.equal(same[0], known) for known in same) else mask
+def _on_host(mask: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
+    """The masks of this shape, one of which this is; itself if none is known, for which the host waits."""
+    return [known for known in masks if known.shape == mask.shape] or [mask]
 
 
 # transformers annotates mask functions with ints, but calls them with tensors.

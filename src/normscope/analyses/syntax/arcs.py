@@ -69,9 +69,9 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
         punctuation: Whether arcs of punctuation count like others.
         subtypes: Whether relations keep their subtypes.
     """
-    assert batch.words is not None
-    of_token = batch.words.cpu().numpy()
-    lengths = batch.token_mask.sum(dim=1).tolist()
+    assert batch.host.words is not None
+    of_token = batch.host.words.numpy()
+    lengths = batch.lengths.tolist()
     numbers = [_unit_numbers(of_token[row, :length]) for row, length in enumerate(lengths)]
     targets = max([1, *(len(known) for known in numbers)])
     units = np.full(of_token.shape, -1, dtype=np.int64)
