@@ -1,7 +1,6 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
 import gc
-import importlib
 import os
 import shutil
 import sys
@@ -42,16 +41,17 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 def pytest_configure(config: pytest.Config) -> None:
     """Import libraries in the processes that run tests, before our code does: the hook would compile them again, unmarked."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        from tests.end_to_end.forks import LIBRARIES
+        from tests.end_to_end.forks import import_libraries
 
-        for library in LIBRARIES:
-            importlib.import_module(library)
+        import_libraries()
+        gc.disable()  # until all tests are collected
 
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector ignore what is there now, libraries and thousands of tests: a sixth of the suite's time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 50)
 
 

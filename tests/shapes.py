@@ -27,20 +27,25 @@ def _checked(check: Callable[[Any], Any], member: Any) -> Any:
     if "jaxtyping." not in str(getattr(member, "__annotations__", "")):
         return member
     if not isinstance(member, type):
-        return _at_first(check(member), member)
+        return _at_first(check, member)
     unchecked = member.__init__
     member = check(member)
     if member.__init__ is not unchecked:
-        member.__init__ = _at_first(member.__init__, unchecked)
+        checked = member.__init__
+        member.__init__ = _at_first(lambda _: checked, unchecked)
     return member
 
 
-def _at_first(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
+def _at_first(check: Callable[[Any], Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is checked when it is called; making the check takes a millisecond, and many are never called."""
     calls = 0
+    checked = unchecked
 
     @functools.wraps(unchecked)
     def function(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
+        nonlocal calls, checked
+        if calls == 0:
+            checked = check(unchecked)
         calls += 1
         return (checked if calls <= CALLS else unchecked)(*arguments, **named)
 

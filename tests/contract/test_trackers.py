@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,6 @@ import pandas as pd
 import pytest
 import wandb
 from matplotlib.figure import Figure
-from mlflow import MlflowClient
-from mlflow.artifacts import download_artifacts
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -82,8 +80,16 @@ def _clean(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
     wandb.teardown()
-    for engine in SqlAlchemyStore._engine_map.values():
+    store = sys.modules.get("mlflow.store.tracking.sqlalchemy_store")
+    for engine in store.SqlAlchemyStore._engine_map.values() if store else ():
         engine.dispose()
+
+
+def mlflow_client(folder: Path) -> Any:
+    """The client of a store. MLflow takes two seconds to import: other processes that run tests need not."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{folder}/mlflow.db")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +98,7 @@ def empty_store(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(path.parent))  # for MLflow's lock file
-        MlflowClient(f"sqlite:///{path}")
+        mlflow_client(path.parent)
     return path
 
 
@@ -142,7 +148,9 @@ def _by_step(history: list[dict[str, Any]], step: str, name: str) -> dict[int, f
 
 
 def of_mlflow(folder: Path) -> Kept:
-    client = MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
+    from mlflow.artifacts import download_artifacts
+
+    client = mlflow_client(folder.parent)
     experiment = client.get_experiment_by_name("a project")
     (run,) = client.search_runs([experiment.experiment_id])
     artifacts = Path(download_artifacts(run_id=run.info.run_id, tracking_uri=f"sqlite:///{folder.parent}/mlflow.db"))
@@ -322,7 +330,7 @@ def test_errors_of_the_run_propagate_and_mlflow_records_them(empty_store, tmp_pa
     for tracker in (TrackerName.tensorboard, TrackerName.mlflow):
         with pytest.raises(RuntimeError, match="a bug"):
             tracked(options(tracker), folder, fail)
-    client = MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
+    client = mlflow_client(folder.parent)
     run_id = (folder / "mlflow_run_id").read_text()
     assert client.get_run(run_id).info.status == "FAILED"
 

@@ -6,6 +6,7 @@ other, with its own signals, exit status and environment. It draws no figures.
 
 import atexit
 import dataclasses
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -17,6 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from normscope.quick_imports import quick_imports
+
 ROOT = Path(__file__).parents[2]
 LIBRARIES = [
     *("hydra.main", "pandas", "pyarrow.parquet", "scipy.stats", "matplotlib.figure", "wandb", "torch.distributed"),
@@ -25,7 +28,14 @@ LIBRARIES = [
 ]
 """What a run imports of other people's."""
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([*LIBRARIES, "tests.end_to_end.preloaded"])
+_SERVER.set_forkserver_preload(["tests.end_to_end.preloaded"])
+
+
+def import_libraries() -> None:
+    """Import them as the command line does."""
+    with quick_imports():
+        for library in LIBRARIES:
+            importlib.import_module(library)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,11 @@
 """Imports all of our own code that a run uses, and composes a config once, for the processes of `forks.py`."""
 
+import gc
+
+from tests.end_to_end.forks import import_libraries
+
+import_libraries()
+
 import hydra
 
 import normscope.cli
@@ -15,3 +21,4 @@ for _module, _name, _quick in PATCHES:
     setattr(_module, _name, _quick)
 with hydra.initialize_config_dir(str(folder("conf")), version_base="1.3"):
     hydra.compose("config")
+gc.freeze()
