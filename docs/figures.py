@@ -1,8 +1,9 @@
 """Makes the pictures of the README and of this documentation, and the outputs of the tour: `make figures`.
 
 The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
-network. On one machine with the same packages, the figures have the same bytes each time. All figures of the runs, whether a
-page shows them or not, are put together on `outputs/contact_sheet.png`, to be looked at.
+network; only pictures of syntax need a treebank (`make figures ARGS="--treebank dev.conllu"`). On one machine with the same
+packages, the figures have the same bytes each time. All figures of the runs, whether a page shows them or not, are put
+together on `outputs/contact_sheet.png`, to be looked at.
 """
 
 import argparse
@@ -68,18 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the pictures need and write them to `docs/images`; run the tour and store its outputs."""
     parser = argparse.ArgumentParser(prog="python -m docs.figures", description=__doc__)
     parser.add_argument(
+        "--treebank",
+        type=Path,
+        help="also draw the pictures of syntax, from this treebank; otherwise they stay as they are",
+    )
+    parser.add_argument(
         "--run", type=Path, action="append", default=[], help="take the figures of this run instead (repeatable)"
     )
     parsed = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        runs = parsed.run or _runs(Path(folder))
+        runs = parsed.run or _runs(Path(folder), parsed.treebank)
         missing = []
         for name in sorted(shown() - {EXPLORER}):
             sources = [path for path in _sources(name, runs) if path.exists()]
             if sources:
                 shutil.copyfile(sources[0], IMAGES / f"{name}.png")
                 print(f"docs/images/{name}.png")
-            else:
+            elif parsed.treebank is not None or not name.startswith("syntax_"):
                 missing.append(name)
         contact_sheet([path for run in runs for path in sorted((run / "figures").glob("*.png"))], CONTACT_SHEET)
         print(CONTACT_SHEET.relative_to(ROOT))
@@ -120,7 +126,7 @@ def contact_sheet(pictures: Sequence[Path], target: Path) -> None:
     sheet.save(target)
 
 
-def _runs(folder: Path) -> list[Path]:
+def _runs(folder: Path, treebank: Path | None) -> list[Path]:
     """The default model on the sample corpus and on its pairs of texts, the toy translation model, Python and training."""
     names = [
         name
@@ -140,6 +146,7 @@ def _runs(folder: Path) -> list[Path]:
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),
         _from_training(folder / "training"),
+        *([] if treebank is None else [_syntax(folder / "treebank", treebank)]),
     ]
 
 
@@ -173,6 +180,10 @@ def _from_training(folder: Path) -> Path:
     label = "mixing ratio of the encoder (AttnResLn-N)"
     callbacks[0].figure("mixing/attnresln_n/mean", label).save(figures / "training_mixing.png")
     return folder
+
+
+def _syntax(folder: Path, treebank: Path) -> Path:
+    return _run(folder, "analysis=syntax", "dataset=conllu", f"dataset.path={treebank.resolve()}")
 
 
 def _run(folder: Path, *overrides: str) -> Path:

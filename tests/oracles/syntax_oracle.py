@@ -468,6 +468,10 @@ def _metrics(
         for (measure, relation, candidates), value in pooled.items()
         if candidates == "words"
     }
+    metrics |= {
+        f"gain/{name}": pooled["attn_n", "all", candidates] - pooled["attn_w", "all", candidates]
+        for name, candidates in (("with_sinks", "no_self"), ("sinks_masked", "words"))
+    }
     for (layer, head, measure), row in trees.iterrows():
         if layer:
             name = f"{measure}/{'best_head_uuas' if head else 'uuas'}"
@@ -536,12 +540,20 @@ def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFr
     return pd.DataFrame.from_dict(rows | {"right_branching": baseline}, orient="index")
 
 
+def _points(gain: float) -> str:
+    shown = f"{100 * gain:+.1f}".replace("-", "−")
+    return "0.0" if shown in ("+0.0", "−0.0") else shown
+
+
 def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[str]:
     best = max(measures, key=lambda measure: metrics[f"{measure}/uuas"])
     return [
         f"The best single head finds {percent(metrics['attn_w/best/all'])} of the arcs by its weights and "
         f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus not used to select it; "
         f"always choosing the next word finds {percent(metrics['right_branching/all'])}.",
+        "Where special tokens compete with words, norms change the accuracy of the best head by "
+        f"{_points(metrics['gain/with_sinks'])} percentage points; where they are masked, by "
+        f"{_points(metrics['gain/sinks_masked'])}.",
         f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
         f"(those {BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "
         f"{percent(metrics['right_branching/uuas'])}.",

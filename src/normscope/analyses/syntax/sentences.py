@@ -21,6 +21,17 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 table="best",
             )
         )
+    gains = [metrics[name] for name in ("gain/with_sinks", "gain/sinks_masked") if name in metrics]
+    if len(gains) == 2:
+        with_sinks, masked = (percentage(gain, signed=True).removesuffix("%") for gain in gains)
+        sentences.append(
+            Sentence(
+                f"Where special tokens compete with words, norms change the accuracy of the best head by {with_sinks} "
+                f"percentage points; where they are masked, by {masked}.",
+                figure="gain",
+                table="best",
+            )
+        )
     trees = {measure: metrics[f"{measure}/uuas"] for measure in _BLOCKS if f"{measure}/uuas" in metrics}
     chain = metrics.get("right_branching/uuas")
     if trees and chain is not None:

@@ -260,6 +260,10 @@ class SyntaxReport:
                 pooled[pooled["candidates"] == WORDS], "measure", "relation", "accuracy"
             )
         }
+        overall = pooled[pooled["relation"] == ALL].set_index(["measure", "candidates"])["accuracy"]
+        for sinks, candidates in (("with_sinks", "no_self"), ("sinks_masked", WORDS)):
+            if ("attn_n", candidates) in overall.index:  # punctuation alone does not count in their union
+                metrics[f"gain/{sinks}"] = float(overall["attn_n", candidates] - overall["attn_w", candidates])
         for (measure, single), rows in trees[trees["layer"] > 0].groupby(
             [trees["measure"], trees["head"] > 0], sort=False
         ):
