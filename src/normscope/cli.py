@@ -137,9 +137,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     _sweep.begin()
     signal.signal(signal.SIGTERM, terminate)
     status = _execute(main)
-    if _several():
-        # If one process fails, torchrun terminates the others, which have their own status by now.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _ignore_torchrun()
     if not _sweep.agrees:
         status = status or BUG
     for finish in (_merge_sweep, _compare_sweep, _report_failures):
@@ -150,6 +148,12 @@ def run(main: Callable[[], object]) -> NoReturn:
             outcome = BAD_INPUT
         status = status or outcome
     sys.exit(status)
+
+
+def _ignore_torchrun() -> None:
+    """Let a process that has failed, or ended, finish: torchrun terminates all processes if one fails."""
+    if _several():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _execute(main: Callable[[], object]) -> int:
@@ -168,6 +172,7 @@ def _execute(main: Callable[[], object]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
+        _ignore_torchrun()
         if _sweep.has_failures():  # the jobs have printed and recorded their errors
             return 0
         invalid = _as_input_error(error, overrides)

@@ -31,7 +31,10 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     tables["drains"] = _drains(specimen, layers)
     tables |= _ablation(specimen, layers, categories, options, tables["massive"])
     rates = tables["summary"]["sink_rate"]
-    main = None if not len(rates) else max(positions, key=lambda name: rates.get((*next(iter(variants)), name), -1.0))
+    of_first = {name: rates.get((*next(iter(variants)), name), -1.0) for name in positions} if len(rates) else {}
+    main = max(positions, key=of_first.__getitem__) if of_first else None
+    if main is not None and of_first[main] < 0.01:
+        main = "first"
     metrics = _metrics(tables)
     return Expected(
         tables=tables,

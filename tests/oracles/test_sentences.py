@@ -360,6 +360,10 @@ CASES = {
             ],
         ),
         (
+            {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.009},
+            ["On text, the first token is a sink in 0.0% of the heads."],
+        ),
+        (
             {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
             [
                 "On one token repeated, [SEP] tokens are sinks in 25.0% of the heads, and receive 50.0% of all attention "

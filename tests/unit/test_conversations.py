@@ -76,6 +76,19 @@ def test_what_a_template_may_not_do(template, reason, bytes_tokenizer):
         bytes_tokenizer.chat_template = given
 
 
+def test_the_date_of_a_template_is_always_the_same(bytes_tokenizer):
+    """Otherwise a run could not be repeated, or resumed after midnight."""
+    given = bytes_tokenizer.chat_template
+    macro = "{% macro day() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}"  # as in templates with macros of their own
+    bytes_tokenizer.chat_template = macro + "{% if strftime_now is defined %}{{ day() }}{% endif %}" + TEMPLATE
+    try:
+        written = conversation(bytes_tokenizer, MESSAGES)
+    finally:
+        bytes_tokenizer.chat_template = given
+    assert not isinstance(written, str)
+    assert written.text.startswith("26 Jul 2024<system>")
+
+
 def test_messages_in_rows():
     row = [{"role": "developer", "content": "x"}, {"role": "tool", "content": "y", "name": "search"}]
     assert messages_of(row, "row 1") == (Message("developer", "x"), Message("tool", "y"))

@@ -1,6 +1,7 @@
 """Conversations as one text: messages in a tokenizer's own chat template, and the part of the conversation of each token."""
 
 import bisect
+import datetime
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,16 @@ from normscope.errors import InputError, printable
 
 PARTS = ("system", "user", "assistant", "template")
 """The parts of a conversation. What the template adds around the messages, the names of roles included, is `template`."""
+
+_TODAY = datetime.datetime(2024, 7, 26)
+"""What templates write as today's date, so that a run can be repeated: the date that Llama's own template falls back on."""
+
+# An expression follows the macro, because a new line after a block would be dropped.
+_DATE = (
+    "{% macro strftime_now(format) %}{{ format"
+    + "".join(f" | replace('%{letter}', '{_TODAY.strftime(f'%{letter}')}')" for letter in "aAbBdHIjmMpSUwWyY")
+    + " }}{% endmacro %}{{ '' }}"
+)
 
 _PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
 
@@ -129,6 +140,10 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tupl
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    text = tokenizer.apply_chat_template([message._asdict() for message in messages], tokenize=False)
+    template = tokenizer.get_chat_template()
+    # transformers passes templates no functions but its own, so the date is a macro of the template itself.
+    dated = _DATE + template if "strftime_now" in template else template
+    given = [message._asdict() for message in messages]
+    text = tokenizer.apply_chat_template(given, tokenize=False, chat_template=dated)
     assert isinstance(text, str)
     return text

@@ -78,13 +78,13 @@ def task_head(
     Raises:
         InputError: If the head's weights cannot be used.
     """
+    # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
+    if config.is_encoder_decoder != (head is Head.TRANSLATION) or type(config) not in _AUTO[head]._model_mapping:
+        return None
     if is_offloaded(base):
         log.warning(
             "device.map=auto: the %s head of %s is not loaded, because some of its weights are elsewhere", head, name
         )
-        return None
-    # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
-    if config.is_encoder_decoder != (head is Head.TRANSLATION) or type(config) not in _AUTO[head]._model_mapping:
         return None
     try:
         with silent_warnings():

@@ -16,6 +16,7 @@ from normscope.analyses.sinks.report import (
     curves_of,
     main_position,
     metrics_of,
+    rates_of_first_variant,
     summary_table,
     terminal_summary,
 )
@@ -129,7 +130,8 @@ class SinksAnalysis(Analysis):
     def result(self) -> Findings:
         """Tables, figures and sentences."""
         tables = self._tables()
-        position = main_position(tables["summary"])
+        rates = rates_of_first_variant(tables["summary"])
+        position = main_position(rates) if rates else None
         metrics = metrics_of(tables)
         first_token = None if self.context.first_token is None else self.context.token(self.context.first_token)
         return Findings(

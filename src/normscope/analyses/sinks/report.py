@@ -7,6 +7,10 @@ import pandas as pd
 
 from normscope.analyses.ablations import TOGETHER
 from normscope.analyses.sinks.drains import NORMS
+from normscope.data.categories import FIRST
+
+# A position that is a sink in fewer heads is no finding.
+_RARE = 0.01
 
 _VARIANT = ["inputs", "bos"]
 _BOS = {True: "with_bos", False: "without_bos"}
@@ -30,12 +34,24 @@ def summary_table(by_head: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     return means
 
 
-def main_position(summary: pd.DataFrame) -> str | None:
-    """The position that is a sink most often in the first variant; None if nothing was measured."""
-    if not len(summary):
-        return None
-    first = summary[(summary[_VARIANT] == summary[_VARIANT].iloc[0]).all(axis=1)]
-    return str(first["position"].iloc[int(np.argmax(first["sink_rate"]))])
+def main_position(rates: Mapping[str, float]) -> str:
+    """The position that is a sink most often, or the first token if sinks are rare.
+
+    Late keys, which few queries see, may be sinks by chance.
+
+    Args:
+        rates: Sink rates by position, of one at least.
+    """
+    position = max(rates, key=lambda name: rates[name])
+    return position if rates[position] >= _RARE or FIRST not in rates else FIRST
+
+
+def rates_of_first_variant(summary: pd.DataFrame) -> dict[str, float]:
+    """Sink rates by position, from the table `summary`."""
+    first = (
+        summary[(summary[_VARIANT] == summary[_VARIANT].iloc[:1].squeeze()).all(axis=1)] if len(summary) else summary
+    )
+    return dict(zip(first["position"].tolist(), first["sink_rate"].tolist(), strict=True))
 
 
 def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:

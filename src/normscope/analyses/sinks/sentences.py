@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
+from normscope.analyses.sinks.report import main_position
 from normscope.rounding import enumeration, number, percentage
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
@@ -33,8 +34,9 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     if not rates:
         return []
     variant = next(iter(rates)).partition("/sink_rate/")[0]
-    of_variant = {key: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
-    position = max(of_variant, key=lambda key: of_variant[key]).rpartition("/")[2]
+    position = main_position(
+        {key.rpartition("/")[2]: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
+    )
     subject = "the first token is a sink" if position == "first" else f"{category_name(position)} tokens are sinks"
     mass = metrics.get(f"{variant}/mass/{position}")
     receives = "" if mass is None else f", and {'receives' if position == 'first' else 'receive'} "
