@@ -118,6 +118,7 @@ def test_a_mask_is_made_once_for_all_layers():
 )
 def test_only_masks_that_take_little_memory_are_kept(kind, queries, keys, kept, monkeypatch):
     monkeypatch.setattr(masks, "STRIP", 4)
+    monkeypatch.setattr(masks, "_SMALL", 0)
     shifted = Mask(shift=torch.ones(2, 3, TOKENS, dtype=torch.float64)).with_bias(BIAS)
     mask = dataclasses.replace(shifted if kind == "shifted bias" else MASKS[kind] or Mask())
     place, lengths = (slice(0, queries), slice(0, keys)), (2, queries, keys)

@@ -151,7 +151,7 @@ def test_cells_are_counted_up_from_the_lowest(axis):
 
 
 @pytest.mark.parametrize(("piece", "stored"), [(1, 0), (2**19, 0), (2**19, 2**24)])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [False, True, "with zeros"])
 def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, masked):
     monkeypatch.setattr("normscope.statistics.pair_histogram._WHOLE", stored)
     monkeypatch.setattr("normscope.statistics.pair_histogram._PIECE", piece)
@@ -165,8 +165,12 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, m
         group = torch.randint(-1, 3, (3, 5), generator=generator)
         seen = torch.rand(3, 1, 4, 5, generator=generator) > 0.4 if masked else None
         part = PairHistogram(*AXES, 3)
-        part.add(first, second, group, seen)
-        whole[0].add(first, second, group, seen)
+        if masked == "with zeros":
+            given, unseen = (first * seen, second, group, None), (~seen).sum(dim=2)
+        else:
+            given, unseen = (first, second, group, seen), None
+        part.add(*given, unseen=unseen)
+        whole[0].add(*given, unseen=unseen)
         whole[1].merge(part.low, part.counts)
         for b, h, q, k in np.ndindex(*first.shape):
             if group[b, k] >= 0 and (seen is None or seen[b, 0, q, k]):

@@ -155,8 +155,8 @@ def check_pairs(block, batch):
         inputs = np.stack([words.x[word].mean(axis=0) for word in words.members])
         close(pairs.input_norms[row, some], np.linalg.norm(inputs, axis=-1))
         of_row = [
-            (weights[row - sequences.start], seen.expand(-1, 1, weights.shape[2], -1)[row - sequences.start])
-            for sequences, _, weights, seen, _ in strips
+            (weights[row - sequences.start], seen().expand(-1, 1, weights.shape[2], -1)[row - sequences.start])
+            for sequences, _, weights, seen, _, _ in strips
             if sequences.start <= row < sequences.stop
         ]
         close(torch.cat([weights for weights, _ in of_row], dim=1)[:, some, some].permute(1, 2, 0), alpha)

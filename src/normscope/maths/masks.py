@@ -11,6 +11,9 @@ from torch import Tensor
 STRIP = 256
 """Queries per strip, where the scores of all queries would take too much memory."""
 
+_SMALL = 2**20  # pragma: no mutate
+"""Entries of a term that is kept because every layer needs it again: 4 MiB in float32."""
+
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query sees a key, from broadcastable indices of sequence, head, query and key."""
 
@@ -141,10 +144,20 @@ class Mask:
         if place not in self._terms:
             term = self.chosen_term(slice(None), queries, keys, lengths, like)
             linear = self.reach is not None or term is None or term.shape[2] == 1
-            if not (linear or lengths[1] <= STRIP or (self.bias is not None and self.shift is None)):
+            known = self.bias is not None and self.shift is None
+            if not (linear or lengths[1] <= STRIP or self.is_small(lengths) or known):
                 return term
             self._terms[place] = term
         return self._terms[place]
+
+    def is_small(self, lengths: tuple[int, int, int]) -> bool:
+        """Whether the term of all queries and keys may be kept.
+
+        Args:
+            lengths: Total numbers of sequences, queries and keys.
+        """
+        alike = self.keys is None and self.allowed is None and self.bias is None and self.shift is None
+        return (1 if alike else lengths[0]) * lengths[1] * lengths[2] <= _SMALL
 
     def chosen_term(
         self,

@@ -34,10 +34,8 @@ def contribution_sums(
         key_weight: W_K.
         input_sums: Σ_n x_n of each sequence over the keys of each group; x is the input of W_K.
     """
-    projected = torch.einsum("bhd,hmd->mhb", query_sums, key_weight)
-    # One small product for each dimension, contiguous: on a CPU they would otherwise be computed one by one.
-    products = projected.contiguous() @ input_sums.permute(2, 1, 0).contiguous()
-    return products.permute(2, 1, 0)
+    projected = query_sums.transpose(0, 1) @ key_weight.transpose(1, 2)  # head, batch, model
+    return torch.stack([(projected * of_group).sum(dim=1) for of_group in input_sums])
 
 
 def visible_contribution_sums(
@@ -86,7 +84,7 @@ def score_spread(
     """
     tokens = token_mask[:, None, :, None].to(key.dtype)
     lengths = tokens.sum(dim=2, keepdim=True)
-    centred = (key - (key * tokens).sum(dim=2, keepdim=True) / lengths) * tokens
+    centred = (key - (key * tokens).sum(dim=2, keepdim=True) / lengths).mul_(tokens)
     queries = query * tokens
     directions = centred @ (queries.transpose(-1, -2) @ queries / lengths)
     return ScoreSpread(directions, (directions * centred).sum(dim=(0, 2, 3)))

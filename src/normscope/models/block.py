@@ -202,13 +202,17 @@ class AttentionBlock:
         return max(1, at_once // (self.query.shape[1] * self.key.shape[2]))
 
     def visible(
-        self, queries: slice | Int[Tensor, " chosen"] = slice(None), sequences: slice = slice(None)
-    ) -> Bool[Tensor, "some #head chosen key"]:
-        """The keys visible to some queries of some sequences (by default to all); none to padding."""
+        self,
+        queries: slice | Int[Tensor, " chosen"] = slice(None),
+        sequences: slice = slice(None),
+        keys: slice = slice(None),
+    ) -> Bool[Tensor, "some #head chosen _"]:
+        """Which of some keys are visible to some queries of some sequences (by default all); none to padding."""
         indices = [torch.arange(n, device=self.inputs.device) for n in self._lengths]
         token_mask = self.token_mask[sequences][:, None, queries, None]
-        seen = None if self.mask is None else self.mask.visible(indices[1][queries], indices[2], indices[0][sequences])
-        token_mask = token_mask.expand(-1, -1, -1, self._lengths[2])
+        columns = indices[2][keys]
+        seen = None if self.mask is None else self.mask.visible(indices[1][queries], columns, indices[0][sequences])
+        token_mask = token_mask.expand(-1, -1, -1, len(columns))
         return token_mask if seen is None else token_mask & seen
 
     @cached_property
@@ -256,7 +260,10 @@ class AttentionBlock:
             log_normaliser = log_normaliser.masked_fill(~tokens, torch.inf)
         query, key = self.query[sequences][:, :, queries], self.key[sequences][:, :, keys]
         term = None
-        if self.mask is not None:
+        if self.mask is not None and isinstance(queries, slice) and self.mask.is_small(self._lengths):
+            term = self.mask.term(queries, keys, self._lengths, query)
+            term = term if term is None or len(term) == 1 else term[sequences]
+        elif self.mask is not None:
             term = self.mask.chosen_term(sequences, queries, keys, self._lengths, query)
         weights = attention_maths.attention_weights(
             query, key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=log_normaliser

@@ -92,7 +92,7 @@ class PairHistogram:
         group: Int[Tensor, "batch key"],
         seen: Bool[Tensor, "#batch #head #query #key"] | None,
         *,
-        zero_where_unseen: bool = False,
+        unseen: Int[Tensor, "batch #head #key"] | None = None,
     ) -> None:
         """Count the pairs (first_bhqk, second_bhk).
 
@@ -101,8 +101,8 @@ class PairHistogram:
             second: The number that does not.
             group: Group of each key; −1 leaves the key out.
             seen: Which pairs count; None if all do.
-            zero_where_unseen: Whether `first` is zero wherever a pair does not count. These pairs are then counted with the
-                others and subtracted from the first cell.
+            unseen: In place of `seen` if `first` is zero wherever a pair does not count: how many queries' pairs with each key
+                do not. They are counted with the others and subtracted from the first cell.
         """
         if first.numel() == 0:
             return
@@ -113,7 +113,7 @@ class PairHistogram:
         rows_of = cells.sub_(self._start).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
         rows_of.masked_fill_((group < 0)[:, None, :], elsewhere)
         base = (rows_of - self._first.origin).unsqueeze(2)
-        hidden = None if seen is None or zero_where_unseen else ~seen.expand(len(first), -1, -1, -1)
+        hidden = None if seen is None else ~seen.expand(len(first), -1, -1, -1)
         rows = max(1, _PIECE // first[0].numel())
         ones = self._flat.new_ones(min(rows, len(first)) * first[0].numel())
         for piece in pieces(slice(0, len(first)), rows):
@@ -123,11 +123,8 @@ class PairHistogram:
             index = index.flatten().long()
             # Twice as fast as `index_add_` or `bincount` on a CPU.
             self._flat.scatter_add_(0, index, ones[: len(index)])
-        if seen is not None and zero_where_unseen:
-            unseen = (~seen).sum(dim=2, dtype=self._flat.dtype)
-            if seen.shape[2] == 1:
-                unseen = unseen * first.shape[2]
-            self._flat.index_add_(0, rows_of.flatten(), -unseen.expand_as(rows_of).flatten())
+        if unseen is not None:
+            self._flat.index_add_(0, rows_of.flatten(), -unseen.to(self._flat.dtype).expand_as(rows_of).flatten())
 
     def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:
         """Add the counts of another histogram of the same grids."""

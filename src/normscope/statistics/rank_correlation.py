@@ -1,7 +1,7 @@
 """Spearman's ρ of a stream of pairs: exact within a memory budget, with a bounded error beyond it."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,10 @@ from normscope.statistics.pair_histogram import Axis, PairHistogram
 
 # With fewer than three pairs, or if one side is constant, the correlation is undefined.
 FEWEST_PAIRS = 3
+
+
+Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
+"""Which pairs of a query and a key count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +66,10 @@ class RankCorrelation(Accumulator):
         first: Float[Tensor, "batch head query key"],
         second: Float[Tensor, "batch head key"],
         group: Int[Tensor, "batch key"],
-        seen: Bool[Tensor, "#batch #head #query #key"] | None = None,
+        seen: Seen | None = None,
         *,
         pairs: int | None = None,
-        zero_where_unseen: bool = False,
+        unseen: Int[Tensor, "batch #head #key"] | None = None,
     ) -> None:
         """Add the pairs (first_bhqk, second_bhk) of one layer.
 
@@ -74,13 +78,13 @@ class RankCorrelation(Accumulator):
             first: The number that depends on the query; ≥ 0.
             second: The number that does not; ≥ 0.
             group: Group of each key; −1 leaves the key out.
-            seen: Which pairs count; None if all do.
+            seen: Which pairs count, or what returns it; None if all do.
             pairs: How many count. If it is not given they are counted, for which the host waits.
-            zero_where_unseen: Whether `first` is zero wherever a pair does not count: counting is then faster.
+            unseen: How many queries' pairs with each key do not count, if `first` is zero there: counting then needs no `seen`.
         """
         if self._exact:
             counted = (group >= 0)[:, None, None, :]
-            counted = counted if seen is None else counted & seen
+            counted = counted if seen is None else counted & _known(seen)
             # `counted` may broadcast over heads or queries.
             self._pairs += int(counted.sum()) * (first.numel() // counted.numel()) if pairs is None else pairs
             if self._pairs <= self._budget:
@@ -89,7 +93,8 @@ class RankCorrelation(Accumulator):
                 self._kept[layer].append(_Kept(first, second, group, counted))
                 return
             self._give_up_exactness()
-        self._histograms[layer].add(first, second, group, seen, zero_where_unseen=zero_where_unseen)
+        hidden = None if seen is None or unseen is not None else _known(seen)
+        self._histograms[layer].add(first, second, group, hidden, unseen=unseen)
 
     def settle(self) -> None:
         """Move the pairs that are kept to CPU memory."""
@@ -164,6 +169,10 @@ class RankCorrelation(Accumulator):
         for low, counts in parts:
             table[:, low - start : low - start + counts.shape[1]] += counts
         return _binned(table)
+
+
+def _known(seen: Seen) -> Bool[Tensor, "#batch #head #query #key"]:
+    return seen if isinstance(seen, Tensor) else seen()
 
 
 class _Kept(NamedTuple):

@@ -49,9 +49,9 @@ class PairCorrelation:
             self.queries.update(0, torch.tensor([used.sum(), lengths.sum()]))
         drawn = [] if (used == lengths).all() else self._drawn(batch, used)
         strips = (strip for row in enumerate(drawn) for strip in pairs.of_queries(*row)) if drawn else pairs.strips()
-        for some, keys, weights, seen, count in strips:
+        for some, keys, weights, seen, unseen, count in strips:
             each = norms[some, :, keys], categories[some, keys]
-            self.correlation.update(layer, weights, *each, seen, pairs=count, zero_where_unseen=not drawn)
+            self.correlation.update(layer, weights, *each, seen, pairs=count, unseen=unseen)
 
     def _drawn(self, batch: Batch, sizes: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " query"]]:
         """The indices of the queries drawn from each sequence."""

@@ -1,7 +1,8 @@
 """What the heads of a block pass between pairs of tokens, or between pairs of words."""
 
 import abc
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,8 +28,10 @@ class Strip(NamedTuple):
     """A range with all keys that the queries see."""
     weights: Float[Tensor, "some head query key"]
     """α, zero at keys that are not visible."""
-    seen: Bool[Tensor, "some #head #query #key"]
-    """Which keys are visible."""
+    seen: Callable[[], Bool[Tensor, "some #head #query #key"]]
+    """Returns which keys are visible."""
+    unseen: Int[Tensor, "some #head #key"] | None
+    """How many of the queries do not see each key, padding among them; None where rows of padding are not zero."""
     pairs: int
     """How many pairs of a query and a visible key there are, over all heads."""
 
@@ -84,11 +87,9 @@ class Pairs(abc.ABC):
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
         """How many keys each query sees; 0 at padding. They depend on no number that the model computes."""
 
-    def _strip(
-        self, sequences: slice, queries: slice | np.ndarray, keys: slice, weights: Tensor, seen: Tensor
-    ) -> Strip:
-        pairs = int(self.visible_counts[sequences, queries].sum())
-        return Strip(sequences, keys, weights, seen, pairs * weights.shape[1])
+    def _pairs(self, sequences: slice, queries: slice | np.ndarray) -> int:
+        """How many pairs of one of the queries and a visible key there are, over all heads."""
+        return int(self.visible_counts[sequences, queries].sum()) * self.block.query.shape[1]
 
     @abc.abstractmethod
     def visible_keys(
@@ -140,18 +141,27 @@ class TokenPairs(Pairs):
         """α of all queries."""
         block = self.block
         for some, part, keys, weights in block.weight_strips():
-            seen = block.token_mask[some, None, part, None]
-            if not block.everything_visible:
-                seen = block.visible(part, some)[..., keys]
-            yield self._strip(some, part, keys, weights, seen)
+            place = part.start, part.stop, keys.start, keys.stop
+            unseen = self.batch.once(("unseen", block.mask, *place), functools.partial(self._unseen, part, keys))
+            seen = functools.partial(self._seen, part, keys, some)
+            yield Strip(some, keys, weights, seen, unseen[some], self._pairs(some, part))
+
+    def _seen(self, queries: slice, keys: slice, sequences: slice = slice(None)) -> Bool[Tensor, "some 1 query #key"]:
+        if self.block.everything_visible:
+            return self.block.token_mask[sequences, None, queries, None]
+        return self.block.visible(queries, sequences, keys)
+
+    def _unseen(self, queries: slice, keys: slice) -> Int[Tensor, "batch 1 #key"]:
+        # The same in every layer, unlike a mask small enough to be kept.
+        return (~self._seen(queries, keys)).sum(dim=2)
 
     def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
         """α of some queries of one sequence."""
         some, keys = slice(row, row + 1), slice(0, self.norms.shape[2])
         for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
             chosen = to_device(torch.from_numpy(queries[part]), self.norms.device)
-            weights, seen = self.block.weights_of(chosen, some), self.block.visible(chosen, some)
-            yield self._strip(some, queries[part], keys, weights, seen)
+            weights, seen = self.block.weights_of(chosen, some), functools.partial(self.block.visible, chosen, some)
+            yield Strip(some, keys, weights, seen, None, self._pairs(some, queries[part]))
 
     @property
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
@@ -232,7 +242,9 @@ class WordPairs(Pairs):
             weights = of_some.sums(means)
             received[some] += weights.sum(dim=2)
             norms[some] += merged_head_norms(means, vectors[some], of_some).sum(dim=2)
-            yield self._strip(some, words, slice(0, groups.count), weights, self._seen[some, None, words])
+            seen = functools.partial(self._seen_by, some, words)
+            unseen = (~seen()).sum(dim=2)
+            yield Strip(some, slice(0, groups.count), weights, seen, unseen, self._pairs(some, words))
         self._sums = received, norms
 
     def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
@@ -242,7 +254,11 @@ class WordPairs(Pairs):
             words = to_device(torch.from_numpy(queries[part]), self.norms.device)
             means = self.block.word_rows(self._groups, some, words)
             weights = self._groups.part(some).sums(means)
-            yield self._strip(some, queries[part], units, weights, self._seen[some, None, words])
+            seen = functools.partial(self._seen_by, some, words)
+            yield Strip(some, units, weights, seen, None, self._pairs(some, queries[part]))
+
+    def _seen_by(self, sequences: slice, words: slice | Tensor) -> Bool[Tensor, "some 1 chosen key"]:
+        return self._seen[sequences, None, words]
 
     @cached_property
     def _seen(self) -> Bool[Tensor, "batch query key"]:
