@@ -77,7 +77,11 @@ def run(monkeypatch, model, layout, measured, batch):
     observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
     with observer:  # what is learned once, such as whether a norm centres
         observer.run(batch.model_inputs(), lambda _block: None, None, lambda _network: None)
-    observer.parameters._read.update({layer: moved(weights) for layer, weights in observer.parameters.items()})
+    weights = {layer: moved(weights) for layer, weights in observer.parameters.items()}
+    observer.parameters._factors.update({layer: parameters.norm_factors for layer, parameters in weights.items()})
+    observer.parameters._read.clear()
+    if model.dtype == torch.float32:  # otherwise the weights of one layer at a time are read
+        observer.parameters._read.update(weights)
     monkeypatch.setattr(offloading, "is_offloaded", lambda _module: False)
     model.to(META)
     for analysis in measured:  # waiting is allowed after the last layer
@@ -93,12 +97,13 @@ WAITING = {
     # Which activations are massive decides how many there are, and which sequences need a median.
     "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
 }
-"""What waits after all, by analysis. `syntax` is not run: its spanning trees are SciPy's, layer by layer."""
+"""What waits after all, by analysis. Not run: `syntax`, whose spanning trees are SciPy's, layer by layer; `level=word`, where
+tokens of words are found on the device; `bias=inside`, which computes short secants apart."""
 
 
-def prepared(model_type):
+def prepared(model_type, dtype=torch.float32):
     torch.manual_seed(0)
-    model = tiny_model(FAMILY_CONFIGS[model_type], torch.float32)
+    model = tiny_model(FAMILY_CONFIGS[model_type], dtype)
     return model, layout_of(model_type), random_batch((3, 6), model.config.vocab_size)
 
 
@@ -109,6 +114,12 @@ def test_no_analysis_waits(monkeypatch, model_type, name):
     nothing = MassiveActivations(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0))
     monkeypatch.setattr(WAITING["sinks"], lambda *_arguments: nothing)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
+    model, layout, batch = prepared(model_type, torch.bfloat16)
+    run(monkeypatch, model, layout, analyses_of(model, [name for name in EVERY if name not in WAITING]), batch)
 
 
 @pytest.mark.parametrize("name", ["alignment", "norms", "mixing"])
