@@ -354,7 +354,7 @@ def job(config: DictConfig) -> dict[str, float]:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
         print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
     try:
-        refuse_unknown(config, OmegaConf.structured(RunOptions))
+        refuse_unknown(config)
         check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)

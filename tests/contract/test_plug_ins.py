@@ -167,7 +167,7 @@ def test_sweeps_compare_it(outcomes):
     (status, _, err), folder = outcomes[0]["sweep"], outcomes[1] / "sweep"
     assert status == 0, err
     values = pd.read_parquet(folder / "comparison.parquet")
-    assert set(values["label"]) == {"analysis.planted.power=2.0", "analysis.planted.power=3.0"}
+    assert set(values["label"]) == {"planted.power=2.0", "planted.power=3.0"}
     assert "planted/length/mean" in set(values["metric"])
 
 

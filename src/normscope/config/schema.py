@@ -431,10 +431,13 @@ def plain(options: RunOptions) -> dict[str, Any]:
     """The config as strings, numbers, lists and dicts, ready for any file format."""
 
     def simplified(value: Any) -> Any:
+        if dataclasses.is_dataclass(value):
+            return {field.name: simplified(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if isinstance(value, dict):
             return {key: simplified(item) for key, item in value.items()}
         if isinstance(value, list):
             return [simplified(item) for item in value]
         return str(value) if isinstance(value, enum.Enum) else value
 
-    return {key: simplified(value) for key, value in dataclasses.asdict(options).items()}
+    content: dict[str, Any] = simplified(options)
+    return content

@@ -1,9 +1,12 @@
 """Refuses keys that are not in the schema."""
 
+import dataclasses
 import difflib
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from normscope.config.schema import RunOptions
 from normscope.errors import InputError
@@ -12,31 +15,43 @@ from normscope.errors import InputError
 FREE_FORM = ("model.architecture", "dataset.categories")
 
 
-def refuse_unknown(config: DictConfig, known: DictConfig, prefix: str = "") -> None:
+def refuse_unknown(config: DictConfig) -> None:
     """Refuse unknown keys set by `+key=value`, which bypasses the schema: they are typos.
 
     Raises:
         InputError: If there is an unknown key.
     """
+    _refuse_unknown(config, _schema(), "")
+
+
+def _refuse_unknown(config: DictConfig, known: Mapping[str, Any], prefix: str) -> None:
     for name in map(str, config):
-        if name not in known.keys():  # noqa: SIM118 - `in` does not see keys without a value
-            raise InputError(f"unknown key {prefix}{name}{suggestion(f'{prefix}{name}')}")
-        below, schema = config._get_node(name), known._get_node(name)
-        if isinstance(below, DictConfig) and isinstance(schema, DictConfig) and f"{prefix}{name}" not in FREE_FORM:
-            refuse_unknown(below, schema, f"{prefix}{name}.")
+        key = f"{prefix}{name}"
+        if name not in known:
+            raise InputError(f"unknown key {key}{suggestion(key)}")
+        below, schema = config._get_node(name), known[name]
+        if isinstance(below, DictConfig) and schema is not None and key not in FREE_FORM:
+            _refuse_unknown(below, schema, f"{key}.")
 
 
 def suggestion(key: str) -> str:
     """The end of a message that suggests the closest known key; empty if none is close."""
-    known = _keys(OmegaConf.structured(RunOptions))
-    close = difflib.get_close_matches(key, known, n=1)
+    close = difflib.get_close_matches(key, list(_keys(_schema())), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _keys(node: Any, prefix: str = "") -> list[str]:
-    keys = []
-    for name in node:
-        keys.append(prefix + name)
-        if OmegaConf.is_dict(node._get_node(name)) and node._get_node(name)._value() is not None:
-            keys += _keys(node._get_node(name), f"{prefix}{name}.")
-    return keys
+@functools.cache
+def _schema() -> Mapping[str, Any]:
+    """The names of all keys; those of a section with the names in it, other keys with None."""
+    return _names(RunOptions())
+
+
+def _names(section: Any) -> dict[str, Any]:
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return {name: _names(value) if dataclasses.is_dataclass(value) else None for name, value in values.items()}
+
+
+def _keys(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, below in schema.items():
+        yield f"{prefix}{name}"
+        yield from _keys(below or {}, f"{prefix}{name}.")

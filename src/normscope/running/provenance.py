@@ -5,6 +5,7 @@ import functools
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib import metadata
 
 from normscope.config.schema import RunOptions
@@ -44,7 +45,7 @@ class Provenance:
     def facts(self) -> dict[str, object]:
         """Software, model, corpus, time and verification error, as they are now."""
         counts, model = self.counts, self.model
-        return software() | {
+        return dict(software()) | {
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": self.origin.command,
             "model": model.name,
@@ -69,7 +70,8 @@ class Provenance:
         }
 
 
-def software() -> dict[str, object]:
+@functools.cache
+def software() -> Mapping[str, object]:
     """Versions of the software that the numbers depend on, and the commit of this code."""
     libraries = {name: metadata.version(name) for name in _LIBRARIES}
     return {
