@@ -102,7 +102,6 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints.Checkpoint, "save", save)
         patched.setattr("normscope.running.pipeline.RunFolder.finish", lambda *_, **__: None)
-        patched.setattr(sys, "argv", [])
         with pytest.raises(Killed):
             run_here(
                 capsys,
