@@ -7,14 +7,19 @@ import pytest
 import torch
 from torch import nn
 
+from normscope.analyses.base import Requirements
+from normscope.analyses.registry import analyses
+from normscope.config.schema import ModelOptions
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
 from normscope.models import observer, untouched, verification
 from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.verification import BOUNDS, verify
+from normscope.running.session import _refuse_missing_feed_forward
 from tests.end_to_end.shell import run_once
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 
@@ -301,6 +306,14 @@ def test_a_mixture_of_experts_is_refused_only_if_the_network_is_needed(llama):
     assert "\n" not in message
     assert message.startswith("model.name=llama: layer 2 has no feed-forward network that can be observed: expected")
     assert "mixtures of experts are not supported" in message
+
+
+def test_a_family_of_mixtures_is_refused_before_its_weights_are_loaded():
+    needs = {analyses()["feedforward"].load(): Requirements(feed_forward=True)}
+    model = ModelInfo("oss", 2, 4, 8, has_feed_forward=False, layout=layout_of("gpt_oss"))
+    message = r"^model\.name=oss: analysis=feedforward needs dense .*, got a mixture of experts; set another model"
+    with pytest.raises(InputError, match=message):
+        _refuse_missing_feed_forward(needs, ModelOptions(), model)
 
 
 def test_a_network_that_does_something_else_is_refused(llama):

@@ -110,6 +110,15 @@ def test_what_conversations_cannot_be_combined_with(changes):
         _check_dataset(options)
 
 
+def test_conversations_without_the_option_are_recognised(tmp_path):
+    path = chats(tmp_path / "chats.jsonl", MESSAGES)
+    corpus = open_corpus(DatasetOptions(kind=DatasetKind.text, path=str(path)))
+    with pytest.raises(
+        InputError, match=r"expected one of messages; for conversations, set dataset\.chat_template=true$"
+    ):
+        list(corpus.examples())
+
+
 def chats(path, *conversations):
     rows = ({"messages": [message._asdict() for message in messages]} for messages in conversations)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -125,8 +125,9 @@ class RowReader:
                 default, "dataset.score_column"
             )
             columns = printable(", ".join(map(str, row)), 200) if named else f"the numbers 0 to {len(row) - 1}"
+            advice = "; for conversations, set dataset.chat_template=true" if MESSAGES in row else ""
             raise InputError(
-                f"{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}"
+                f"{key}={wanted}: row {number} of {self.source} has no such column; expected one of {columns}{advice}"
             )
         return None
 

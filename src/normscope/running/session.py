@@ -351,6 +351,11 @@ def _refuse_missing_feed_forward(
 ) -> None:
     for kind, requirements in needs.items():
         if requirements.feed_forward and not model.has_feed_forward:
+            if model.layout is not None and model.layout.stack is None:
+                raise InputError(
+                    f"model.name={model.name}: analysis={kind.info.name} needs dense feed-forward networks, got a "
+                    f"mixture of experts; set another model.name, or leave out analysis={kind.info.name}"
+                )
             raise InputError(
                 f"model.stack={options.stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
                 "self-attention is followed by cross-attention; set model.stack=encoder or cross"
