@@ -152,7 +152,7 @@ class TokenPairs(Pairs):
         return self.block.visible(queries, sequences, keys)
 
     def _unseen(self, queries: slice, keys: slice) -> Int[Tensor, "batch 1 #key"]:
-        # The same in every layer, unlike a mask small enough to be kept.
+        # The same in every layer and, unlike the mask, small enough to be kept until the last.
         return (~self._seen(queries, keys)).sum(dim=2)
 
     def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
