@@ -190,11 +190,10 @@ def imported(err: str) -> set[str]:
 
 # Each takes a tenth of a second or more, several of them a whole one.
 NOT_BEFORE_THE_FIRST_BATCH = {
-    *("matplotlib", "scipy", "vl_convert", "wandb", "normscope.running.publish", "normscope.reporting.page.report"),
+    *("matplotlib", "vl_convert", "wandb", "normscope.running.publish", "normscope.reporting.page.report"),
 }
 NEVER_IMPORTED = {
-    *("captum", "datasets", "IPython", "matplotlib.pyplot", "mlflow", "scipy.optimize", "scipy.stats", "sklearn"),
-    *("tensorboard", "wandb.apis.public", "wandb.sdk.launch"),
+    *("captum", "datasets", "IPython", "matplotlib.pyplot", "mlflow", "scipy.stats", "sklearn", "tensorboard"),
 }
 
 

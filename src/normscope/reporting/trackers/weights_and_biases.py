@@ -237,8 +237,7 @@ def _start(options: TrackingOptions, description: RunDescription, folder: Path, 
     online = options.mode is TrackingMode.online
     for mode in (TrackingMode.online, TrackingMode.offline) if online else (TrackingMode.offline,):
         try:
-            with _without_launch():
-                run = _init(options, description, folder, mode)
+            run = _init(options, description, folder, mode)
         except Exception as error:  # W&B raises what its settings, its service and its files raise
             errors.append(reason(error))
             _discard()
@@ -250,28 +249,6 @@ def _start(options: TrackingOptions, description: RunDescription, folder: Path, 
         return run
     outage.report(f"Weights & Biases did not start ({errors[-1]}); the run continues without tracking")
     return None
-
-
-@contextlib.contextmanager
-def _without_launch() -> Iterator[None]:
-    """Start a run without looking for inputs of W&B Launch, of which this process has none unless it imported that.
-
-    W&B would import its whole public API to look for them, which takes as long as all the rest of `import wandb`.
-    """
-    import wandb
-
-    look = getattr(wandb.Run, _LAUNCH, None)
-    if look is None or "wandb.sdk.launch" in sys.modules:
-        yield
-        return
-    setattr(wandb.Run, _LAUNCH, lambda _: None)
-    try:
-        yield
-    finally:
-        setattr(wandb.Run, _LAUNCH, look)
-
-
-_LAUNCH = "_detect_and_apply_job_inputs"
 
 
 def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, mode: TrackingMode) -> Any:
