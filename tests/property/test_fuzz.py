@@ -12,9 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 
-from normscope.reporting import run_folder
 from normscope.running import publish, session
-from tests.end_to_end.shell import ROOT
+from tests.end_to_end.shell import ROOT, draw_nothing
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 FAMILIES = sorted({**FAMILY_CONFIGS, **STACK_CONFIGS})
@@ -84,9 +83,7 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
     ]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["run.py", *arguments])
-        patched.setattr(
-            run_folder, "draw", lambda _figure, paths, _look: [Path(path).write_bytes(b"") for path in paths]
-        )
+        draw_nothing(patched)
         patched.setattr(session, "_texts", lambda *_: [])
         patched.setattr(publish, "page", lambda *_: "")
         with pytest.raises(SystemExit) as exit_:
