@@ -1,9 +1,9 @@
 """Makes the pictures of the README and of this documentation, and the outputs of the tour: `make figures`.
 
 The pages decide what is made: each picture they show has the name of a figure from one of the runs below. The runs need no
-network; only pictures of syntax need a treebank (`make figures ARGS="--treebank dev.conllu"`). On one machine with the same
-packages, the figures have the same bytes each time. All figures of the runs, whether a page shows them or not, are put
-together on `outputs/contact_sheet.png`, to be looked at.
+network, and only the syntax figures need a treebank (`make figures ARGS="--treebank dev.conllu"`). On one machine with the same
+packages, the figures have the same bytes each time. All figures of the runs, whether a page shows them or not, are collected
+on `outputs/contact_sheet.png` for inspection.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SENTENCE = "The old bridge was closed, so we crossed the river in the next town.
 SIMILAR = ("A man plays the guitar.", "Someone is making music.")
 """The texts whose similarity is taken apart."""
 SIMILAR_EXAMPLES = 100
-"""Examples of the sample corpus that are read for pairs; half of them are."""
+"""Number of examples of the sample corpus that are read for its pairs of texts, which are half of them."""
 MEASURED_PAIRS = 100
 """Pairs on which the toy translation model is measured while it trains."""
 SELECTION = "explore?layer=4&measure=attn_n&token=1"
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--treebank",
         type=Path,
-        help="also draw the pictures of syntax, from this treebank; otherwise they stay as they are",
+        help="also draw the syntax figures, from this treebank; without it, they stay as they are",
     )
     parser.add_argument(
         "--run", type=Path, action="append", default=[], help="take the figures of this run instead (repeatable)"
@@ -127,7 +127,7 @@ def contact_sheet(pictures: Sequence[Path], target: Path) -> None:
 
 
 def _runs(folder: Path, treebank: Path | None) -> list[Path]:
-    """The default model on the sample corpus and on its pairs of texts, the toy translation model, Python and training."""
+    """Run the default model on the sample corpus and on its pairs of texts, the toy translation model, Python and training."""
     names = [
         name
         for name, info in analyses().items()
@@ -140,9 +140,8 @@ def _runs(folder: Path, treebank: Path | None) -> list[Path]:
             "analysis.score.ablation=false",
             f"report.text='{SENTENCE}'",
         ),
-        _run(
-            folder / "pairs", "analysis=similarity", f"dataset.limit={SIMILAR_EXAMPLES}"
-        ),  # it would leave out single texts
+        # In the run above, this analysis would make all others leave out single texts.
+        _run(folder / "pairs", "analysis=similarity", f"dataset.limit={SIMILAR_EXAMPLES}"),
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),
         _from_training(folder / "training"),
