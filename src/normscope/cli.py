@@ -151,7 +151,7 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 def _ignore_torchrun() -> None:
-    """Let a process that has failed, or ended, finish: torchrun terminates all processes if one fails."""
+    """Let a process that has failed or ended finish undisturbed: torchrun terminates all processes if one fails."""
     if _several():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -391,7 +391,7 @@ def job(config: DictConfig) -> dict[str, float]:
 
 
 def _import_pipeline(options: RunOptions) -> Callable[..., dict[str, float]]:
-    """Check that there is a corpus, then import what takes seconds: torch, transformers, and the pipeline on top of them.
+    """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
 
     Raises:
         InputError: If the corpus cannot be opened.

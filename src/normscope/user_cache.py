@@ -1,4 +1,4 @@
-"""What takes long to make and is the same for every run, kept in the user's cache."""
+"""Files that are slow to make and the same for every run, kept in the user's cache."""
 
 import contextlib
 import hashlib
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """The folder of ours in the user's cache; it may not exist."""
+    """Our folder in the user's cache; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope"
 
 
 def remembered(name: str, make: Callable[[], bytes]) -> bytes:
     """Bytes that are made once and read by later runs.
 
-    Without a cache that can be read and written they are made every time.
+    They are made every time if the cache cannot be read or written.
 
     Args:
         name: File in the cache. It names everything that the bytes depend on, such as versions.
@@ -35,7 +35,7 @@ def remembered(name: str, make: Callable[[], bytes]) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """The bytes in a file, which begins with their digest; None if it does not hold them whole."""
+    """The bytes in a file, which begins with their digest; None if they are missing or incomplete."""
     try:
         stored = path.read_bytes()
     except OSError:
@@ -46,7 +46,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one: several runs may do so at once."""
+    """Write a file through a temporary one, because several runs may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

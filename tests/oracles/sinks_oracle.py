@@ -499,8 +499,8 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
         )
         sentences += [
-            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats; doing so to as "
-            f"many random dimensions, to {controls}.",
+            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats; setting as "
+            f"many random dimensions to zero, to {controls}.",
             f"Setting the massive activations to their mean changes the loss to {mean} nats.",
         ]
     if "ablation" in tables:

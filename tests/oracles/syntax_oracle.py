@@ -552,7 +552,7 @@ def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[st
         f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus not used to select it; "
         f"always choosing the next word finds {percent(metrics['right_branching/all'])}.",
         "Where special tokens compete with words, norms change the accuracy of the best head by "
-        f"{_points(metrics['gain/with_sinks'])} percentage points; where they are masked, by "
+        f"{_points(metrics['gain/with_sinks'])} percentage points; where special tokens are masked, by "
         f"{_points(metrics['gain/sinks_masked'])}.",
         f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
         f"(those {BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "

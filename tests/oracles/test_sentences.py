@@ -144,7 +144,7 @@ CASES = {
             {"gain/with_sinks": 0.081, "gain/sinks_masked": -0.0004},
             [
                 "Where special tokens compete with words, norms change the accuracy of the best head by +8.1 percentage "
-                "points; where they are masked, by 0.0.",
+                "points; where special tokens are masked, by 0.0.",
             ],
         ),
         (
@@ -416,8 +416,8 @@ CASES = {
         (
             ZEROED | {"ablation/zero/loss_controls": 3.42},
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; doing so to as many random "
-                "dimensions, to 3.42.",
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; setting as many random "
+                "dimensions to zero, to 3.42.",
                 "Setting the massive activations to their mean changes the loss to 3.41 nats.",
             ],
         ),

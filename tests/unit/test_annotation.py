@@ -226,7 +226,7 @@ def test_rows_of_words_and_labels(tmp_path, tokenizer, ending):
             [{"words": ["a", "b"], "labels": ["X"]}],
             r"row 1 of .*: expected a list of 2 labels \(texts or whole numbers\), one per word, got 1",
         ),
-        ([{"words": ["a", "b"], "labels": ["X", None]}], "one per word, got None among them"),
+        ([{"words": ["a", "b"], "labels": ["X", None]}], "one per word, got a list with None"),
         (
             [{"words": ["a"], "labels": ["X"]}, {"words": "a b", "labels": ["X"]}],
             "row 2 of .*: expected a list of words ",

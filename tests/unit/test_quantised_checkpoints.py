@@ -102,7 +102,7 @@ def test_checkpoints_are_decomposed_like_their_dequantised_weights(family, kind,
 def test_what_cannot_be_combined_with_quantised_weights(save, monkeypatch, tmp_path):
     folder = str(save("bert"))
     with pytest.raises(
-        InputError, match=r"^model\.quantization=torchao_int8: the weights of .* are quantised already \(tor"
+        InputError, match=r"^model\.quantization=torchao_int8: the weights of .* are already quantised \(tor"
     ):
         open_model(ModelOptions(name=folder, quantization=INT8))
     opened = open_model(ModelOptions(name=folder))
@@ -115,15 +115,13 @@ def test_what_cannot_be_combined_with_quantised_weights(save, monkeypatch, tmp_p
     ):
         opened.load(DeviceOptions(name="cpu", map=DeviceMap.auto))
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(
-        InputError, match=r"^model\.name=.*, whose weights were saved quantised .* needs torchao: pip inst"
-    ):
+    with pytest.raises(InputError, match=r"^model\.name=.* \(weights saved as .*\) needs torchao: pip inst"):
         opened.load(ON_CPU)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": folder, "peft_type": "LORA"}))
     with pytest.raises(
-        InputError, match=r"expected an adapter of a checkpoint in float32, .* got one of quantised weights"
+        InputError, match=r"expected an adapter for a checkpoint in float32, .* got one for quantised weights"
     ):
         open_model(ModelOptions(name=str(adapter)))
 

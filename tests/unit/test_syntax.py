@@ -90,7 +90,7 @@ def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved
     given = [f"dataset.path={path}", "dataset=conllu", "layers=[1]", "device.batch_tokens=4"]
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *given)
     assert outcome.status == 0, outcome.err
-    assert "1 sentences without heads are excluded from syntax" in outcome.err
+    assert "1 sentences without heads are excluded from analysis=syntax" in outcome.err
     heads = pd.read_parquet(tmp_path / "run/tables/syntax_heads.parquet").query("half == 'both' and relation == 'all'")
     assert heads["count"].unique().tolist() == [2]
 
@@ -106,7 +106,7 @@ def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved
             sentence(("a", 0, "x")).replace("\t0\t", "\t_\t"),
             "analysis=syntax needs heads .column 7., but no sentence has any",
         ),
-        (sentence(("a", 2, "all"), ("b", 0, "root")), "expected relations other than 'all', which names their union"),
+        (sentence(("a", 2, "all"), ("b", 0, "root")), "expected no relation named 'all', the name of their union"),
         (
             "1-2\tcannot" + "\t_" * 8 + "\n" + sentence(("can", 0, "root"), ("not", 1, "advmod")),
             "expected arcs between words with different tokens, got none",

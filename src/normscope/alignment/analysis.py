@@ -54,7 +54,7 @@ class AlignmentAnalysis(Analysis):
         self._links = PerExampleTensors(layers, torch.int16)
         self._maps = PerExampleTensors(layers, torch.float64)  # a few sentences, whatever the precision of the run
         self._dropped = Counts(1, 2)
-        # Of the current batch: numbers of target and source words, and sure and possible links.
+        # The current batch's numbers of target and source words, and its sure and possible links.
         self._word_counts = 0, 0
         self._batch_gold = torch.zeros(2, 0, 0, 0, dtype=torch.bool)
         self.accumulators = {

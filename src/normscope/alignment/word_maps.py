@@ -47,11 +47,11 @@ def word_maps(
         maps: Zero at padded keys.
         target_words: The word that each row belongs to, −1 for none.
         source_words: The word of each key, −1 for special tokens.
-        counts: Numbers of target and of source words: those of the longest sentences.
+        counts: Numbers of target and source words, each that of the longest sentence.
 
     Returns:
-        One row per target word. The last source word is the end of the sentence: the sum over all special
-        tokens. Rows of target words without a token are zero.
+        One row per target word. The last source word is the end of the sentence: the sum over all special tokens. Rows of
+        target words without a token are zero.
     """
     targets, ends = counts
     rows = _members(target_words, targets).to(maps)

@@ -133,9 +133,9 @@ class AnalysisContext:
         return batch.once(("members", *self.categories), members)
 
     def places(self, batch: Batch) -> Sequence[Int[Tensor, " _"]]:
-        """The same as indices of the tokens among all of the batch, padding included; on the batch's device.
+        """The tokens of each category as indices into the flattened batch, padding included, on the batch's device.
 
-        They come from the batch on the host, so that nothing waits for the device to count them.
+        They are found in the batch on the host: counting them on the device would make the host wait.
         """
 
         def places() -> list[Tensor]:
@@ -200,7 +200,7 @@ class Analysis(abc.ABC):
         """Add statistics that depend on several layers of the batch."""
 
     def settle(self) -> None:
-        """Read from the device what the accumulators have left there during a batch."""
+        """Let the accumulators read what they have left on the device during a batch."""
         for accumulator in self.accumulators.values():
             accumulator.settle()
 

@@ -42,7 +42,7 @@ def suggestion(key: str) -> str:
 
 @functools.cache
 def _schema() -> Mapping[str, Any]:
-    """The names of all keys; those of a section with the names in it, other keys with None."""
+    """All keys by name: sections with the keys in them, other keys with None."""
     return _names(RunOptions())
 
 

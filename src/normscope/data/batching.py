@@ -53,7 +53,7 @@ class Batch:
     scores: tuple[float | None, ...] = ()
     """The gold score of each such pair; None where there is none."""
     inherited: Int[Tensor, "batch token"] | None = None
-    """The category of each token from its word or its part of a conversation, see `TokenSequence`; −1 at padding."""
+    """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
     on_host: "Batch | None" = dataclasses.field(default=None, repr=False)
@@ -185,7 +185,7 @@ class Batch:
         return dataclasses.replace(self, source=source, on_host=host)
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
-        """Each sequence, −1 where there is nothing: tokens, segments, source tokens; inherited categories; units."""
+        """Tokens, segments, source tokens, inherited categories and units of each sequence, −1 where there are none."""
         width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
         rows = torch.full((5, self.sequences, width), -1, device=self.input_ids.device)
         rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)

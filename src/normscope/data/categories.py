@@ -85,7 +85,7 @@ class TokenCategories:
 
         Args:
             input_ids: The tokens.
-            inherited: The categories of tokens that would be `other`, see `TokenSequence.inherited`.
+            inherited: Categories for tokens that would otherwise be `other`; see `TokenSequence.inherited`.
         """
         categories: np.ndarray = self.of_token[input_ids].astype(np.int64)
         if FIRST in self.names and len(categories):

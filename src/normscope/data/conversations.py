@@ -14,9 +14,9 @@ PARTS = ("system", "user", "assistant", "template")
 """The parts of a conversation. What the template adds around the messages, the names of roles included, is `template`."""
 
 _TODAY = datetime.datetime(2024, 7, 26)
-"""What templates write as today's date, so that a run can be repeated: the date that Llama's own template falls back on."""
+"""The date that templates get as today's, to keep runs repeatable: the one that Llama's own template falls back on."""
 
-# An expression follows the macro, because a new line after a block would be dropped.
+# The macro is followed by an expression, because a newline right after a block would be dropped.
 _DATE = (
     "{% macro strftime_now(format) %}{{ format"
     + "".join(f" | replace('%{letter}', '{_TODAY.strftime(f'%{letter}')}')" for letter in "aAbBdHIjmMpSUwWyY")
@@ -141,7 +141,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tupl
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
     template = tokenizer.get_chat_template()
-    # transformers passes templates no functions but its own, so the date is a macro of the template itself.
+    # transformers passes only its own functions to templates, so the date is a macro in the template itself.
     dated = _DATE + template if "strftime_now" in template else template
     given = [message._asdict() for message in messages]
     text = tokenizer.apply_chat_template(given, tokenize=False, chat_template=dated)

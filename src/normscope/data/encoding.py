@@ -241,7 +241,7 @@ class Encoder:
             )
         unknown = str(self.tokenizer.unk_token)
         tokens = [str(token) for token in self.tokenizer.convert_ids_to_tokens(ids.tolist())]
-        tokens = ["x" if token == unknown else token for token in tokens]  # a letter of a word
+        tokens = ["x" if token == unknown else token for token in tokens]  # counts as a letter
         special = set(map(str, self.tokenizer.all_special_tokens)) - {unknown}
         return unit_numbers(marked_words(tokens, special, self._mark).tolist())
 

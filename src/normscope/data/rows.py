@@ -150,5 +150,5 @@ def _described(cell: Any) -> str:
     return (
         f"{len(cell)}"
         if all(isinstance(label, str | int) for label in cell)
-        else f"{printable(repr(other), 60)} among them"
+        else f"a list with {printable(repr(other), 60)}"
     )

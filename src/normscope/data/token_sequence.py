@@ -44,8 +44,8 @@ class TokenSequence:
     row: int = 0
     """Row of the corpus; set together with `words` or `second`."""
     inherited: np.ndarray | None = None
-    """The category that each token has from its word or its part of a conversation unless it has one of its own, −1 where
-    there is none; None if the tokens alone determine all categories."""
+    """The category that each token inherits from its word or its part of a conversation, −1 if none. It only counts for
+    tokens that would otherwise be `other`. None if the tokens alone determine all categories."""
     sentence: "AnnotatedSentence | None" = None
     """The annotated words; set together with `words`."""
     second: "TokenSequence | None" = None

@@ -220,7 +220,7 @@ def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> 
 
 
 def _written_surface(token: str, mark: str) -> str:
-    """A token without its mark. Bytes of characters beyond ASCII count as letters."""
+    """A token without its mark. Bytes of non-ASCII characters count as letters."""
     surface = _surface(token)
     return "".join(character if character.isascii() else "x" for character in surface) if mark == "Ġ" else surface
 

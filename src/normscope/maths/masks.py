@@ -12,7 +12,7 @@ STRIP = 256
 """Queries per strip, where the scores of all queries would take too much memory."""
 
 _SMALL = 2**20  # pragma: no mutate
-"""Entries of a term that is kept because every layer needs it again: 4 MiB in float32."""
+"""Most entries of a term that is kept for the other layers, which need it again: 4 MiB in float32."""
 
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query sees a key, from broadcastable indices of sequence, head, query and key."""
@@ -92,7 +92,9 @@ class Mask:
             return seen.cumsum(dim=-1) if self.causal else seen.sum(dim=-1, keepdim=True).expand(-1, queries)
         sequences, indices = (torch.arange(n, device=key_mask.device) for n in (batch, max(queries, keys)))
         counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_mask.device)
-        rule = dataclasses.replace(self, keys=None, queries=None)  # those of `key_mask` may be on another device
+        rule = dataclasses.replace(
+            self, keys=None, queries=None
+        )  # `key_mask` replaces them, and may be on another device
         for rows, columns in self.strips(queries, keys):
             visible = rule.visible(indices[rows], indices[columns], sequences)
             assert visible is not None  # because `allowed` is set
@@ -151,7 +153,7 @@ class Mask:
         return self._terms[place]
 
     def is_small(self, lengths: tuple[int, int, int]) -> bool:
-        """Whether the term of all queries and keys may be kept.
+        """Whether the term of all queries and keys is small enough to be kept.
 
         Args:
             lengths: Total numbers of sequences, queries and keys.

@@ -52,7 +52,7 @@ def visible_contribution_sums(
         seen_by: p_n, the sum of the queries that see key n.
         key_weight: W_K.
         inputs: x, the input of W_K.
-        places: Where the keys of each group are among those of all sequences, one after the other.
+        places: Indices of the keys of each group, counted through all sequences.
     """
     by_key, inputs = seen_by.transpose(1, 2).flatten(0, 1), inputs.flatten(0, 1)
     return torch.stack([_diagonal(inputs[group], by_key[group], key_weight) for group in places])

@@ -167,7 +167,7 @@ def _mask_function(
 
 
 def _on_host(mask: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
-    """The masks of this shape, one of which this is; itself if none is known, for which the host waits."""
+    """The known masks of this shape, one of which equals this one; without any, the mask itself, for which the host waits."""
     return [known for known in masks if known.shape == mask.shape] or [mask]
 
 

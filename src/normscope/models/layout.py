@@ -372,7 +372,7 @@ _EPSILON = 1e-5
 
 
 _centring: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""What `_centres` has found. It waits for the device, but weights that are not kept are read again in every pass."""
+"""Results of `_centres`, which waits for the device: weights that are not kept are read again in every pass."""
 
 
 def _centres(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:

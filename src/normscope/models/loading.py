@@ -100,12 +100,12 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     stored = stored_quantization(config)
     if stored is not None and adapter is not None:
         raise InputError(
-            f"model.name={options.name}: expected an adapter of a checkpoint in float32, float16 or bfloat16, because merged "
-            f"weights would be rounded again, got one of quantised weights ({stored})"
+            f"model.name={options.name}: expected an adapter for a checkpoint in float32, float16 or bfloat16, because merged "
+            f"weights would be rounded again, got one for quantised weights ({stored})"
         )
     if stored is not None and options.quantization is not None:
         raise InputError(
-            f"model.quantization={options.quantization}: the weights of {options.name} are quantised already ({stored}); leave "
+            f"model.quantization={options.quantization}: the weights of {options.name} are already quantised ({stored}); leave "
             "out model.quantization"
         )
     return OpenedModel(options, config, layout, source, adapter, stored)
@@ -226,7 +226,7 @@ class OpenedModel:
 
     @property
     def quantization(self) -> Quantization | None:
-        """How the weights are quantised, before or after they were saved."""
+        """How the weights are quantised: before they were saved, or when they are loaded."""
         return self.options.quantization or self.stored
 
     @property
@@ -239,7 +239,7 @@ class OpenedModel:
         return self.quantization in (Quantization.bitsandbytes_8bit, Quantization.bitsandbytes_4bit)
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> dict[str, object]:
-        """Arguments with which transformers puts weights on a device, quantised by bitsandbytes now or before.
+        """Arguments with which transformers puts weights on a device, quantised by bitsandbytes now or before they were saved.
 
         Raises:
             InputError: If bitsandbytes cannot quantise them.

@@ -213,7 +213,7 @@ class Observer:
             visit_hidden: Called with the layer's number and hidden vectors, for each layer in `hidden`.
             visit_feed_forward: Called with the block of each feed-forward network when the model leaves its layer, if the
                 observer was made with `feed_forward`. The block holds the attention block of the same layer.
-            on_host: The inputs in CPU memory. The host then does not wait for the device to learn what is padding.
+            on_host: The inputs in CPU memory. With them, the host need not wait for the device to tell what is padding.
             replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.

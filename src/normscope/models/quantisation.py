@@ -148,7 +148,7 @@ def quantise_to_int8(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def with_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """The parameter, whose integers and scales stand for numbers of a dtype if torchao has quantised it."""
+    """The parameter; if torchao has quantised it, its integers and scales stand for numbers of this dtype."""
     if not _by_torchao(parameter):
         return parameter
     subclass: Any = parameter.data
@@ -186,7 +186,7 @@ def check_dtype(dtype: torch.dtype, subject: str) -> None:
     """Check that quantised weights can stand for numbers of a dtype.
 
     Args:
-        dtype: What the model computes in.
+        dtype: The dtype in which the model computes.
         subject: What asks for quantised weights, for messages.
 
     Raises:
@@ -197,7 +197,7 @@ def check_dtype(dtype: torch.dtype, subject: str) -> None:
 
 
 def check_bitsandbytes(device: torch.device, subject: str, advice: str = "") -> None:
-    """Check that bitsandbytes runs here; the other arguments are for messages.
+    """Check that bitsandbytes can run on a device; the other arguments are for messages.
 
     Raises:
         InputError: If the device is not CUDA, or bitsandbytes is not installed.
@@ -208,10 +208,10 @@ def check_bitsandbytes(device: torch.device, subject: str, advice: str = "") -> 
 
 
 def import_package(name: str, subject: str) -> Any:
-    """A module of a package that is not always installed.
+    """Import a module of an optional package.
 
     Raises:
-        InputError: If it is not.
+        InputError: If it is not installed.
     """
     try:
         return importlib.import_module(name)

@@ -1,7 +1,7 @@
 """Checkpoints whose weights were quantised before they were saved.
 
-They are loaded as they are: integers and scales, of which blocks are made one layer at a time (`quantisation.py`). Only schemes
-are accepted whose integers and scales define the numbers that the model computes with.
+Their integers and scales are loaded as they are, and dequantised one layer at a time (`quantisation.py`). A scheme is accepted
+only if its integers and scales define the numbers that the model computes with.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from normscope.errors import InputError, printable
 from normscope.models.quantisation import check_bitsandbytes, check_dtype, import_package, with_dtype
 
 _READABLE = "Int8WeightOnlyConfig"
-"""torchao's scheme without groups of its own for activations: a row's integers times the row's scale."""
+"""torchao's scheme that quantises weights alone: a row's integers times the row's scale."""
 
 
 def method_of(config: PretrainedConfig) -> str | None:
@@ -25,17 +25,17 @@ def method_of(config: PretrainedConfig) -> str | None:
     if stored is None:
         return None
     settings = _settings(stored)
-    # Configs of older versions of transformers do not name bitsandbytes.
+    # Configs written by older versions of transformers do not name bitsandbytes.
     guessed = "bitsandbytes" if settings.get("load_in_8bit") or settings.get("load_in_4bit") else stored
     method = settings.get("quant_method") or guessed
     return str(getattr(method, "value", method))
 
 
 def check_readable(config: PretrainedConfig) -> None:
-    """Check that the numbers which quantised weights stand for can be computed.
+    """Check that the numbers that quantised weights stand for can be computed.
 
     Raises:
-        InputError: If another package than torchao and bitsandbytes has quantised them.
+        InputError: If a package other than torchao and bitsandbytes has quantised them.
     """
     method = method_of(config)
     if method not in (None, "torchao", "bitsandbytes"):
@@ -71,13 +71,13 @@ def check_loadable(quantization: Quantization, name: str, dtype: torch.dtype, de
     Args:
         quantization: How its weights are quantised.
         name: The model's name, for messages.
-        dtype: What the model computes in.
+        dtype: The dtype in which the model computes.
         device: Where it runs.
 
     Raises:
         InputError: If it cannot; the message names the config key.
     """
-    subject = f"model.name={name}, whose weights were saved quantised ({quantization})"
+    subject = f"model.name={name} (weights saved as {quantization})"
     check_dtype(dtype, subject)
     if quantization is Quantization.torchao_int8:
         import_package("torchao.quantization", subject)
@@ -88,7 +88,7 @@ def check_loadable(quantization: Quantization, name: str, dtype: torch.dtype, de
 def class_of(config: PretrainedConfig, quantization: Quantization | None) -> Any:
     """The class of transformers that loads a checkpoint.
 
-    torchao's tensors are only found by the class that saved them, because their file names their modules from that class on.
+    Only the class that saved torchao's tensors finds them again, because the file names their modules relative to that class.
     """
     architectures = getattr(config, "architectures", None)
     if quantization is not Quantization.torchao_int8 or not architectures:
@@ -97,16 +97,16 @@ def class_of(config: PretrainedConfig, quantization: Quantization | None) -> Any
 
 
 def compute_in(config: PretrainedConfig, dtype: torch.dtype) -> None:
-    """Let layers of four bits compute in the dtype of the run, not in that of the run that saved them."""
+    """Make four-bit layers compute in the dtype of this run, not in the one with which they were saved."""
     settings = config.quantization_config
     if isinstance(settings, dict) and settings.get("load_in_4bit"):
         settings["bnb_4bit_compute_dtype"] = str(dtype).removeprefix("torch.")
 
 
 def set_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Let the quantised weights of a model stand for numbers of the dtype in which it runs.
+    """Make the quantised weights of a model stand for numbers of the dtype in which it runs.
 
-    Otherwise these would be rounded to the dtype of the weights before quantisation, which the model does not do.
+    Otherwise they would be rounded to the dtype that the weights had before quantisation; the model itself does not round them.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -114,7 +114,7 @@ def set_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _settings(stored: object) -> dict[str, Any]:
-    """A quantisation config, which transformers replaces by an object when it loads the model."""
+    """A quantisation config as a dictionary; transformers replaces it with an object when it loads the model."""
     if isinstance(stored, dict):
         return stored
     return stored.to_dict() if hasattr(stored, "to_dict") else {}

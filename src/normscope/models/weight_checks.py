@@ -95,7 +95,7 @@ def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: st
 def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Check that weights are stored as floating-point numbers of 16 bits or more; loading would cast others without a warning.
 
-    Weights that stay quantised may be stored as anything.
+    Weights that stay quantised may have any dtype.
 
     Args:
         model: The base model, loaded.
@@ -196,7 +196,7 @@ def _dtypes(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _belongs(key: str, modules: Collection[str]) -> bool:
-    """Whether a tensor is that of one of some modules, or is kept below it."""
+    """Whether a tensor belongs to one of these modules or to a module inside one."""
     return any(key[:place] in modules for place, character in enumerate(key) if character == ".")
 
 

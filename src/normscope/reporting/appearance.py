@@ -1,4 +1,4 @@
-"""How figures are to be drawn."""
+"""The size, files and style of figures."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Appearance:
 
 
 def appearance(options: FigureOptions) -> Appearance:
-    """How the config says to draw figures.
+    """The appearance that the config asks for.
 
     Raises:
         InputError: If the style cannot be read.

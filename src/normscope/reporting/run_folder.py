@@ -192,7 +192,7 @@ class RunFolder:
         return path.with_suffix(".parquet")
 
     def figure_files(self, name: str, formats: Sequence[str]) -> dict[str, Path]:
-        """Where the files of a figure are, by their formats."""
+        """The paths of a figure's files by format."""
         return {extension: self.path / "figures" / f"{name}.{extension}" for extension in formats}
 
     def write_page(self, name: str, content: str) -> Path:

@@ -66,7 +66,7 @@ def run(
 
 
 def _publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publication":
-    # Imports matplotlib, which no process needs before its last batch, and many need never.
+    # This imports matplotlib, which no process needs before its last batch and many never need.
     from normscope.running.publish import publish
 
     return publish(session, results, tracker)

@@ -30,7 +30,7 @@ class Accumulator(abc.ABC):
         """Return to the empty state."""
 
     def settle(self) -> None:  # noqa: B027 - most have nothing to do
-        """Read from the device what has been left there to be read later. Called after every batch, whose layers never wait."""
+        """Read what updates have left on the device: while a batch passes, nothing waits for it. Called after every batch."""
 
     @abc.abstractmethod
     def compute(self) -> Any:

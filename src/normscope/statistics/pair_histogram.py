@@ -12,7 +12,7 @@ from normscope.maths.transfers import to_device
 
 _INT32_MAX = 2**31 - 1
 _WHOLE = 2**24  # pragma: no mutate
-"""Cells of a grid that is stored whole: 64 MiB. Larger grids would take too much memory of an accelerator."""
+"""Most cells of a grid that is stored whole: 64 MiB. Larger grids would take too much of an accelerator's memory."""
 # Pairs counted at a time, few enough that their cells stay in the processor's cache.
 _PIECE = 2**19  # pragma: no mutate
 
@@ -54,8 +54,8 @@ class Axis:
 class PairHistogram:
     """Counts pairs by group.
 
-    A grid of at most `_WHOLE` cells is stored whole. Of a larger one, as with many groups, only the range of the second axis
-    that occurs is stored, and every update waits for its device to tell that range.
+    A grid of at most `_WHOLE` cells is stored whole. Of a larger grid (if there are many groups), only the range of the second
+    axis that occurs is stored, and every update waits for the device to report that range.
 
     Args:
         first, second: The grids.
@@ -101,8 +101,8 @@ class PairHistogram:
             second: The number that does not.
             group: Group of each key; −1 leaves the key out.
             seen: Which pairs count; None if all do.
-            unseen: In place of `seen` if `first` is zero wherever a pair does not count: how many queries' pairs with each key
-                do not. They are counted with the others and subtracted from the first cell.
+            unseen: Instead of `seen`, if `first` is zero wherever a pair does not count: for each key, the number of queries
+                whose pair with it does not count. These are counted with the others, then subtracted from the first cell.
         """
         if first.numel() == 0:
             return
@@ -163,7 +163,7 @@ class PairHistogram:
 
 
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Int[Tensor, " cell"]:
-    """Zeros; on a CPU, those that nobody writes to take no memory, which is NumPy's doing."""
+    """Zeros. On a CPU they are NumPy's, which take no memory until they are written to."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(size, dtype=np.int64 if dtype == torch.int64 else np.int32))
     return torch.zeros(size, dtype=dtype, device=device)

@@ -78,9 +78,9 @@ class RankCorrelation(Accumulator):
             first: The number that depends on the query; ≥ 0.
             second: The number that does not; ≥ 0.
             group: Group of each key; −1 leaves the key out.
-            seen: Which pairs count, or what returns it; None if all do.
-            pairs: How many count. If it is not given they are counted, for which the host waits.
-            unseen: How many queries' pairs with each key do not count, if `first` is zero there: counting then needs no `seen`.
+            seen: Which pairs count, or a function that returns this; None if all do.
+            pairs: How many pairs count. Without it they are counted, and the host waits for the device.
+            unseen: For each key, how many queries' pairs with it do not count, if `first` is zero there. It spares `seen`.
         """
         if self._exact:
             counted = (group >= 0)[:, None, None, :]
@@ -101,7 +101,7 @@ class RankCorrelation(Accumulator):
         for kept in self._kept:
             for place in reversed(range(len(kept))):
                 if kept[place].first.device.type == "cpu":
-                    break  # so are those before
+                    break  # and so are all before it
                 kept[place] = _Kept(*(part.cpu() for part in kept[place]))
 
     def compute(self, *, union: bool = False) -> list[list[Correlation]]:

@@ -40,7 +40,7 @@ class SequenceSample(Accumulator):
             tokens: The model's input, one row per kind (ids, segments).
             token_mask: Which tokens are not padding.
         """
-        # On the host: sequences cost no operation each.
+        # On the host, where sequences need no operation of the device each.
         ids, present = tokens.cpu().numpy(), token_mask.cpu().numpy()
         limit = self._kept[-1][0] if len(self._kept) == self._size else 1.0
         for row, fingerprint in enumerate(fingerprints):

@@ -61,7 +61,7 @@ class SequenceTotals(Accumulator):
         self._entered.append((names, torch.cat([sums.double(), counts.double()[None]]).T))
 
     def settle(self) -> None:
-        """Cut the sample, once enough sequences have entered."""
+        """Cut the sample to size once enough sequences have entered."""
         if sum(len(names) for names, _ in self._entered) > max(self._size, 1000):
             self._cut()
 

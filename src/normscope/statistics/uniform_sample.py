@@ -77,7 +77,7 @@ class UniformSample(Accumulator):
         self._entered.append((torch.from_numpy(priorities[enter]), rows))
 
     def settle(self) -> None:
-        """Cut the sample to size, once enough rows have entered."""
+        """Cut the sample to size once enough rows have entered."""
         if sum(len(rows) for _, rows in self._entered) > self._size // 4:
             self._cut()
 
@@ -113,7 +113,7 @@ class UniformSample(Accumulator):
         self._priorities, self._rows = priorities[order], rows[order]
 
     def _lower_limit(self, priorities: np.ndarray) -> None:
-        """Take account of rows with these priorities."""
+        """Lower the limit if rows with these priorities do so."""
         self._lowest = np.concatenate([self._lowest, priorities])
         if len(self._lowest) > self._size:
             self._lowest = np.partition(self._lowest, self._size)[: self._size]

@@ -115,13 +115,13 @@ def train(
 
 
 class _Progress(TrainerCallback):
-    """Says how far training has come, each time the trainer logs its loss."""
+    """Reports how far training has progressed whenever the trainer logs its loss."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Say the step and the mean loss since the last message."""
+        """Report the step and the mean loss since the last message."""
         if "loss" in kwargs["logs"]:
             loss = float(kwargs["logs"]["loss"])
             self._say(f"training: step {state.global_step:,} of {state.max_steps:,}, loss {loss:.2f}")

@@ -53,11 +53,11 @@ class _Tokens(NamedTuple):
 
     on_host: Int[Tensor, " token"]
     places: Int[Tensor, " token"]
-    """Where they are among all of the batch, padding included."""
+    """Their indices into the flattened batch, padding included."""
     on_device: Int[Tensor, " token"]
     ranks: Int[Tensor, " token"]
     groups: Sequence[tuple[Int[Tensor, "measure token"], int]]
-    """With and without special tokens: the group of each measure of each token, −1 for none, and how many are in one."""
+    """With and without special tokens: the group of each measure of each token (−1 for none), and how many have a group."""
 
 
 class FrequencyAnalysis(Analysis):

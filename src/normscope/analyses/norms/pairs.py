@@ -21,19 +21,19 @@ from normscope.models.block import AttentionBlock
 
 
 class Strip(NamedTuple):
-    """What some queries of some sequences give."""
+    """The weights of some queries of some sequences."""
 
     sequences: slice
     keys: slice
-    """A range with all keys that the queries see."""
+    """A range that contains every key that the queries see."""
     weights: Float[Tensor, "some head query key"]
     """α, zero at keys that are not visible."""
     seen: Callable[[], Bool[Tensor, "some #head #query #key"]]
     """Returns which keys are visible."""
     unseen: Int[Tensor, "some #head #key"] | None
-    """How many of the queries do not see each key, padding among them; None where rows of padding are not zero."""
+    """How many of the queries, padding included, do not see each key; None where rows of padding are not zero."""
     pairs: int
-    """How many pairs of a query and a visible key there are, over all heads."""
+    """Number of pairs of a query and a key that it sees, over all heads."""
 
 
 class Pairs(abc.ABC):
@@ -85,10 +85,10 @@ class Pairs(abc.ABC):
     @property
     @abc.abstractmethod
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
-        """How many keys each query sees; 0 at padding. They depend on no number that the model computes."""
+        """How many keys each query sees; 0 at padding. This does not depend on any number that the model computes."""
 
     def _pairs(self, sequences: slice, queries: slice | np.ndarray) -> int:
-        """How many pairs of one of the queries and a visible key there are, over all heads."""
+        """Number of pairs of one of these queries and a key that it sees, over all heads."""
         return int(self.visible_counts[sequences, queries].sum()) * self.block.query.shape[1]
 
     @abc.abstractmethod

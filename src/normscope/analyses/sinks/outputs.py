@@ -6,7 +6,7 @@ from normscope.analyses.info import Outputs, TableInfo
 _HIDDEN = "Layer of the hidden vectors, from 0, the output of the embeddings."
 _INPUTS = "What the model reads: `text`, `random` tokens, or one token as a `repeat`; T tokens each."
 _BOS = "Whether sequences begin with the tokenizer's beginning-of-sequence (or classification) token."
-_POSITION = "`first` for the first token of a sequence, or a category, each of whose tokens counts separately."
+_POSITION = "`first` for the first token of a sequence, or a category of tokens, each of which counts separately."
 _VARIANT = {"layer": LAYER, "head": HEAD, "inputs": _INPUTS, "bos": _BOS}
 _ABLATED = {
     "from_layer": "First layer whose inputs are changed; those of all later layers are changed too.",

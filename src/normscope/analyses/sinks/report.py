@@ -9,7 +9,7 @@ from normscope.analyses.ablations import TOGETHER
 from normscope.analyses.sinks.drains import NORMS
 from normscope.data.categories import FIRST
 
-# A position that is a sink in fewer heads is no finding.
+# Sink rates below this are not worth reporting.
 _RARE = 0.01
 
 _VARIANT = ["inputs", "bos"]
@@ -37,17 +37,17 @@ def summary_table(by_head: pd.DataFrame, epsilon: float) -> pd.DataFrame:
 def main_position(rates: Mapping[str, float]) -> str:
     """The position that is a sink most often, or the first token if sinks are rare.
 
-    Late keys, which few queries see, may be sinks by chance.
+    Late keys may be sinks by chance, because few queries see them.
 
     Args:
-        rates: Sink rates by position, of one at least.
+        rates: Sink rates by position, at least one.
     """
     position = max(rates, key=lambda name: rates[name])
     return position if rates[position] >= _RARE or FIRST not in rates else FIRST
 
 
 def rates_of_first_variant(summary: pd.DataFrame) -> dict[str, float]:
-    """Sink rates by position, from the table `summary`."""
+    """Sink rates by position in the first variant of the table `summary`."""
     first = (
         summary[(summary[_VARIANT] == summary[_VARIANT].iloc[:1].squeeze()).all(axis=1)] if len(summary) else summary
     )

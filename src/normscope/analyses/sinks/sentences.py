@@ -115,7 +115,7 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
     if before is None:
         return []
     controls = metrics.get("ablation/zero/loss_controls")
-    random = "" if controls is None else f"; doing so to as many random dimensions, to {number(controls)}"
+    random = "" if controls is None else f"; setting as many random dimensions to zero, to {number(controls)}"
     after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
     texts = [
         f"Setting the massive activations to zero changes the loss from {number(before)} to {after} nats{random}.",

@@ -36,7 +36,7 @@ def sequences_of(
 
     Args:
         variant: Which variant.
-        sample: Sequences as `Batch.packed` has them. Words and parts of a conversation keep their places.
+        sample: Sequences in the form of `Batch.packed`. Inherited categories stay at their positions.
         options: The length and the seed.
         context: The special tokens, which `random` and `repeat` keep, and the vocabulary.
     """

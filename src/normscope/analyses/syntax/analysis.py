@@ -109,7 +109,7 @@ class SyntaxAnalysis(Analysis):
         """Accuracies by head and relation, the best heads, trees and probes.
 
         Raises:
-            InputError: If the tokens show no arc.
+            InputError: If no arc joins words with different tokens.
         """
         if not self._arcs.compute()[0, 0].any():
             raise InputError(

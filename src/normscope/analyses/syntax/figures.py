@@ -43,7 +43,7 @@ def describe_figures(
     counts = pooled[pooled["measure"] == "attn_w"].groupby("relation")["count"].max()
     shown = [relation for relation in relations if relation in counts.index]
     shown = sorted(shown, key=lambda relation: (-int(counts[relation]), relation))[:_MOST_RELATIONS]
-    shown = [*(["all"] if "all" in counts.index else []), *shown]  # punctuation alone does not count in their union
+    shown = [*(["all"] if "all" in counts.index else []), *shown]  # missing if all arcs are punctuation's
     return {
         "gain": _gain(pooled, shown),
         "relations": _relations(heads, shown),

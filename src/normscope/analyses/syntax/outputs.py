@@ -91,8 +91,8 @@ OUTPUTS = Outputs(
     metrics={
         "<measure>/best/<relation>": "Accuracy of the best head (for whole blocks: layer) of the relation, with `words` as "
         "candidates; selected on one half of the corpus and scored on the other, for both halves.",
-        "gain/<sinks>": "What norms add to weights: accuracy over `all` relations of the best head by `attn_n` minus that by "
-        "`attn_w`, with the other tokens as candidates (`with_sinks`), or with the other words alone (`sinks_masked`).",
+        "gain/<sinks>": "What norms add to weights: accuracy over `all` relations of the best head by `attn_n` minus that of "
+        "the best head by `attn_w`, with all other tokens (`with_sinks`) or only words (`sinks_masked`) as candidates.",
         "<measure>/uuas": "Largest share of undirected arcs in the trees of a whole block or layer.",
         "<measure>/best_head_uuas": "Largest share of undirected arcs in the trees of a single head.",
         "probe/<model>/<measure>/<maps>": "Share of the words whose head the probe finds.",

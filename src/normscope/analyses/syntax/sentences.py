@@ -27,7 +27,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(
             Sentence(
                 f"Where special tokens compete with words, norms change the accuracy of the best head by {with_sinks} "
-                f"percentage points; where they are masked, by {masked}.",
+                f"percentage points; where special tokens are masked, by {masked}.",
                 figure="gain",
                 table="best",
             )

@@ -262,7 +262,7 @@ class SyntaxReport:
         }
         overall = pooled[pooled["relation"] == ALL].set_index(["measure", "candidates"])["accuracy"]
         for sinks, candidates in (("with_sinks", "no_self"), ("sinks_masked", WORDS)):
-            if ("attn_n", candidates) in overall.index:  # punctuation alone does not count in their union
+            if ("attn_n", candidates) in overall.index:  # missing if all arcs are punctuation's
                 metrics[f"gain/{sinks}"] = float(overall["attn_n", candidates] - overall["attn_w", candidates])
         for (measure, single), rows in trees[trees["layer"] > 0].groupby(
             [trees["measure"], trees["head"] > 0], sort=False
@@ -312,7 +312,7 @@ class SyntaxReport:
         inside, missing = self.dropped[INSIDE], self.dropped[MISSING]
         notes = []
         if self.without_tree:
-            notes.append(f"{self.without_tree:,} sentences without heads are excluded from syntax")
+            notes.append(f"{self.without_tree:,} sentences without heads are excluded from analysis=syntax")
         if inside:
             notes.append(f"{inside:,} arcs are excluded because their two words share the same tokens")
         if missing:

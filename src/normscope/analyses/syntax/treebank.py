@@ -124,7 +124,7 @@ class TreebankResource(Resource[Treebank]):
         """The treebank.
 
         Raises:
-            InputError: If it has no tree, no arc between words, or too many relations.
+            InputError: If it has no tree, no arc between words, too many relations, or one named `all`.
         """
         if not self._trees:
             if self._conllu:
@@ -139,9 +139,7 @@ class TreebankResource(Resource[Treebank]):
                 f"dataset.path={self._path}: analysis=syntax needs heads other than 0, but no word has one"
             )
         if ALL in self._relations:
-            raise InputError(
-                f"dataset.path={self._path}: expected relations other than {ALL!r}, which names their union"
-            )
+            raise InputError(f"dataset.path={self._path}: expected no relation named {ALL!r}, the name of their union")
         if len(self._relations) > _MOST_RELATIONS:
             raise InputError(
                 f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "

@@ -19,13 +19,13 @@ _CELL = 0.2
 _NUMBERED_CELL = 0.42
 """Inches: wide enough for a sign and three decimals."""
 _EASY = 0.8
-"""As many maps stand side by side as leave the cells at least this share of the largest that another arrangement allows."""
+"""As many maps as possible stand side by side, with cells of at least this share of the largest size in any arrangement."""
 _SMALLEST_CELL = 0.11
 """Inches. Smaller cells could not be labelled: the figure becomes wider than asked instead."""
 
 
 def word_maps(figure: WordMaps, width: float) -> Canvas:
-    """Maps in rows, with the words of their rows on the left and of their columns at the bottom."""
+    """Maps in a grid, with the words of the rows on the left and those of the columns at the bottom."""
     panels = list(figure.panel_titles)
     rows, columns = (
         figure.table.drop_duplicates(name).sort_values(name).set_index(name)[label].map(word_label)
@@ -65,10 +65,10 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
 
 
 def _arrangement(sizes: tuple[int, int, int], room: tuple[float, float], largest: float) -> tuple[int, float]:
-    """How many maps stand side by side, and how large their cells are: on a page, nearly as large as they can be.
+    """How many maps stand side by side, and the side of their cells in inches: nearly the largest that fits on a page.
 
     Args:
-        sizes: How many maps there are, and their rows and columns.
+        sizes: Number of maps, and of rows and columns of each.
         room: Width of all maps, and height of the words below them, in inches.
         largest: Largest side of a cell, in inches.
     """

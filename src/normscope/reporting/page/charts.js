@@ -44,13 +44,13 @@ function heatmapsIn(width, { across, narrow, rowLetters, columnLetters }) {
   }
 }
 
-// How far turned labels of columns reach beyond the left of their map, whose cells have this width.
+// How far turned column labels reach beyond the left edge of their map, whose cells have this width.
 const overhang = (letters, cell) => Math.max(...letters.map((count, at) => count * ROOM.turned - (at + 0.5) * cell)) + ROOM.gap;
 
-// The room of an axis whose labels have so many letters, with its title.
+// The room that an axis and its title need if its labels have this many letters.
 const axisOf = (letters) => Math.max(ROOM.axis, letters * ROOM.letter + ROOM.tick);
 
-// Maps of words by words: as many in a row as have cells of the smallest size or more, which are square.
+// Maps of words by words: as many side by side as fit with square cells of at least the smallest size.
 function wordMapsIn(width, { across, cell, words, rowLetters }) {
   const room = width - Math.min(ROOM.word, rowLetters * ROOM.letter) - ROOM.tick;
   const columns = evenly(across, Math.max(1, Math.min(across, Math.floor(room / (cell * words + ROOM.gap)))));
@@ -64,7 +64,7 @@ function sized(spec, width) {
   if (usermeta.maps) return sizedMaps(spec, width);
   const { columns, panel } = panelsIn(width, usermeta);
   if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
-  // What a long title has in parentheses is a line of its own.
+  // The part of a long title in parentheses goes on a line of its own.
   const fits = Math.floor((panel + ROOM.axis) / ROOM.character);
   const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.axis, labelExpr: `length(datum.label) > ${fits} ? split(replace(datum.label, ' (', '\\n('), '\\n') : datum.label` } };
   return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
@@ -94,7 +94,7 @@ function sizedMaps(spec, width) {
   return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, ...titled(map, panel), width: panel, height })) };
 }
 
-// A heat map whose cells are too narrow for the label of each column, and for numbers.
+// A heat map whose cells are too narrow for every column's label and for numbers.
 function crowded({ encoding, layer, ...rest }) {
   const x = { ...encoding.x, axis: { ...encoding.x.axis, labelOverlap: "greedy" } };
   return { ...rest, encoding: { ...encoding, x }, ...(layer && { layer: layer.filter(({ mark }) => mark.type !== "text") }) };

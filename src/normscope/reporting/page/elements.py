@@ -65,7 +65,7 @@ def vega() -> Markup:
 
 
 def _vega_bundle() -> bytes:
-    """The script, which takes seconds to put together and depends on the version of vl-convert alone."""
+    """The script, which takes seconds to put together and depends only on the version of vl-convert."""
     import vl_convert
 
     # Its stub does not know that the snippet has a default.
