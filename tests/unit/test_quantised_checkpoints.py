@@ -177,7 +177,9 @@ def test_checkpoints_of_bitsandbytes(settings, name, saved_model, tmp_path, monk
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     opened = open_model(ModelOptions(name=str(folder)))
     assert opened.quantization == name
-    with pytest.raises(InputError, match=rf"^model\.name=.*\(weights saved as {name}\): expected a CUDA device, got cpu$"):
+    with pytest.raises(
+        InputError, match=rf"^model\.name=.*\(weights saved as {name}\): expected a CUDA device, got cpu$"
+    ):
         opened.load(ON_CPU)
     asked = {}
 
