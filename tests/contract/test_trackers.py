@@ -35,6 +35,7 @@ from tests.end_to_end.wandb_file import run_of
 
 METRICS = {"mixing/attn_n/mean": 0.1 + 0.2, "norms/α [max]": 2.0}
 LAYERS = {1: 0.25, 3: 1 / 3}
+RANKS = pd.DataFrame({"rank": pd.array([1, None], dtype="Int64"), "category": pd.Categorical(["other", None])})
 TABLE = pd.DataFrame({"layer": [1, 2], "token": ["a|b", "##c"], "norm": [0.5, float("nan")]})
 PAGE = "<!doctype html><title>A report</title>"
 
@@ -114,6 +115,7 @@ def tracked(run: RunOptions, folder: Path, during: Callable[[], None] = lambda: 
         tracker.progress(16, {"tokens_per_second": 25.0})
         during()
         tracker.table("mixing_by_layer", TABLE)
+        tracker.table("frequency_by_token", RANKS)
         tracker.figure("mixing_lines", picture, "Lines fall | rise.")
         tracker.curves({"mixing/attn_n/mean": pd.Series(LAYERS)})
         tracker.page("report", page)
@@ -262,7 +264,7 @@ def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
     assert kept.metrics == {"mixing/attn_n/mean": 0.1 + 0.2, NAMES[tracker]: 2.0}, "to the last digit"
     assert kept.curves == {"mixing/attn_n/mean": LAYERS}
     assert kept.progress == {"tokens_per_second": {8: 12.5, 16: 25.0}}
-    assert kept.tables == {"mixing_by_layer"}
+    assert kept.tables == {"mixing_by_layer", "frequency_by_token"}
     assert kept.figures == {"mixing_lines": (folder / "figures/mixing_lines.png").read_bytes()}
     assert kept.page == PAGE
     assert "cpu" in kept.provenance
