@@ -23,6 +23,14 @@ def additive_mask(visible: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Ten
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
+def ranked(visible: Bool[Tensor, "pair key"], ranks: Int[Tensor, " pair"]) -> Int[Tensor, " pair"]:
+    """The index of the visible key at each rank, from 0.
+
+    It is the number of keys whose running count of visible keys does not exceed the rank.
+    """
+    return (visible.cumsum(dim=-1, dtype=torch.int32) <= ranks[:, None]).sum(dim=-1)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
     """The term added to the scores: 0 or a positional bias where a query sees a key, −∞ elsewhere.
@@ -92,9 +100,8 @@ class Mask:
             return seen.cumsum(dim=-1) if self.causal else seen.sum(dim=-1, keepdim=True).expand(-1, queries)
         sequences, indices = (torch.arange(n, device=key_mask.device) for n in (batch, max(queries, keys)))
         counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_mask.device)
-        rule = dataclasses.replace(
-            self, keys=None, queries=None
-        )  # `key_mask` replaces them, and may be on another device
+        # `key_mask` replaces the masks of tokens, and may be on another device.
+        rule = dataclasses.replace(self, keys=None, queries=None)
         for rows, columns in self.strips(queries, keys):
             visible = rule.visible(indices[rows], indices[columns], sequences)
             assert visible is not None  # because `allowed` is set
@@ -124,9 +131,7 @@ class Mask:
             sequence = sequences[part]
             visible = self.sees(sequence[:, None], queries[part][:, None], keys)
             assert visible is not None
-            # The key's index is the number of keys whose running count of visible keys does not exceed its rank.
-            seen = (visible & key_mask[sequence]).cumsum(dim=-1, dtype=torch.int32)
-            chosen[part] = (seen <= ranks[part][:, None]).sum(dim=-1)
+            chosen[part] = ranked(visible & key_mask[sequence], ranks[part])
         return chosen
 
     def term(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.data.batching import Batch
-from normscope.maths.masks import Mask
+from normscope.maths.masks import Mask, ranked
 from normscope.maths.norms import transformed_norms
 from normscope.maths.pieces import pieces
 from normscope.maths.transfers import to_device
@@ -276,8 +276,7 @@ class WordPairs(Pairs):
 
     def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
         """The n-th visible source word of target words."""
-        # The word's index is the number of words whose running count of visible ones does not exceed its rank.
-        return (self._seen[rows, queries].cumsum(dim=-1) <= ranks[:, None]).sum(dim=-1)
+        return ranked(self._seen[rows, queries], ranks)
 
     def weights_at(self, rows: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, " pair"]:
         """Single α_IJ."""
