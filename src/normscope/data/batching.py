@@ -94,18 +94,23 @@ class Batch:
         """The words as queries and keys of attention; None if tokens are measured."""
         if self.units is None:
             return None
-        counts = [int(side.units.max()) + 1 for side in (self, self.keys) if side.units is not None]
         queries = self.units if self.is_cross_attention else None
         keys = self.keys.units
         assert keys is not None
-        return WordGroups.of(keys, counts[0], counts[-1], torch.float32, queries)
+        return WordGroups.of(keys, self._unit_count, self.keys._unit_count, torch.float32, queries)
+
+    @property
+    def _unit_count(self) -> int:
+        """Number of units of the longest sequence."""
+        assert self.host.units is not None
+        return int(self.host.units.max()) + 1
 
     @cached_property
     def measured(self) -> "Batch":
         """The batch in terms of what is measured: itself, or the words. A word has the category of its first token."""
         if self.units is None:
             return self
-        first = Pieces.of(self.units, int(self.units.max()) + 1)
+        first = Pieces.of(self.units, self._unit_count)
 
         def of_words(tensor: Tensor) -> Tensor:
             return tensor.gather(1, first.first)
@@ -181,7 +186,7 @@ class Batch:
         )
 
     def _with_host(self, host: "Batch | None") -> "Batch":
-        source = self.source and self.source._with_host(host and host.source)
+        source = None if self.source is None else self.source._with_host(None if host is None else host.source)
         return dataclasses.replace(self, source=source, on_host=host)
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
@@ -199,6 +204,12 @@ class Batch:
         if self.units is not None:
             rows[4, :, : self.token_mask.shape[1]] = self.units
         return rows
+
+    @cached_property
+    def for_samples(self) -> tuple[tuple[int, ...], Int[Tensor, "kind batch token"], Bool[Tensor, "batch token"]]:
+        """The sequences as samples of them take them, in CPU memory: fingerprints, `packed`, and where `packed` has tokens."""
+        tokens = self.host.packed()
+        return self.fingerprints, tokens, (tokens >= 0).any(dim=0)
 
 
 def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:

@@ -56,8 +56,7 @@ class AttributionAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample."""
-        packed = batch.host.packed()
-        self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
+        self._sample.update(*batch.for_samples)
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Attribute the sample."""

@@ -48,8 +48,7 @@ class FeedForwardAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""
-        packed = batch.host.packed()
-        self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
+        self._sample.update(*batch.for_samples)
 
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:
         """Add the mixing ratios of a layer's tokens."""

@@ -71,8 +71,7 @@ class ScoreAnalysis(Analysis):
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for interventions, and find the tokens of each category."""
         self.context.places(batch)
-        packed = batch.host.packed()
-        self._sample.update(batch.fingerprints, packed, (packed >= 0).any(dim=0))
+        self._sample.update(*batch.for_samples)
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the scores of a block, unless they are averaged over a sample."""

@@ -63,16 +63,15 @@ class SinksAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the samples."""
-        packed = batch.host.packed()
-        present = (packed >= 0).any(dim=0)
-        self._sample.update(batch.fingerprints, packed, present)
+        names, packed, present = batch.for_samples
+        self._sample.update(names, packed, present)
         ids, lengths = batch.host.input_ids.numpy(), batch.lengths
         rows = [
             row
             for row, length in enumerate(lengths)
             if long_enough(ids[row, :length], self.options.length, self.context)
         ]
-        self._long.update(tuple(batch.fingerprints[row] for row in rows), packed[:, rows], present[rows])
+        self._long.update(tuple(names[row] for row in rows), packed[:, rows], present[rows])
         self._lengths.update(0, torch.tensor([len(rows), len(lengths) - len(rows)]))
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
