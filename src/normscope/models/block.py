@@ -480,20 +480,20 @@ class AttentionBlock:
         return rows[:, :, queries].unsqueeze(1) @ weights
 
     def word_mixing_ratios(self, groups: WordGroups) -> Mapping[Method, Float[Tensor, "batch word"]]:
-        """The mixing ratio of every word, by the methods of `mixing_ratios`: what it takes from itself is what its tokens take
-        from each other.
+        """The mixing ratio of every word by the methods of `mixing_ratios`.
+
+        What the word's tokens take from each other counts as taken from the word itself.
 
         Args:
             groups: The words; see `maths/words.py`.
         """
-        weights, preserving = self.self_weights, self.composition
         groups = groups.like(self.value)
-        if not self.is_cross_attention:
-            weights, vectors = self._within(groups)
-            preserving = dataclasses.replace(self.composition, preserving=vectors)
-        ratios = word_mixing_ratios(weights, preserving, groups.rows, self.weight_to_nowhere)
         if self.is_cross_attention:
+            ratios = word_mixing_ratios(self.self_weights, self.composition, groups.rows, self.weight_to_nowhere)
             return {method: ratio for method, ratio in ratios.items() if method in CROSS_ATTENTION_METHODS}
+        weights, vectors = self._within(groups)
+        preserving = dataclasses.replace(self.composition, preserving=vectors)
+        ratios = word_mixing_ratios(weights, preserving, groups.rows, self.weight_to_nowhere)
         alone = self._see_only_their_word(groups)
         return {method: ratio.masked_fill(alone, 0) for method, ratio in ratios.items()}
 

@@ -79,7 +79,7 @@ def task_head(
         InputError: If the head's weights cannot be used.
     """
     # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
-    if config.is_encoder_decoder != (head is Head.TRANSLATION) or type(config) not in _AUTO[head]._model_mapping:
+    if config.is_encoder_decoder != (head is Head.TRANSLATION) or head_class(head, config) is None:
         return None
     if is_offloaded(base):
         log.warning(
