@@ -15,7 +15,7 @@ _parse = functools.cache(omegaconf.grammar_parser.parse)
 
 
 def _copied(node: omegaconf.base.Metadata, memo: dict[int, Any]) -> omegaconf.base.Metadata:
-    """A copy with flags and cache of its own; all else are types and names."""
+    """A copy that shares everything but its flags and its cache: the rest are types and names."""
     copied = object.__new__(type(node))
     flags, cache = node.flags, node.resolver_cache
     copied.__dict__.update(node.__dict__)

@@ -86,8 +86,8 @@ class Block:
             return self._ratios_of_cross_attention()
         by_weights = 1 - self.alpha.diagonal(axis1=1, axis2=2).mean(axis=0)
         ratios = {method: _ratio(pairs) for method, pairs in self.stages().items()}
-        found = {"attn_w": by_weights, "attn_n": ratios.pop("attn_n"), "attnres_w": by_weights / 2}
-        return found | ratios
+        by_method = {"attn_w": by_weights, "attn_n": ratios.pop("attn_n"), "attnres_w": by_weights / 2}
+        return by_method | ratios
 
     def stages(self) -> dict[str, np.ndarray]:
         """The vector of every pair at every stage of the block, by method: query key model."""
@@ -95,12 +95,12 @@ class Block:
         pairs = np.einsum("hqk,hkm->qkm", self.alpha, self.f)  # F_ij
         residual = pairs.copy()
         residual[own, own] += self.x  # R_ij
-        found = {"attn_n": pairs, "attnres_n": residual}
+        by_method = {"attn_n": pairs, "attnres_n": residual}
         if self.gamma is not None:
             output = self.x + pairs.sum(axis=1) + self.weights.output_bias
             sigma = np.sqrt(output.var(axis=1) + self.epsilon)[:, None, None]
-            found["attnresln_n"] = self.gamma * (residual - residual.mean(axis=-1, keepdims=True)) / sigma  # T_ij
-        return found
+            by_method["attnresln_n"] = self.gamma * (residual - residual.mean(axis=-1, keepdims=True)) / sigma  # T_ij
+        return by_method
 
     def _ratios_of_cross_attention(self) -> dict[str, np.ndarray]:
         """A token takes from itself what the residual connection carries, and nothing else."""

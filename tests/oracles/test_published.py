@@ -78,9 +78,9 @@ def reported(specimen: Specimen, categories: list[str] | None) -> list[str]:
 def test_mixing(any_specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(any_specimen, categories)
-    found = any_specimen.findings("mixing", MixingOptions(), layers, categories)
-    assert found.summary_digits == 1
-    assert_published(found, mixing_oracle.expected(any_specimen, layers, categories))
+    findings = any_specimen.findings("mixing", MixingOptions(), layers, categories)
+    assert findings.summary_digits == 1
+    assert_published(findings, mixing_oracle.expected(any_specimen, layers, categories))
 
 
 @pytest.mark.parametrize("bias", Bias)
@@ -89,10 +89,12 @@ def test_feedforward(specimen, choice, bias):
     layers, categories = CHOICES[choice]
     categories = reported(specimen, categories)
     options = FeedForwardOptions(bias=bias, pairs=7, seed=2)
-    found = specimen.findings("feedforward", options, layers, categories)
+    findings = specimen.findings("feedforward", options, layers, categories)
     expected = feedforward_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
-    assert_published(found, expected, tolerance=2e-5 if specimen.loaded.layout.feed_forward[0].float32_inside else 1e-9)
+    assert_published(
+        findings, expected, tolerance=2e-5 if specimen.loaded.layout.feed_forward[0].float32_inside else 1e-9
+    )
 
 
 @pytest.mark.parametrize(("name", "punctuation"), [("bert", False), ("qwen2", True)])
@@ -100,8 +102,8 @@ def test_syntax(name, punctuation):
     specimen = made(name)
     options = SyntaxOptions(punctuation=punctuation, seed=3)
     annotated = syntax_oracle.annotated(specimen)
-    found = annotated.findings("syntax", options, [1, 3], ["all"], resources={TREEBANK: syntax_oracle.treebank()})
-    assert_published(found, syntax_oracle.expected(annotated, [1, 3], options))
+    findings = annotated.findings("syntax", options, [1, 3], ["all"], resources={TREEBANK: syntax_oracle.treebank()})
+    assert_published(findings, syntax_oracle.expected(annotated, [1, 3], options))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -112,16 +114,16 @@ def test_norms(any_specimen, choice):
     # Where some layers are looked at, so are some queries of sequences with more than six.
     options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512)
     categories = reported(any_specimen, categories)
-    found = any_specimen.findings("norms", options, layers, categories)
-    assert_published(found, norms_oracle.expected(any_specimen, layers, categories, options))
+    findings = any_specimen.findings("norms", options, layers, categories)
+    assert_published(findings, norms_oracle.expected(any_specimen, layers, categories, options))
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen2"])
 def test_mixing_of_words(name):
     layers, of_words = [2, 3], words.of_words(made(name))
     categories = reported(of_words, None)
-    found = of_words.findings("mixing", MixingOptions(), layers, categories)
-    assert_published(found, mixing_oracle.expected(of_words, layers, categories))
+    findings = of_words.findings("mixing", MixingOptions(), layers, categories)
+    assert_published(findings, mixing_oracle.expected(of_words, layers, categories))
 
 
 @pytest.mark.parametrize("sampled", [4, 512])
@@ -133,11 +135,11 @@ def test_cross_attention_of_words(sampled):
         NormsOptions(seed=5, sampled_queries=sampled),
     )
     categories = reported(of_words, None)
-    found = of_words.findings("norms", options, layers, categories)
-    assert_published(found, norms_oracle.expected(of_words, layers, categories, options))
+    findings = of_words.findings("norms", options, layers, categories)
+    assert_published(findings, norms_oracle.expected(of_words, layers, categories, options))
     if sampled == 512:
-        found = of_words.findings("mixing", MixingOptions(), layers, categories)
-        assert_published(found, mixing_oracle.expected(of_words, layers, categories))
+        findings = of_words.findings("mixing", MixingOptions(), layers, categories)
+        assert_published(findings, mixing_oracle.expected(of_words, layers, categories))
 
 
 @pytest.mark.parametrize("sampled", [4, 512])
@@ -145,17 +147,17 @@ def test_norms_of_words(sampled):
     # Not of a causal model, where the first word's α of 1 is a tie that rounding may break: unit tests compare its pairs.
     layers, of_words, options = [2, 3], words.of_words(made("bert")), NormsOptions(seed=5, sampled_queries=sampled)
     categories = reported(of_words, None)
-    found = of_words.findings("norms", options, layers, categories)
-    assert_published(found, norms_oracle.expected(of_words, layers, categories, options))
+    findings = of_words.findings("norms", options, layers, categories)
+    assert_published(findings, norms_oracle.expected(of_words, layers, categories, options))
 
 
 @pytest.mark.parametrize("erasure", [None, Erasure.remove])
 def test_attribution_of_words(erasure):
     of_words, options = words.of_words(made("bert")), AttributionOptions(seed=3, sequences=4, orders=2, erasure=erasure)
     categories = reported(of_words, None)
-    found = of_words.findings("attribution", options, [1, 3], categories)
+    findings = of_words.findings("attribution", options, [1, 3], categories)
     expected = attribution_oracle.expected(of_words, [1, 3], categories, options, words.AttributedWords)
-    assert_published(found, expected)
+    assert_published(findings, expected)
 
 
 LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9), "all words": lambda token: token > 4}
@@ -166,15 +168,15 @@ def test_frequency(specimen, left_out):
     layers = [2, 3]  # as in test_norms
     tokens = [token for token in range(specimen.loaded.vocabulary) if LEFT_OUT[left_out](token)]
     rank, count = frequency_oracle.counted(specimen, tokens)
-    found = specimen.findings(
+    findings = specimen.findings(
         "frequency",
         FrequencyOptions(seed=0),
         layers,
         reported(specimen, None),
         resources={FREQUENCIES: TokenFrequencies(rank, count)},
     )
-    assert_published(found, frequency_oracle.expected(specimen, layers, rank, count))
-    by_token = found.tables["by_token"]
+    assert_published(findings, frequency_oracle.expected(specimen, layers, rank, count))
+    by_token = findings.tables["by_token"]
     assert by_token["count"].duplicated().any()
     assert by_token.sort_values(["count", "token_id"], ascending=[False, True]).index.equals(by_token.index)
 
@@ -192,8 +194,8 @@ OUTLIERS = {
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)
-    found = any_specimen.findings("outliers", chosen, [2], categories, options=[chosen])
-    assert_published(found, outliers_oracle.expected(any_specimen, categories, chosen))
+    findings = any_specimen.findings("outliers", chosen, [2], categories, options=[chosen])
+    assert_published(findings, outliers_oracle.expected(any_specimen, categories, chosen))
 
 
 def options_of_score(**more) -> ScoreOptions:
@@ -223,9 +225,9 @@ SCORES = {
 def test_score(specimen, choice):
     outliers, options, (layers, categories) = SCORES[choice]
     categories = reported(specimen, categories)
-    found = specimen.findings("score", options, layers, categories, options=[outliers])
+    findings = specimen.findings("score", options, layers, categories, options=[outliers])
     expected = score_oracle.expected(specimen, layers, categories, options, outliers)
-    assert_published(found, expected, tolerance=1e-6)  # logits are in float32
+    assert_published(findings, expected, tolerance=1e-6)  # logits are in float32
 
 
 @pytest.mark.parametrize("bias", ValueBias)
@@ -234,16 +236,16 @@ def test_similarity(specimen, pooling, bias):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9])
     categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
-    found = pairs.published(options, categories, Pooling.LAST)
+    findings = pairs.published(options, categories, Pooling.LAST)
     # Qwen2's norms compute in float32.
     rounds = specimen.loaded.layout.feed_forward[0].float32_inside
-    assert_published(found, similarity_oracle.expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
-    assert set(found.text_pairs) == {name for name in found.figures if name.startswith("pair_")}
-    for name, pair in found.text_pairs.items():
-        drawn = found.figures[name].table.pivot(index="a", columns="b", values="value")
+    assert_published(findings, similarity_oracle.expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
+    assert set(findings.text_pairs) == {name for name in findings.figures if name.startswith("pair_")}
+    for name, pair in findings.text_pairs.items():
+        drawn = findings.figures[name].table.pivot(index="a", columns="b", values="value")
         np.testing.assert_array_equal(pair.matrix, drawn)
-        assert [*pair.tokens_a, "bias"] == list(dict(zip(*_labels(found.figures[name], "a"), strict=True)).values())
-        assert [*pair.tokens_b, "bias"] == list(dict(zip(*_labels(found.figures[name], "b"), strict=True)).values())
+        assert [*pair.tokens_a, "bias"] == list(dict(zip(*_labels(findings.figures[name], "a"), strict=True)).values())
+        assert [*pair.tokens_b, "bias"] == list(dict(zip(*_labels(findings.figures[name], "b"), strict=True)).values())
 
 
 def _labels(figure, side):
@@ -253,10 +255,10 @@ def _labels(figure, side):
 def test_similarity_without_gold_scores(specimen):
     pairs = similarity_oracle.PairSpecimen.of(specimen, [None] * 5)
     options = SimilarityOptions(rows=[])
-    found = pairs.published(options, specimen.names)
+    findings = pairs.published(options, specimen.names)
     rounds = specimen.loaded.layout.feed_forward[0].float32_inside
-    assert_published(found, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
-    assert not any(name.startswith("gold/") for name in found.metrics)
+    assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    assert not any(name.startswith("gold/") for name in findings.metrics)
 
 
 ATTRIBUTIONS = {
@@ -299,10 +301,10 @@ def test_attribution(choice):
     name, options, (layers, categories) = ATTRIBUTIONS[choice]
     specimen = made(name)
     categories = reported(specimen, categories)
-    found = specimen.findings("attribution", options, layers, categories)
+    findings = specimen.findings("attribution", options, layers, categories)
     expected = attribution_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32.
-    assert_published(found, expected, tolerance=2e-5 if name == "qwen2" else 1e-9)
+    assert_published(findings, expected, tolerance=2e-5 if name == "qwen2" else 1e-9)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -315,5 +317,5 @@ def test_sinks(name, choice):
         "some": SinksOptions(inputs=[SinkInput.random, SinkInput.text], length=4, epsilon=0.35, controls=1, seed=4),
         "all": SinksOptions(length=30, ablation=False, seed=5),  # no sequence is long enough
     }[choice]
-    found = specimen.findings("sinks", options, layers, categories)
-    assert_published(found, sinks_oracle.expected(specimen, layers, categories, options))
+    findings = specimen.findings("sinks", options, layers, categories)
+    assert_published(findings, sinks_oracle.expected(specimen, layers, categories, options))

@@ -159,7 +159,7 @@ class WordBlock(Block):
     def _ratios_of_cross_attention(self) -> dict[str, np.ndarray]:
         """What each word takes from the source and carries on itself: means over its tokens, then measured."""
         taken = np.einsum("hqk,hkm->qm", self.raw.alpha, self.raw.f)
-        found = {}
+        by_method = {}
         for method, parts in (
             ("attnres_n", (taken, self.raw.x)),
             ("attnresln_n", tuple(map(self._normed, (taken, self.raw.x)))),
@@ -167,22 +167,22 @@ class WordBlock(Block):
             others, own = (
                 np.linalg.norm([vectors[word].mean(axis=0) for word in self.members], axis=-1) for vectors in parts
             )
-            found[method] = others / (others + own)
-        return found
+            by_method[method] = others / (others + own)
+        return by_method
 
     def ratios(self) -> dict[str, np.ndarray]:
         if self.is_cross_attention:
             return self._ratios_of_cross_attention()
         own = self.alpha.mean(axis=0).diagonal()
-        found = {"attn_w": 1 - own, "attnres_w": (1 - own) / 2}
+        by_method = {"attn_w": 1 - own, "attnres_w": (1 - own) / 2}
         for method, pairs in self.raw.stages().items():
             of_words = self.between_words(pairs)
             mine = np.einsum("iim->im", of_words)
             others = of_words.sum(axis=1) - mine
             mixed, preserved = (np.linalg.norm(vectors, axis=-1) for vectors in (others, mine))
-            found[method] = mixed / (mixed + preserved)
+            by_method[method] = mixed / (mixed + preserved)
         order = ["attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
-        return {method: found[method] for method in order if method in found}
+        return {method: by_method[method] for method in order if method in by_method}
 
 
 class AttributedWords(Attributed):

@@ -147,9 +147,9 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
     for _ in range(9):  # Chromium's virtual time does not wait for a frame in a process of its own
         shown, console = opened(tmp_path / "notebook.html")
         assert console == []
-        if found := re.search(r'<pre id="seen">(.+?)</pre>', shown):
+        if match := re.search(r'<pre id="seen">(.+?)</pre>', shown):
             break
-    seen = found[1]
+    seen = match[1]
     pairs = pairs_table(explorer.sentences)
     last = pairs[(pairs["head"] == 0) & (pairs["layer"] == pairs["layer"].max()) & (pairs["query"] == 1)]
     first = last.loc[pd.Series(last["attn_n"]).idxmax()]

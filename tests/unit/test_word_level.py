@@ -349,18 +349,18 @@ def test_decompositions_of_translated_words():
     marked = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **special)
     model = dataclasses.replace(specimen.loaded, tokenizer=marked)
     source, target = "cater seesldue we", "weld run catue"
-    found = decompose(model, (source, target), heads=True, level="word")
-    assert found.tokens == ("[CLS]", "weld", "run", "catue")
-    assert found.key_tokens == ("cater", "seesldue", "we", "[SEP]")
+    decomposition = decompose(model, (source, target), heads=True, level="word")
+    assert decomposition.tokens == ("[CLS]", "weld", "run", "catue")
+    assert decomposition.key_tokens == ("cater", "seesldue", "we", "[SEP]")
     given = Specimen._inputs(dataclasses.replace(specimen, loaded=model), source, target)
     whole = WordSequence.of(specimen.brute_force(model.model, given), [1, 2, 1, 2], [2, 3, 1, 1])
     for number, block in enumerate(whole.blocks):
-        assert set(found.maps) == {"attn_w", "attn_n"}
-        for name, values in found.maps.items():
+        assert set(decomposition.maps) == {"attn_w", "attn_n"}
+        for name, values in decomposition.maps.items():
             close(values[number], block.maps()[name])
-        close(found.head_weights[number], block.alpha)
-        close(found.head_vectors[number], block.weighted)
-        for method, ratios in zip(found.methods, found.ratios[:, number], strict=True):
+        close(decomposition.head_weights[number], block.alpha)
+        close(decomposition.head_vectors[number], block.weighted)
+        for method, ratios in zip(decomposition.methods, decomposition.ratios[:, number], strict=True):
             close(ratios, block.ratios()[method])
 
 
