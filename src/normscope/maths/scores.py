@@ -84,10 +84,12 @@ def score_spread(
     """
     tokens = token_mask[:, None, :, None].to(key.dtype)
     lengths = tokens.sum(dim=2, keepdim=True)
-    centred = (key - (key * tokens).sum(dim=2, keepdim=True) / lengths).mul_(tokens)
-    queries = query * tokens
-    directions = centred @ (queries.transpose(-1, -2) @ queries / lengths)
-    return ScoreSpread(directions, (directions * centred).sum(dim=(0, 2, 3)))
+    # Matrix products need the vectors of a head one after the other in memory: written so at once, not copied afterwards.
+    centred, queries = (torch.empty_like(vectors, memory_format=torch.contiguous_format) for vectors in (key, query))
+    torch.sub(key, masked_sum(key, token_mask).unsqueeze(2) / lengths, out=centred)
+    torch.mul(query, tokens / lengths.sqrt(), out=queries)
+    directions = (centred @ (queries.transpose(-1, -2) @ queries)).mul_(tokens)
+    return ScoreSpread(directions, centred.mul_(directions).sum(dim=(0, 2, 3)))
 
 
 def causal_score_spread(
@@ -153,6 +155,14 @@ def visible_score_spread(
         directions[:, :, columns] += (centred / counts).transpose(-1, -2) @ query[:, :, rows]
         variance += (centred.square() / counts).sum(dim=(0, 2, 3))
     return ScoreSpread(directions, variance)
+
+
+def masked_sum(
+    vectors: Float[Tensor, "batch head token head_dim"], token_mask: Bool[Tensor, "batch token"]
+) -> Float[Tensor, "batch head head_dim"]:
+    """Σ of the vectors of a sequence's tokens, without padding."""
+    of_token = vectors.transpose(1, 2).flatten(2)
+    return (token_mask.unsqueeze(1).to(vectors.dtype) @ of_token).view(len(vectors), *vectors.shape[1::2])
 
 
 def seen_by(
@@ -229,5 +239,9 @@ def _diagonal(
 ) -> Float[Tensor, "head model"]:
     """Σ_n x_nj (p_n W_Kᵀ)_j for every head and dimension j."""
     heads, _, head_dim = key_weight.shape
+    # The products in the weight's own layout, which copies nothing: those of torch's linear layers have the inputs last.
+    if key_weight.stride(1) == 1:
+        products = (vectors.flatten(1).T @ inputs).view(heads, head_dim, -1)
+        return products.mul_(key_weight.transpose(1, 2)).sum(dim=1)
     products = (inputs.T @ vectors.flatten(1)).view(-1, heads, head_dim)
-    return torch.einsum("mhd,hmd->hm", products, key_weight)
+    return products.mul_(key_weight.transpose(0, 1)).sum(dim=-1).T

@@ -27,6 +27,7 @@ from normscope.maths.scores import (
     causal_score_spread,
     contribution_sums,
     covariances,
+    masked_sum,
     score_spread,
     seen_by,
     visible_contribution_sums,
@@ -145,7 +146,7 @@ class ScoreAnalysis(Analysis):
         groups = members.to(block.query.dtype)
         mask = block.mask or Mask()
         if block.everything_visible and block.key_map.same_for_all_keys:
-            query_sums = torch.einsum("bhqd,bq->bhd", block.query, token_mask)
+            query_sums = masked_sum(block.query, batch.token_mask)
             key_sums = torch.einsum("gbk,bhkd->gbhd", groups, block.key)
             sums = contribution_sums(query_sums, weights.key_weight, torch.einsum("gbk,bkm->gbm", groups, inputs))
             bias = torch.einsum("bhd,hd,gb->gh", query_sums, weights.key_bias, groups.sum(dim=-1))
