@@ -91,14 +91,23 @@ def run(monkeypatch, model, layout, measured, batch):
         run_batch(observer, batch.to(META), measured)
 
 
+def with_words(batch):
+    """The batch with words of two tokens."""
+    units = (
+        (torch.arange(batch.token_mask.shape[1]) // 2).expand_as(batch.token_mask).masked_fill(~batch.token_mask, -1)
+    )
+    source = None if batch.source is None else with_words(batch.source)
+    return dataclasses.replace(batch, units=units, source=source)
+
+
 EVERY = ["mixing", "norms", "frequency", "outliers", "score", "feedforward", "sinks"]
 
 WAITING = {
     # Which activations are massive decides how many there are, and which sequences need a median.
     "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
 }
-"""What waits after all, by analysis. Not run: `syntax`, whose spanning trees are SciPy's, layer by layer; `level=word`, where
-tokens of words are found on the device; `bias=inside`, which computes short secants apart."""
+"""What waits after all, by analysis. Not run: `syntax`, whose spanning trees are SciPy's, layer by layer; `bias=inside`, which
+computes short secants apart."""
 
 
 def prepared(model_type, dtype=torch.float32):
@@ -122,8 +131,16 @@ def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_
     run(monkeypatch, model, layout, analyses_of(model, [name for name in EVERY if name not in WAITING]), batch)
 
 
+@pytest.mark.parametrize("name", ["mixing", "norms", "norms, exact"])
+@pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
+def test_nothing_waits_to_learn_which_tokens_are_words(monkeypatch, model_type, name):
+    model, layout, batch = prepared(model_type)
+    run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), with_words(batch))
+
+
 @pytest.mark.parametrize("name", ["alignment", "norms", "mixing"])
-def test_no_analysis_of_cross_attention_waits(monkeypatch, name):
+@pytest.mark.parametrize("of_words", [False, True])
+def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
     model, layout = tiny_stack("marian", "cross", torch.float32), layout_of("marian", "cross")
     references = {
         row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()
@@ -131,7 +148,13 @@ def test_no_analysis_of_cross_attention_waits(monkeypatch, name):
     context = dataclasses.replace(context_of(model, layout), resources={REFERENCE: Reference(references, {}, {})})
     info = analyses()[name]
     options = info.options(**({"seed": 0} if name == "norms" else {}))
-    run(monkeypatch, model, layout, [info.load()(options, context)], translations(1, 3))
+    run(
+        monkeypatch,
+        model,
+        layout,
+        [info.load()(options, context)],
+        with_words(translations(1, 3)) if of_words else translations(1, 3),
+    )
 
 
 def test_similarity_does_not_wait(monkeypatch):

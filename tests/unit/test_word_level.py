@@ -167,10 +167,10 @@ def check_pairs(block, batch):
         rows = torch.cat([strip.weights[0] for strip in pairs.of_queries(row, chosen)], dim=1)
         close(rows[:, :, some].permute(1, 2, 0), alpha[chosen])
         query, rank = torch.tensor([4, 2, 1]), torch.tensor([3, 1, 0])
-        key = pairs.visible_keys(torch.full((3,), row), query, rank)
-        expected = [np.flatnonzero((alpha > 0).any(axis=-1)[q])[r] for q, r in zip(query, rank, strict=True)]
-        assert key.tolist() == expected
-        close(pairs.weights_at(torch.full((3,), row), torch.ones(3).long(), query, key), alpha[query, key, 1])
+        key = [np.flatnonzero((alpha > 0).any(axis=-1)[q])[r] for q, r in zip(query, rank, strict=True)]
+        *place, weights = pairs.single(torch.stack([torch.full((3,), row), torch.ones(3).long(), query, rank]))
+        assert torch.stack(place).tolist() == [[row] * 3, [1] * 3, key]
+        close(weights, alpha[query, key, 1])
 
 
 def close(one, other):

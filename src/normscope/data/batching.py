@@ -94,10 +94,12 @@ class Batch:
         """The words as queries and keys of attention; None if tokens are measured."""
         if self.units is None:
             return None
-        queries = self.units if self.is_cross_attention else None
-        keys = self.keys.units
+        host = self.host
+        queries = host.units if host.is_cross_attention else None
+        keys = host.keys.units
         assert keys is not None
-        return WordGroups.of(keys, self._unit_count, self.keys._unit_count, torch.float32, queries)
+        groups = WordGroups.of(keys, self._unit_count, self.keys._unit_count, torch.float32, queries)
+        return groups.to(self.input_ids.device)
 
     @property
     def _unit_count(self) -> int:
@@ -108,9 +110,10 @@ class Batch:
     @cached_property
     def measured(self) -> "Batch":
         """The batch in terms of what is measured: itself, or the words. A word has the category of its first token."""
-        if self.units is None:
+        host_units = self.host.units
+        if host_units is None:
             return self
-        first = Pieces.of(self.units, self._unit_count)
+        first = Pieces.of(host_units, self._unit_count).to(self.input_ids.device)
 
         def of_words(tensor: Tensor) -> Tensor:
             return tensor.gather(1, first.first)

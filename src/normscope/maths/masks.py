@@ -61,6 +61,11 @@ class Mask:
         """Whether every token sees every token, padding aside."""
         return not self.causal and self.allowed is None
 
+    @property
+    def of_positions(self) -> "Mask":
+        """The mask without padding. It depends on positions alone, so that it can be evaluated on any device."""
+        return dataclasses.replace(self, keys=None, queries=None)
+
     def with_bias(self, bias: Float[Tensor, "#batch head query key"]) -> "Mask":
         """The mask with a positional bias added. Layers that share a bias get the same object."""
         if not self._biased or self._biased[0].bias is not bias:
@@ -101,7 +106,7 @@ class Mask:
         sequences, indices = (torch.arange(n, device=key_mask.device) for n in (batch, max(queries, keys)))
         counts = torch.zeros(batch, queries, dtype=torch.int64, device=key_mask.device)
         # `key_mask` replaces the masks of tokens, and may be on another device.
-        rule = dataclasses.replace(self, keys=None, queries=None)
+        rule = self.of_positions
         for rows, columns in self.strips(queries, keys):
             visible = rule.visible(indices[rows], indices[columns], sequences)
             assert visible is not None  # because `allowed` is set

@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.maths.transfers import to_device
+
 # Entries of a tensor with axes unit × word × width to hold at once; a CPU's cache holds few more.
 _AT_ONCE = 2**20
 _AT_ONCE_ON_ACCELERATORS = 2**26
@@ -40,7 +42,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, words: Int[Tensor, "batch token"], count: int) -> "Pieces":
-        """The pieces of words.
+        """The pieces of words. On an accelerator the host would wait for their number.
 
         Args:
             words: The word of each token, counted from 0; −1 for none. Those from `count` on are left out.
@@ -65,6 +67,10 @@ class Pieces(NamedTuple):
             owners.masked_fill(~is_other, 0),
             is_other,
         )
+
+    def to(self, device: torch.device) -> "Pieces":
+        """The pieces on another device."""
+        return Pieces(*(to_device(field, device) for field in self))
 
 
 class Strip(NamedTuple):
@@ -150,7 +156,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WordGroups:
-    """Which tokens make up which words. In self-attention, the first units of the keys are the target words, in order."""
+    """Which tokens make up which words. In self-attention, the first units of the keys are the target words, in order.
+
+    How many tokens a word has decides the shapes of what is computed. Groups on an accelerator therefore keep a copy in CPU
+    memory, which is read without waiting.
+    """
 
     rows: Float[Tensor, "batch word query"]
     """1/|I| at the tokens of a target word; zero for words that a sequence does not have."""
@@ -162,6 +172,8 @@ class WordGroups:
     """Number of source words."""
     is_self_attention: bool = True
     """Whether queries and keys are the same tokens, so that a token's own vector belongs to a pair."""
+    on_host: "WordGroups | None" = dataclasses.field(default=None, repr=False)
+    """The groups in CPU memory from which these were copied; see `host`."""
 
     @classmethod
     def of(
@@ -190,8 +202,21 @@ class WordGroups:
         return (self.units.unsqueeze(-1) == torch.arange(self.count, device=self.units.device)).to(self.rows.dtype)
 
     @cached_property
+    def host(self) -> "WordGroups":
+        """The same groups in CPU memory."""
+        if self.on_host is not None:
+            return self.on_host
+        return self if self._device.type == "cpu" else self.to(torch.device("cpu"))
+
+    @property
+    def _device(self) -> torch.device:
+        return self.units.device
+
+    @cached_property
     def siblings(self) -> Int[Tensor, "pair 3"]:
         """Pairs of different keys of one source word, each pair in one order only: sequence, one key, other key."""
+        if self.host is not self:
+            return to_device(self.host.siblings, self._device)
         known = self.units >= 0
         together = (self.units.unsqueeze(1) == self.units.unsqueeze(2)) & known.unsqueeze(1)
         return together.triu(1).nonzero()
@@ -203,12 +228,33 @@ class WordGroups:
         return torch.cat([sequence, sequence]), torch.cat([one, other]), torch.cat([other, one])
 
     @cached_property
+    def words_of_siblings(self) -> tuple[Int[Tensor, "word 2"], Int[Tensor, " pair"]]:
+        """Source words of several tokens, as sequence and unit, and the index among them of each pair's."""
+        if self.host is not self:
+            words, numbers = self.host.words_of_siblings
+            return to_device(words, self._device), to_device(numbers, self._device)
+        sequence, one, _ = self.siblings.unbind(-1)
+        owners = torch.stack([sequence, self.units[sequence, one]], dim=1)
+        words, numbers = owners.unique(dim=0, return_inverse=True)
+        return words, numbers
+
+    @cached_property
     def _targets(self) -> Pieces:
-        return Pieces.of(self.targets, self.rows.shape[1])
+        return Pieces.of(self.host.targets, self.rows.shape[1]).to(self._device)
 
     @cached_property
     def _keys(self) -> Pieces:
-        return Pieces.of(self.units, self.count)
+        return Pieces.of(self.host.units, self.count).to(self._device)
+
+    def queries_of(self, sequences: slice, words: slice | Int[Tensor, " chosen"]) -> Int[Tensor, " query"]:
+        """The queries that are tokens of some target words.
+
+        Args:
+            sequences: Which sequences.
+            words: Which target words; indices in CPU memory.
+        """
+        held = self.host.rows[sequences, words].flatten(0, 1).any(dim=0)
+        return to_device(held.nonzero()[:, 0], self._device)
 
     def sums(self, values: Float[Tensor, "batch *axes key"]) -> Float[Tensor, "batch *axes unit"]:
         """Sums over the keys of each source word."""
@@ -217,7 +263,7 @@ class WordGroups:
         by_key = values.flatten(1, -2) if values.dim() > 2 else values.unsqueeze(1)
         first = by_key.gather(2, pieces.first.unsqueeze(1).expand(-1, by_key.shape[1], -1))
         sums = first * pieces.exists.unsqueeze(1)
-        if pieces.is_other.any():
+        if pieces.others.shape[1]:
             shape = -1, by_key.shape[1], -1
             others = by_key.gather(2, pieces.others.unsqueeze(1).expand(*shape)) * pieces.is_other.unsqueeze(1)
             sums.scatter_add_(2, pieces.owners.unsqueeze(1).expand(*shape), others)
@@ -231,8 +277,8 @@ class WordGroups:
     def parts(self, width: int) -> Iterator[Part]:
         """The sequences in parts for which tensors with axes unit × word × width are small, of one sequence at least."""
         at_once = (_AT_ONCE if self.rows.device.type == "cpu" else _AT_ONCE_ON_ACCELERATORS) // max(1, width)
-        keys = self._keys
-        words, units = _lengths(self._targets.exists), keys.exists.sum(dim=1).tolist()
+        keys = self.host._keys
+        words, units = _lengths(self.host._targets.exists), keys.exists.sum(dim=1).tolist()
         start = 0
         while start < len(words):
             stop, most = start + 1, (words[start], units[start])
@@ -256,11 +302,11 @@ class WordGroups:
         of_others = keys.others[others[:, 0], others[:, 1]], keys.owners[others[:, 0], others[:, 1]]
         part = Part(
             sequences=sequences,
-            units=units,
-            first=keys.first[:, units],
-            exists=keys.exists[:, units],
-            others=torch.stack([others[:, 0], of_others[0]], dim=1),
-            owners=others[:, 0] * len(units) + numbers[of_others[1]],
+            units=to_device(units, self._device),
+            first=to_device(keys.first[:, units], self._device),
+            exists=to_device(keys.exists[:, units], self._device),
+            others=to_device(torch.stack([others[:, 0], of_others[0]], dim=1), self._device),
+            owners=to_device(others[:, 0] * len(units) + numbers[of_others[1]], self._device),
             strips=(),
         )
         whole = slice(0, self.rows.shape[2])
@@ -269,7 +315,7 @@ class WordGroups:
         strips = []
         for start in range(0, words, at_once):
             chosen = slice(start, min(words, start + at_once))
-            held = self.rows[sequences.start, chosen].any(dim=0).nonzero()
+            held = self.host.rows[sequences.start, chosen].any(dim=0).nonzero()
             if len(held):
                 strips.append(Strip(sequences, chosen, slice(int(held[0]), int(held[-1]) + 1)))
         return dataclasses.replace(part, strips=tuple(strips))
@@ -306,9 +352,7 @@ class WordGroups:
         """
         pieces = self._targets
         here = slice(strip.words.start, strip.words.stop)
-        of_strip = (pieces.is_other & (pieces.owners >= here.start) & (pieces.owners < here.stop))[strip.sequences]
-        columns = of_strip.any(dim=0).nonzero()[:, 0]
-        of_strip = of_strip[:, columns]
+        columns, of_strip = self._others_of(strip)
         owners = pieces.owners[strip.sequences][:, columns].sub(here.start).masked_fill(~of_strip, 0)
 
         def of(tokens: Tensor, words: Tensor, exist: Tensor) -> Tensor:
@@ -331,6 +375,14 @@ class WordGroups:
             for piece in range(len(columns)):
                 sums[batch, :, owners[:, piece]] += more[:, :, piece]
         return sums
+
+    def _others_of(self, strip: Strip) -> tuple[Int[Tensor, " piece"], Bool[Tensor, "batch piece"]]:
+        """Columns of `Pieces.others` that some target word of a strip needs, and whether one of a sequence's does."""
+        pieces = self.host._targets
+        inside = (pieces.owners >= strip.words.start) & (pieces.owners < strip.words.stop)
+        of_strip = (pieces.is_other & inside)[strip.sequences]
+        columns = of_strip.any(dim=0).nonzero()[:, 0]
+        return to_device(columns, self._device), to_device(of_strip[:, columns], self._device)
 
     def with_own(
         self,
@@ -377,8 +429,14 @@ class WordGroups:
 
     def to(self, device: torch.device) -> "WordGroups":
         """The groups on another device."""
+        if device == self._device:
+            return self
         return dataclasses.replace(
-            self, rows=self.rows.to(device), targets=self.targets.to(device), units=self.units.to(device)
+            self,
+            rows=to_device(self.rows, device),
+            targets=to_device(self.targets, device),
+            units=to_device(self.units, device),
+            on_host=None if device.type == "cpu" else self.host,
         )
 
     def part(self, sequences: slice) -> "WordGroups":
@@ -386,16 +444,20 @@ class WordGroups:
         if sequences == slice(0, len(self.units)):
             return self
         return dataclasses.replace(
-            self, rows=self.rows[sequences], targets=self.targets[sequences], units=self.units[sequences]
+            self,
+            rows=self.rows[sequences],
+            targets=self.targets[sequences],
+            units=self.units[sequences],
+            on_host=None if self.on_host is None else self.on_host.part(sequences),
         )
 
     def like(self, tensor: Tensor) -> "WordGroups":
         """The groups with the dtype and on the device of a tensor."""
-        if self.rows.dtype == tensor.dtype and self.rows.device == tensor.device:
-            return self
-        targets, units = self.targets.to(tensor.device), self.units.to(tensor.device)
-        rows = _shares(targets, self.rows.shape[1], tensor.dtype)  # 1/3 in float32 is none in float64
-        return dataclasses.replace(self, rows=rows, targets=targets, units=units)
+        moved = (self.host if tensor.device.type == "cpu" else self).to(tensor.device)
+        if moved.rows.dtype == tensor.dtype:
+            return moved
+        # 1/3 in float32 is none in float64.
+        return dataclasses.replace(moved, rows=_shares(moved.targets, moved.rows.shape[1], tensor.dtype))
 
 
 def _shares(words: Int[Tensor, "batch query"], count: int, dtype: torch.dtype) -> Float[Tensor, "batch word query"]:
@@ -454,8 +516,7 @@ def merged_head_norms(
     if not len(pairs):
         return norms
     sequence, one, other = pairs.unbind(-1)
-    owners = torch.stack([sequence, groups.units[sequence, one]], dim=1)
-    words, numbers = owners.unique(dim=0, return_inverse=True)
+    words, numbers = groups.words_of_siblings
     # Pairs, then words of several tokens, with axes head and target word.
     products = means[sequence, :, :, one] * means[sequence, :, :, other]
     grams = (vectors[sequence, :, one] * vectors[sequence, :, other]).sum(dim=-1)

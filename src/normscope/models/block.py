@@ -25,6 +25,7 @@ from normscope.maths.norms import norm_factors, transformed_norms
 from normscope.maths.pieces import pieces
 from normscope.maths.received import weight_received
 from normscope.maths.scores import part_of_keys
+from normscope.maths.transfers import to_device
 from normscope.maths.words import WordGroups, merged_head_norms, word_weights
 
 WEIGHTS_AT_ONCE = {"cpu": 2**22}
@@ -472,10 +473,10 @@ class AttentionBlock:
         Args:
             groups: The words; see `maths/words.py`.
             sequences: Which sequences.
-            words: Which target words.
+            words: Which target words; indices in CPU memory.
         """
-        rows = groups.rows[sequences, words]
-        queries = rows.flatten(0, 1).any(dim=0).nonzero()[:, 0]
+        chosen = words if isinstance(words, slice) else to_device(words, groups.rows.device)
+        rows, queries = groups.rows[sequences, chosen], groups.queries_of(sequences, words)
         weights = self.weights_of(queries, sequences, padding=False).to(rows)
         return rows[:, :, queries].unsqueeze(1) @ weights
 

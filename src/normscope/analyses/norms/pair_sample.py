@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.norms.pairs import Pairs
-from normscope.maths.transfers import to_device
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.uniform_sample import UniformSample
 
@@ -69,9 +68,7 @@ class PairSample:
 
 def _rows(pairs: Pairs, places: Int[Tensor, "4 pair"]) -> Float[Tensor, "pair column"]:
     """One row per pair, given its sequence, head, query and rank among the keys that the query sees."""
-    row, head, query, rank = to_device(places, pairs.norms.device)
-    key = pairs.visible_keys(row, query, rank)
-    weights = pairs.weights_at(row, head, query, key)
+    row, head, key, weights = pairs.single(places)
     columns = torch.full_like(weights, pairs.block.layer), head + 1, pairs.keys.categories[row, key], weights
     device = accumulation_device(weights.device)
     return torch.stack([column.to(device).double() for column in (*columns, pairs.norms[row, head, key])], dim=1)

@@ -92,20 +92,14 @@ class Pairs(abc.ABC):
         return int(self.visible_counts[sequences, queries].sum()) * self.block.query.shape[1]
 
     @abc.abstractmethod
-    def visible_keys(
-        self, rows: Int[Tensor, " pair"], queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
-    ) -> Int[Tensor, " pair"]:
-        """The n-th visible key of queries; see `AttentionBlock.visible_keys`."""
+    def single(
+        self, places: Int[Tensor, "4 pair"]
+    ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"], Int[Tensor, " pair"], Float[Tensor, " pair"]]:
+        """Single pairs: the sequence, head and key of each, and α_ij.
 
-    @abc.abstractmethod
-    def weights_at(
-        self,
-        rows: Int[Tensor, " pair"],
-        heads: Int[Tensor, " pair"],
-        queries: Int[Tensor, " pair"],
-        keys: Int[Tensor, " pair"],
-    ) -> Float[Tensor, " pair"]:
-        """Single α_ij."""
+        Args:
+            places: Sequence, head, query, and n, for the n-th key that the query sees, from 0; in CPU memory.
+        """
 
 
 def pairs_of(block: AttentionBlock, batch: Batch) -> Pairs:
@@ -175,13 +169,11 @@ class TokenPairs(Pairs):
 
         return batch.once(("visible counts", self.block.mask), counts)
 
-    def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
-        """The n-th visible key of queries."""
-        return self.block.visible_keys(rows, queries, ranks)
-
-    def weights_at(self, rows: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, " pair"]:
-        """Single α_ij."""
-        return self.block.weights_at(rows, heads, queries, keys)
+    def single(self, places: Int[Tensor, "4 pair"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Single pairs."""
+        row, head, query, rank = to_device(places, self.norms.device)
+        key = self.block.visible_keys(row, query, rank)
+        return row, head, key, self.block.weights_at(row, head, query, key)
 
 
 class WordPairs(Pairs):
@@ -251,10 +243,10 @@ class WordPairs(Pairs):
         """α of some target words of one sequence."""
         some, units = slice(row, row + 1), slice(0, self._groups.count)
         for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
-            words = to_device(torch.from_numpy(queries[part]), self.norms.device)
+            words = torch.from_numpy(queries[part])
             means = self.block.word_rows(self._groups, some, words)
             weights = self._groups.part(some).sums(means)
-            seen = functools.partial(self._seen_by, some, words)
+            seen = functools.partial(self._seen_by, some, to_device(words, self.norms.device))
             yield Strip(some, units, weights, seen, None, self._pairs(some, queries[part]))
 
     def _seen_by(self, sequences: slice, words: slice | Tensor) -> Bool[Tensor, "some 1 chosen key"]:
@@ -263,28 +255,41 @@ class WordPairs(Pairs):
     @cached_property
     def _seen(self) -> Bool[Tensor, "batch query key"]:
         """Whether a token of a target word sees one of a source word."""
-        exist = self.batch.token_mask[:, :, None] & self.keys.token_mask[:, None, :]
-        if self.block.everything_visible:
+        return to_device(self._seen_on_host, self.block.value.device)
+
+    @property
+    def _seen_on_host(self) -> Bool[Tensor, "batch query key"]:
+        return self.batch.once(("words seen", self.block.mask), self._see)
+
+    def _see(self) -> Bool[Tensor, "batch query key"]:
+        groups, mask = self._groups.host, self.block.mask or Mask()
+        exist = self.batch.host.token_mask[:, :, None] & self.keys.host.token_mask[:, None, :]
+        # Padding belongs to no word, so that the positions are enough.
+        indices = (torch.arange(n) for n in (groups.targets.shape[1], groups.units.shape[1], len(groups.units)))
+        visible = mask.of_positions.visible(*indices)
+        if visible is None:
             return exist
-        visible = self.block.visible()[:, 0].to(self._groups.rows)
-        return exist & (self._groups.sums(self._groups.rows @ visible) > 0)
+        of_keys = groups.rows @ visible[:, 0].to(groups.rows)
+        return exist & (groups.sums(of_keys.expand(len(groups.units), -1, -1)) > 0)
 
     @cached_property
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
         """How many source words each target word sees."""
-        return np.asarray(self._seen.sum(dim=-1).cpu().numpy())
+        return np.asarray(self._seen_on_host.sum(dim=-1).numpy())
 
-    def visible_keys(self, rows: Tensor, queries: Tensor, ranks: Tensor) -> Int[Tensor, " pair"]:
-        """The n-th visible source word of target words."""
-        return ranked(self._seen[rows, queries], ranks)
-
-    def weights_at(self, rows: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, " pair"]:
-        """Single α_IJ."""
-        weights = heads.new_zeros(len(rows), dtype=self.block.value.dtype)
-        targets, units = self._groups.targets[rows], self._groups.units[rows]
-        pair, query = (targets == queries[:, None]).nonzero().unbind(-1)
+    def single(self, places: Int[Tensor, "4 pair"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Single pairs."""
+        row, head, query, rank = places
+        groups = self._groups.host
+        key = ranked(self._seen_on_host[row, query], rank)
+        of_target, of_source = groups.targets[row] == query[:, None], groups.units[row] == key[:, None]
         # Every token of the target word with every token of the source word.
-        place, key = (units[pair] == keys[pair, None]).nonzero().unbind(-1)
-        pair, query = pair[place], query[place]
-        values = self.block.weights_at(rows[pair], heads[pair], query, key).to(weights)
-        return weights.index_add_(0, pair, values) / (targets == queries[:, None]).sum(dim=-1)
+        pair, target = of_target.nonzero().unbind(-1)
+        place, source = of_source[pair].nonzero().unbind(-1)
+        pair, target = pair[place], target[place]
+        device = self.norms.device
+        tokens = to_device(torch.stack([row[pair], head[pair], target, source]), device)
+        weights = self.block.weights_at(*tokens).to(self.norms)
+        sums = weights.new_zeros(len(row)).index_add_(0, to_device(pair, device), weights)
+        row, head, key = to_device(torch.stack([row, head, key]), device)
+        return row, head, key, sums / to_device(of_target.sum(dim=-1), device)
