@@ -132,8 +132,9 @@ def test_treebanks_that_show_little(content, message, capsys, monkeypatch, tmp_p
 def test_trees_of_tiny_and_equal_weights_span_all_words(weight):
     maps = torch.full((2, 1, 4, 4), weight, dtype=torch.float64)
     maps[0, 0, 0, 3] = maps[0, 0, 3, 2] = 2 * weight + 1e-300
-    nodes = torch.tensor([[True, False, True, True]])
-    first, second = spanning_trees(maps, nodes)[:, 0]
+    sentence, one, other = edges = torch.tensor([[0, 0, 0], [0, 0, 2], [2, 3, 3]])
+    weights = maps[:, sentence, one, other] + maps[:, sentence, other, one]
+    first, second = spanning_trees(weights, edges, 1, 4)[:, 0]
     assert first.triu().nonzero().tolist() == [[0, 3], [2, 3]]
     assert second.triu().nonzero().tolist() == [[0, 2], [0, 3]]
 

@@ -19,6 +19,13 @@ from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.registry import analyses
 from normscope.analyses.similarity.analysis import SimilarityAnalysis
 from normscope.analyses.similarity.options import SimilarityOptions
+from normscope.analyses.syntax.analysis import TREEBANK, SyntaxAnalysis
+from normscope.analyses.syntax.options import SyntaxOptions
+from normscope.analyses.syntax.treebank import Treebank
+from normscope.data.categories import ALL
+from normscope.data.examples import ROOT, Annotation
+from normscope.data.token_sequence import AnnotatedSentence
+from normscope.data.words import NO_WORD
 from normscope.maths.magnitude import MassiveActivations
 from normscope.models import offloading
 from normscope.models.families import layout_of
@@ -26,6 +33,7 @@ from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.running.memory import run_batch
+from tests.oracles.syntax_oracle import Sentences
 from tests.oracles.test_alignment_published import PAIRS
 from tests.oracles.test_alignment_published import batch as translations
 from tests.tiny import FAMILY_CONFIGS, tiny_model, tiny_stack
@@ -106,8 +114,7 @@ WAITING = {
     # Which activations are massive decides how many there are, and which sequences need a median.
     "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
 }
-"""What waits after all, by analysis. Not run: `syntax`, whose spanning trees are SciPy's, layer by layer; `bias=inside`, which
-computes short secants apart."""
+"""What waits after all, by analysis. Not run: `bias=inside`, which computes short secants apart."""
 
 
 def prepared(model_type, dtype=torch.float32):
@@ -155,6 +162,19 @@ def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
         [info.load()(options, context)],
         with_words(translations(1, 3)) if of_words else translations(1, 3),
     )
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_syntax_does_not_wait(monkeypatch, model_type):
+    model, layout, batch = prepared(model_type)
+    words = torch.tensor([[NO_WORD, 0, 1, 1, 2, NO_WORD]] * 3)
+    annotation = Annotation(((0, 1), (2, 3), (4, 5)), {"deprel": ("det", "root", "punct")}, (1, ROOT, 1))
+    batch = dataclasses.replace(
+        batch, words=words, rows=(1, 2, 3), sentences=(AnnotatedSentence(annotation, (0, 1, 2)),) * 3
+    )
+    treebank = Treebank((ALL, "det", "punct"), Sentences)
+    context = dataclasses.replace(context_of(model), has_feed_forward=True, resources={TREEBANK: treebank})
+    run(monkeypatch, model, layout, [SyntaxAnalysis(SyntaxOptions(seed=0), context)], batch)
 
 
 def test_similarity_does_not_wait(monkeypatch):

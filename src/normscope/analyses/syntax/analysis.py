@@ -17,6 +17,7 @@ from normscope.analyses.syntax.scoring import (
     by_half,
     by_relation,
     correct_arcs,
+    edge_weights,
     in_trees,
     products,
     spanning_trees,
@@ -78,6 +79,8 @@ class SyntaxAnalysis(Analysis):
     def start_batch(self, batch: Batch) -> None:
         """Find the arcs of a batch, and score the baselines."""
         self._batch_arcs = self._find_arcs(batch)
+        self._edge_weights: dict[int, Tensor] = {}
+        self._zeros: dict[int, Tensor] = {}
         arcs, relations = self._batch_arcs, len(self._relations)
         counts = by_relation(torch.ones_like(arcs.counted), arcs, relations)
         self._counts = counts
@@ -99,6 +102,19 @@ class SyntaxAnalysis(Analysis):
     def update_feed_forward(self, block: FeedForwardBlock, _batch: Batch) -> None:
         """Add the maps of a layer."""
         self._add(block.attention, block)
+
+    def end_batch(self, _batch: Batch) -> None:
+        """Find the spanning trees of all layers.
+
+        Raises:
+            InputError: If a map is not finite; the message names the layer.
+        """
+        require_finite(torch.stack(list(self._zeros.values())), "the maps of layer {layer}", self.context.layers)
+        arcs = self._batch_arcs
+        for layer, weights in self._edge_weights.items():
+            trees = spanning_trees(weights, arcs.edges, *arcs.words.shape)
+            self._edges.update(layer, self._sum_edges(in_trees(trees, arcs)))
+        self._edge_weights.clear()
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Train and score the probes."""
@@ -139,12 +155,12 @@ class SyntaxAnalysis(Analysis):
         arcs, layer = self._batch_arcs, self.context.index(block.layer)
         heads = head_maps(block, arcs).flatten(1, 2)
         maps = torch.cat([heads, block_maps(block, network, arcs, self._measures).to(heads)], dim=1)
-        require_finite(maps, f"the maps of layer {block.layer}")
         correct = by_relation(correct_arcs(maps, arcs), arcs, len(self._relations))
         self._correct.update(layer, by_half(torch.stack(products(correct, self._counts)), arcs.halves))
-        words = arcs.words.shape[1]
-        trees = spanning_trees(maps[..., :words].transpose(0, 1), arcs.nodes)
-        self._edges.update(layer, self._sum_edges(in_trees(trees, arcs)))
+        # Trees are found in CPU memory: the device would wait for them in every layer.
+        self._edge_weights[layer] = edge_weights(maps, arcs)
+        # Zero, or NaN unless every number is finite.
+        self._zeros[layer] = (maps * 0).sum()
 
     def _sum_edges(self, edges: Tensor) -> Tensor:
         """Moments of the arcs that are edges of trees: moment, map."""

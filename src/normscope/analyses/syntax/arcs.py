@@ -13,6 +13,7 @@ from normscope.data.batching import Batch
 from normscope.data.examples import ROOT
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
+from normscope.maths.transfers import to_device
 from normscope.maths.words import WordGroups
 
 INSIDE, MISSING = range(2)
@@ -32,6 +33,8 @@ class Arcs:
     """Which target words a sentence has."""
     nodes: Bool[Tensor, "batch word"]
     """Those that trees span: all, or all but punctuation."""
+    edges: Int[Tensor, "3 edge"]
+    """The pairs of nodes that trees choose from: sentence, one word and a later one; in CPU memory."""
     halves: Int[Tensor, " batch"]
     """The half of the corpus that each sentence belongs to."""
     sentence: Int[Tensor, " arc"]
@@ -91,14 +94,16 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
             if not punctuation:
                 nodes[row, _punctuation(sentence, labels, numbers[row])] = False
             rows += _arcs(row, sentence, labels, numbers[row], relations, dropped)
+    pairs = nodes[:, :, None] & nodes[:, None, :] & np.triu(np.ones((targets, targets), dtype=bool), 1)
     device = batch.input_ids.device
-    table = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 6)
+    table = to_device(torch.tensor(rows, dtype=torch.int64).view(-1, 6), device)
     words = torch.arange(targets) < torch.tensor([len(known) for known in numbers])[:, None]
     return Arcs(
-        groups=WordGroups.of(torch.from_numpy(units).to(device), targets, count, torch.float32),
-        words=words.to(device),
-        nodes=torch.from_numpy(nodes).to(device),
-        halves=torch.tensor([half_of(row) for row in batch.rows], device=device),
+        groups=WordGroups.of(torch.from_numpy(units), targets, count, torch.float32).to(device),
+        words=to_device(words, device),
+        nodes=to_device(torch.from_numpy(nodes), device),
+        edges=torch.from_numpy(np.stack(pairs.nonzero())),
+        halves=to_device(torch.tensor([half_of(row) for row in batch.rows]), device),
         sentence=table[:, 0],
         dependent=table[:, 1],
         head=table[:, 2],

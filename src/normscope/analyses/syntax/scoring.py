@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from normscope.analyses.syntax.arcs import Arcs
+from normscope.maths.transfers import to_device
 
 CANDIDATES = ("all", "no_self", "no_special", "words")
 DIRECTIONS = ("dependent-head", "head-dependent")
@@ -93,7 +94,7 @@ def by_relation(values: Bool[Tensor, "*map arc"], arcs: Arcs, relations: int) ->
     flat = values.reshape(math.prod(shape), values.shape[-1]).long()
     sums = flat.new_zeros(len(flat), sentences * relations)
     sums.index_add_(1, arcs.sentence * relations + arcs.relation, flat)
-    sums.index_add_(1, arcs.sentence[arcs.counted] * relations, flat[:, arcs.counted])
+    sums.index_add_(1, arcs.sentence * relations, flat * arcs.counted)
     return sums.view(*shape, sentences, relations)
 
 
@@ -108,39 +109,49 @@ def products(correct: Int[Tensor, "..."], counts: Int[Tensor, "..."]) -> tuple[T
     return correct, correct.square(), correct * counts
 
 
+def edge_weights(maps: Float[Tensor, "batch map word unit"], arcs: Arcs) -> Float[Tensor, "map edge"]:
+    """m_ij + m_ji of every pair of words that a tree may join.
+
+    Args:
+        maps: What each word takes from each unit.
+        arcs: The arcs.
+    """
+    sentence, one, other = to_device(arcs.edges, maps.device)
+    return (maps[sentence, :, one, other] + maps[sentence, :, other, one]).T
+
+
 def spanning_trees(
-    maps: Float[Tensor, "map batch word word"], nodes: Bool[Tensor, "batch word"]
+    weights: Float[Tensor, "map edge"], edges: Int[Tensor, "3 edge"], sentences: int, words: int
 ) -> Bool[Tensor, "map batch word word"]:
-    """Maximum spanning trees with edge weights m_ij + m_ji.
+    """Maximum spanning trees.
 
     All trees are those of one sparse graph, with a component for each map and sentence. SciPy finds the minimum spanning forest
     of the ranks of the weights: weights of zero are no edges to it. Of equal weights, the earlier pair has the lower rank.
 
     Args:
-        maps: What each word takes from each other.
-        nodes: The words that the tree of each sentence spans.
+        weights: Weights of the edges.
+        edges: Sentence, one word and a later one; in CPU memory.
+        sentences: Number of sentences.
+        words: Number of words of the longest sentence.
 
     Returns:
-        True at (i, j) and (j, i) if the words are joined.
+        True at (i, j) and (j, i) if the words are joined; in CPU memory.
     """
-    count, batch, words, _ = maps.shape
-    weights = (maps + maps.transpose(-1, -2)).double().cpu().numpy()
-    joined = nodes.cpu().numpy()
-    pair = joined[:, :, None] & joined[:, None, :] & np.triu(np.ones((words, words), dtype=bool), 1)
-    sentence, one, other = np.nonzero(pair)
-    chosen = weights[:, sentence, one, other].ravel()
+    count = len(weights)
+    sentence, one, other = edges.numpy()
+    chosen = weights.double().cpu().numpy().ravel()
     ranks = np.empty(len(chosen))
     ranks[np.argsort(-chosen, kind="stable")] = np.arange(1, len(chosen) + 1)
-    component = (np.arange(count)[:, None] * batch + sentence).ravel() * words
+    component = (np.arange(count)[:, None] * sentences + sentence).ravel() * words
     first, second = component + np.tile(one, count), component + np.tile(other, count)
-    size = count * batch * words
+    size = count * sentences * words
     graph = scipy.sparse.csr_array((ranks, (first, second)), shape=(size, size))
     forest = minimum_spanning_tree(graph).tocoo()
-    trees = np.zeros((count, batch, words, words), dtype=bool)
+    trees = np.zeros((count, sentences, words, words), dtype=bool)
     place, row = np.divmod(forest.row, words)
     column = forest.col % words
-    trees[place // batch, place % batch, row, column] = True
-    trees[place // batch, place % batch, column, row] = True
+    trees[place // sentences, place % sentences, row, column] = True
+    trees[place // sentences, place % sentences, column, row] = True
     return torch.from_numpy(trees)
 
 
