@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2CLS, ACT2FN
 
+from normscope.maths import activations
 from normscope.maths.activations import ACTIVATIONS, LeakyRelu, activation_of
 
 mpmath.mp.dps = 32
@@ -129,6 +130,14 @@ def test_secants(name):
             bound = 1e-12
         for measured, reference in zip((secant[row], mean[row], slope[row]), expected, strict=True):
             assert float(measured) == pytest.approx(float(reference), rel=bound, abs=1e-13), (name, x, y)
+
+
+def test_secants_are_the_same_where_none_is_selected(monkeypatch):
+    u, b = torch.tensor(PAIRS, dtype=torch.float64).unbind(dim=1)
+    selected = [activation.secant(u, b) for activation in ACTIVATIONS.values()]
+    monkeypatch.setattr(activations, "_can_select", lambda _device: False)
+    for activation, expected in zip(ACTIVATIONS.values(), selected, strict=True):
+        torch.testing.assert_close(activation.secant(u, b), expected, rtol=1e-14, atol=1e-15)
 
 
 def test_secants_broadcast_and_keep_the_dtype():

@@ -14,6 +14,7 @@ from benchmarks.scenarios import analyses_of, context_of, random_batch
 from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
+from normscope.analyses.feedforward.options import Bias
 from normscope.analyses.norms.analysis import NormsAnalysis
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.registry import analyses
@@ -114,7 +115,7 @@ WAITING = {
     # Which activations are massive decides how many there are, and which sequences need a median.
     "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
 }
-"""What waits after all, by analysis. Not run: `bias=inside`, which computes short secants apart."""
+"""What waits after all, by analysis."""
 
 
 def prepared(model_type, dtype=torch.float32):
@@ -136,6 +137,14 @@ def test_no_analysis_waits(monkeypatch, model_type, name):
 def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type, torch.bfloat16)
     run(monkeypatch, model, layout, analyses_of(model, [name for name in EVERY if name not in WAITING]), batch)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_short_secants_do_not_wait(monkeypatch, model_type):
+    model, layout, batch = prepared(model_type)
+    feed_forward = analyses()["feedforward"]
+    options = feed_forward.options(seed=0, bias=Bias.inside)
+    run(monkeypatch, model, layout, [feed_forward.load()(options, context_of(model))], batch)
 
 
 @pytest.mark.parametrize("name", ["mixing", "norms", "norms, exact"])

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.maths.transfers import to_device
@@ -174,11 +174,11 @@ class _Smooth(Activation):
         difference = u - b
         slope = self._slope(u)
         result = slope + b * (slope - self._slope(b)) / difference
-        short = difference.abs() < _SHORT
-        begin, length = b.expand_as(u)[short], difference[short]
+        return _replaced(result, difference.abs() < _SHORT, self._short_secant, b.expand_as(u), difference)
+
+    def _short_secant(self, begin: Tensor, length: Tensor) -> Tensor:
         nodes = zip(*_nodes(3), strict=True)
-        result[short] = sum((w * self._derivative(begin + a * length) for a, w in nodes), torch.zeros_like(length))
-        return result
+        return sum((w * self._derivative(begin + a * length) for a, w in nodes), torch.zeros_like(length))
 
 
 class Logistic(_Smooth):
@@ -390,6 +390,21 @@ def _clipped_secant(u: Tensor, b: Tensor, low: float, high: float) -> Tensor:
     inside = (b > low) & (b <= high)  # where the derivative is 1
     secant = (u.clamp(low, high) - b.clamp(low, high)) / difference
     return torch.where(difference == 0, inside.to(u.dtype), secant)
+
+
+def _replaced(
+    result: Tensor, condition: Bool[Tensor, "*n"], function: Callable[..., Tensor], *arguments: Tensor
+) -> Tensor:
+    """The result, or where the condition holds, a function of the arguments at the same place."""
+    if _can_select(result.device):
+        result[condition] = function(*(argument[condition] for argument in arguments))
+        return result
+    return torch.where(condition, function(*arguments), result)
+
+
+def _can_select(device: torch.device) -> bool:
+    """Whether elements are selected without waiting: the host would wait for an accelerator to count them."""
+    return device.type == "cpu"
 
 
 def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
