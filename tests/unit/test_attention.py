@@ -65,6 +65,17 @@ def kernel(request, monkeypatch):
         monkeypatch.setattr(kernels, "_KERNELS", {})
 
 
+def received_weights(monkeypatch, *arguments):
+    """Σ_i α_ij in each way there is: in tiles as large as they are on a CPU, in small ones, and by a fused kernel."""
+    yield received_maths.weight_received(*arguments)
+    with monkeypatch.context() as patched:
+        patched.setattr(received_maths, "ENTRIES_AT_ONCE", 1)
+        patched.setattr(received_maths, "SMALLEST_TILE", {True: 2, False: 4})
+        yield received_maths.weight_received(*arguments)
+        patched.setattr(received_maths, "_in_tiles", received_maths._by_kernel)
+        yield received_maths.weight_received(*arguments)
+
+
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("strip", [3, 256])
 @pytest.mark.parametrize("kind", MASKS)
@@ -78,10 +89,10 @@ def test_attention_is_that_of_the_whole_matrix(qkv, kind, strip, monkeypatch):
     token_mask = REAL[:, None].expand(-1, 3, -1)
     torch.testing.assert_close(output[token_mask], (alpha @ value)[token_mask])
     torch.testing.assert_close(normaliser[token_mask], scores.logsumexp(-1)[token_mask], rtol=1e-7, atol=1e-7)
-    received = received_maths.weight_received(query, key, normaliser, REAL, mask, SCALE)
     expected = torch.einsum("bhqk,bq->bhk", alpha, REAL.double())
     seen = token_mask if mask is None or mask.keys is None else token_mask & mask.keys[:, None]
-    torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
+    for received in received_weights(monkeypatch, query, key, normaliser, REAL, mask, SCALE):
+        torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -202,7 +213,7 @@ def test_visible_keys_are_counted_and_found_by_their_place():
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("causal", [False, True])
-def test_soft_caps_and_sinks_by_brute_force(cap, causal):
+def test_soft_caps_and_sinks_by_brute_force(cap, causal, monkeypatch):
     """The sink is a column of its own in the softmax, and is then dropped: every row loses what went to it."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 2, 3, 5, 4, generator=generator, dtype=torch.float64).unbind()
@@ -220,9 +231,8 @@ def test_soft_caps_and_sinks_by_brute_force(cap, causal):
     members = torch.tensor([[[True, False, False, True, True]] * 2, [[False, True, False, False, True]] * 2])
     by_group = maths.attention_by_group(query, key, members, mask, 0.6, cap=cap, sinks=sinks)
     torch.testing.assert_close(by_group, torch.einsum("bhqk,gbk->bhqg", alpha, members.double()))
-    received = received_maths.weight_received(
-        query, key, attended.log_normaliser, torch.ones(2, 5).bool(), mask, 0.6, cap
-    )
-    torch.testing.assert_close(received, alpha.sum(dim=2))
+    everything = torch.ones(2, 5).bool()
+    for received in received_weights(monkeypatch, query, key, attended.log_normaliser, everything, mask, 0.6, cap):
+        torch.testing.assert_close(received, alpha.sum(dim=2))
     own = maths.self_attention_weights(query, key, attended.log_normaliser, 0.6, cap=cap)
     torch.testing.assert_close(own, alpha.diagonal(dim1=-2, dim2=-1))
