@@ -1,7 +1,9 @@
 """Attention sinks and massive activations: planted by hand and found, absent and not found; and the official formula."""
 
+import dataclasses
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,16 @@ import scipy.stats
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.scenarios import random_batch
 from normscope.analyses.findings import Findings
+from normscope.analyses.sinks import massive as massive_search
+from normscope.analyses.sinks.massive import MassiveSearch
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.data.batching import Batch
-from normscope.maths.magnitude import magnitudes, massive_activations
+from normscope.maths import massive
+from normscope.maths.magnitude import magnitudes, token_sizes
 from normscope.maths.masks import Mask
+from normscope.maths.massive import massive_activations, median_magnitudes
 from normscope.maths.sinks import concentration, queries_of_keys, strongest_key
 from normscope.models.interventions import InterventionRunner
 from normscope.models.task_heads import Head
@@ -308,6 +315,67 @@ def test_both_thresholds_of_massive_activations(value, median, massive):
 def test_the_median_of_an_even_number_is_between_the_middle_two():
     vectors = torch.tensor([[[1.0, 2.0, 4.0, 5000.0]]], dtype=torch.float64)
     assert massive_activations(vectors, torch.ones(1, 1, dtype=torch.bool)).medians.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_medians_bit_by_bit_are_numpys(dtype):
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(4, 5, 7, dtype=dtype, generator=generator)
+    vectors[3] = vectors[3].round()  # many are equal, and zero
+    vectors[1, 0, 0] = torch.inf
+    mask = torch.arange(5) < torch.tensor([5, 4, 1, 5])[:, None]
+    expected = [np.median(row[tokens].abs().numpy()) for row, tokens in zip(vectors, mask, strict=True)]
+    assert median_magnitudes(vectors, mask).tolist() == expected
+
+
+@pytest.mark.parametrize("tokens", [997, 998])
+@pytest.mark.parametrize("period", [0, 1, 2])
+def test_a_misleading_sample_does_not_change_the_median(tokens, period):
+    """With a period of one, the sample sees nothing but the largest values."""
+    values = torch.rand(tokens, 15, generator=torch.Generator().manual_seed(0))
+    stride = values.numel() // massive._SAMPLE | 1
+    if period:
+        values.view(-1)[:: period * stride] += 5
+    values.view(-1)[1] = 1000 * values.median() + 6000
+    result = massive_activations(values[None], torch.ones(1, tokens, dtype=torch.bool))
+    assert result.medians.tolist() == [np.median(values.numpy())]
+
+
+def test_massive_activations_are_the_same_if_nothing_may_wait(monkeypatch):
+    """A layer is seen again when a large value is new to it, and when more tokens carry massive activations than were kept."""
+    context: Any = SimpleNamespace(depth=1, model=40, token=str)
+    at_once, later = MassiveSearch(context), MassiveSearch(context)
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(10) < torch.tensor([10, 6, 10])[:, None]
+    seen_again = []
+    for carriers in ([], [3], [0, 2], list(range(9)), list(range(9)), [4]):
+        batch = dataclasses.replace(random_batch((3, 10), 50), token_mask=mask)
+        vectors = torch.randn(2, 3, 10, 40, generator=generator)
+        vectors[1, 0, carriers, 7] = -3000.0
+        vectors[1, 2, 5, 6] = 150.0  # large, not massive
+        vectors[:, ~mask] = 1e6
+        monkeypatch.setattr(massive_search, "_AT_ONCE", ("cpu",))
+        for layer in (0, 1):
+            at_once.update(layer, vectors[layer], batch)
+        monkeypatch.setattr(massive_search, "_AT_ONCE", ())
+        later.update(1, 200 * vectors[1], batch, token_sizes(200 * vectors[1]))
+        later.start_batch()  # what did not fit is forgotten
+        for layer in (0, 1):
+            later.update(layer, vectors[layer], batch, token_sizes(vectors[layer]))
+        seen_again.append(later.again(batch))
+        for layer in seen_again[-1]:
+            later.update_again(layer, vectors[layer], batch)
+    assert seen_again == [[1], [], [], [1], [], []]
+    assert set(at_once.table()["position"]) == set(range(1, 10))
+    pd.testing.assert_frame_equal(at_once.table(), later.table())
+    torch.testing.assert_close(at_once.carriers(), later.carriers(), equal_nan=True)
+
+
+def test_a_run_whose_passes_wait_for_nothing_finds_what_was_planted(monkeypatch, planted):
+    family, findings = planted
+    monkeypatch.setattr(massive_search, "_AT_ONCE", ())
+    again = found(specimen_of(family, PLANT[family]), ablation=False, inputs=[SinkInput.text])
+    pd.testing.assert_frame_equal(again.tables["massive"], findings.tables["massive"])
 
 
 def test_queries_that_see_a_key():

@@ -27,7 +27,6 @@ from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
-from normscope.maths.magnitude import MassiveActivations
 from normscope.models import offloading
 from normscope.models.families import layout_of
 from normscope.models.frozen_layers import LayerFreezer
@@ -96,6 +95,7 @@ def run(monkeypatch, model, layout, measured, batch):
     for analysis in measured:  # waiting is allowed after the last layer
         monkeypatch.setattr(analysis, "end_batch", lambda _batch: None)
         monkeypatch.setattr(analysis, "settle", lambda: None)
+        monkeypatch.setattr(analysis, "layers_to_see_again", lambda _batch: ())
     with observer, Refusal():
         run_batch(observer, batch.to(META), measured)
 
@@ -111,12 +111,6 @@ def with_words(batch):
 
 EVERY = ["mixing", "norms", "frequency", "outliers", "score", "feedforward", "sinks"]
 
-WAITING = {
-    # Which activations are massive decides how many there are, and which sequences need a median.
-    "sinks": "normscope.analyses.sinks.residual_stream.massive_activations",
-}
-"""What waits after all, by analysis."""
-
 
 def prepared(model_type, dtype=torch.float32):
     torch.manual_seed(0)
@@ -128,15 +122,13 @@ def prepared(model_type, dtype=torch.float32):
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
 def test_no_analysis_waits(monkeypatch, model_type, name):
     model, layout, batch = prepared(model_type)
-    nothing = MassiveActivations(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0))
-    monkeypatch.setattr(WAITING["sinks"], lambda *_arguments: nothing)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
 def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type, torch.bfloat16)
-    run(monkeypatch, model, layout, analyses_of(model, [name for name in EVERY if name not in WAITING]), batch)
+    run(monkeypatch, model, layout, analyses_of(model, EVERY), batch)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
@@ -191,6 +183,15 @@ def test_similarity_does_not_wait(monkeypatch):
     context = dataclasses.replace(context_of(model), freezer=LayerFreezer(model, layout))
     batch = dataclasses.replace(random_batch((4, 6), 99), paired=True, rows=(1, 1, 2, 2), scores=(None, None))
     run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(), context)], batch)
+
+
+def test_looking_for_massive_activations_does_not_wait_where_there_have_been_some(monkeypatch):
+    model, layout, batch = prepared("llama")
+    (sinks,) = analyses_of(model, ["sinks"])
+    massive = sinks._stream.massive
+    massive._watched.add(1)
+    run(monkeypatch, model, layout, [sinks], batch)
+    assert [kept.layer for kept in massive._kept] == [1]
 
 
 def test_sampled_queries_are_known_on_the_host(monkeypatch):

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -153,7 +153,8 @@ class Analysis(abc.ABC):
 
     For each batch the methods are called in this order: `start_batch`; then, layer by layer, `update_hidden` with what enters
     the layer, `update_attention` with its block and `update_feed_forward` with its network; `update_hidden` with the output of
-    the last layer; `end_batch`. A batch that does not fit into memory is split, and every part counts as a batch.
+    the last layer; `end_batch`; `settle`; `layers_to_see_again`. A batch that does not fit into memory is split, and every part
+    counts as a batch.
     """
 
     info: ClassVar[AnalysisInfo]
@@ -203,6 +204,18 @@ class Analysis(abc.ABC):
         """Let the accumulators read what they have left on the device during a batch."""
         for accumulator in self.accumulators.values():
             accumulator.settle()
+
+    def layers_to_see_again(self, _batch: Batch) -> Collection[int]:
+        """Layers whose hidden vectors it must see again, because it could not tell what to add without waiting for the device.
+
+        Called after `settle`. If there are any, the model is run once more, and `update_hidden_again` gets their vectors.
+        """
+        return ()
+
+    def update_hidden_again(  # noqa: B027
+        self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch
+    ) -> None:
+        """Add what could not be added by `update_hidden`. The host may wait for the device here."""
 
     def intervene(self, runner: InterventionRunner) -> None:  # noqa: B027
         """Run the model again with something replaced, after the whole corpus has been read."""

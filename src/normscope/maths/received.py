@@ -52,7 +52,7 @@ def weight_received(
 def _in_tiles(
     query: Tensor, key: Tensor, shift: Tensor, mask: Mask, scale: float, cap: float | None
 ) -> Float[Tensor, "batch head key"]:
-    """The sum of exp(scale·q_i·k_j + b_ij − ℓ_i), tile by tile: half the time of the kernel, which multiplies by values as well.
+    """The sum of exp(scale·q_i·k_j + b_ij − ℓ_i), tile by tile: half the kernel's time, which multiplies by values too.
 
     Powers of two take a third of the time of exponentials. Sums of products begin at −ℓ_i, which saves a pass over the tile.
     """

@@ -47,6 +47,21 @@ def run_batch(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) ->
         analysis.end_batch(batch)
     for analysis in analyses:
         analysis.settle()
+    _see_again(observer, batch, analyses)
+
+
+def _see_again(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -> None:
+    """Run the model once more for the hidden vectors that analyses have to see again, if there are any."""
+    layers = {analysis: analysis.layers_to_see_again(batch) for analysis in analyses}
+
+    def visit_hidden(layer: int, vectors: Tensor) -> None:
+        for analysis in analyses:
+            if layer in layers[analysis]:
+                analysis.update_hidden_again(layer, vectors, batch)
+
+    if any(layers.values()):
+        inputs = batch.host.model_inputs()
+        observer.run(batch.model_inputs(), lambda _block: None, visit_hidden, on_host=inputs)
 
 
 PAIR_ENTRIES_AT_ONCE = {"cpu": 2**26}

@@ -1,5 +1,7 @@
 """Attention sinks, massive activations and value drains (Gu et al. 2025; Sun et al. 2024; Guo et al. 2024)."""
 
+from collections.abc import Collection
+
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -24,7 +26,7 @@ from normscope.analyses.sinks.residual_stream import ResidualStream
 from normscope.analyses.sinks.sentences import sentences_of
 from normscope.analyses.sinks.variants import long_enough, sequences_of, variants
 from normscope.data.batching import Batch
-from normscope.maths.magnitude import massive_activations
+from normscope.maths.massive import massive_activations
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
@@ -63,6 +65,7 @@ class SinksAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the samples."""
+        self._stream.massive.start_batch()
         names, packed, present = batch.for_samples
         self._sample.update(names, packed, present)
         ids, lengths = batch.host.input_ids.numpy(), batch.lengths
@@ -82,6 +85,14 @@ class SinksAnalysis(Analysis):
         """Add the hidden vectors of one layer."""
         self._stream.update(layer, vectors, batch)
 
+    def layers_to_see_again(self, batch: Batch) -> Collection[int]:
+        """The layers in which massive activations could not be looked for during the pass."""
+        return self._stream.massive.again(batch)
+
+    def update_hidden_again(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+        """Look for massive activations."""
+        self._stream.massive.update_again(layer, vectors, batch)
+
     def intervene(self, runner: InterventionRunner) -> None:
         """Measure sink rates on sequences of one length, and replace massive activations."""
         try:
@@ -99,7 +110,7 @@ class SinksAnalysis(Analysis):
             self._ablate(runner)
 
     def _ablate(self, runner: InterventionRunner) -> None:
-        massive = self._stream.massive()
+        massive = self._stream.massive.table()
         # What the last layer writes, no layer reads.
         read = massive[massive["layer"] < max(self.context.layers)]
         if not len(read):
@@ -121,7 +132,7 @@ class SinksAnalysis(Analysis):
             runner.batches(self._sample.compute()),
             self.context,
             removals,
-            self._stream.carriers(),
+            self._stream.massive.carriers(),
             starts=[int(read["layer"].min()) + 1],
             tokens=carriers,
         )
@@ -159,7 +170,7 @@ class SinksAnalysis(Analysis):
         }
         tables |= {
             "summary": summary_table(tables["by_head"], self.options.epsilon),
-            "massive": self._stream.massive(),
+            "massive": self._stream.massive.table(),
             "drains": self._drains.table(),
             "magnitude": self._stream.magnitude(),
             "norms": self._stream.norms(),
