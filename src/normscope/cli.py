@@ -134,6 +134,8 @@ def run(main: Callable[[], object]) -> NoReturn:
     # Otherwise Hydra prints its own summary of an error and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    if not _is_first():
+        logging.getLogger("normscope").setLevel(logging.ERROR)  # every process would warn of the same
     _sweep.begin()
     signal.signal(signal.SIGTERM, terminate)
     status = _execute(main)

@@ -166,8 +166,11 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
 
 def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed):
     folder = tmp_path / "run"
-    outcomes = forks.run_several(2, *SMALL, f"model.name={saved_model}", f"output_dir={folder}")
+    outcomes = forks.run_several(
+        2, *SMALL, f"model.name={saved_model}", "model.allow_pickle=true", f"output_dir={folder}"
+    )
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
+    assert [outcome.err.count("allow_pickle: pickled weights") for outcome in outcomes] == [1, 0], "one says it for all"
     assert_same_numbers(folder, undisturbed)
 
 

@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from normscope.config.schema import (
     DatasetKind,
@@ -30,6 +31,7 @@ from normscope.models.offloading import (
     is_offloaded,
     keep_on,
     memory_by_device,
+    offloaded_to,
     spare_memory,
     weights_present,
 )
@@ -70,6 +72,7 @@ def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
     else:
         disk_offload(model, str(tmp_path), CPU)
     assert is_offloaded(model)
+    assert offloaded_to(model) == ["CPU memory" if place == "cpu" else "disk"]
     assert execution_device(model) == CPU
     check_finite(model, family)
     for got, wanted in zip(observed(model, layout), expected, strict=True):
@@ -174,13 +177,22 @@ def test_weights_are_present_inside_and_stay_valid(tmp_path):
     assert layer.weight.device.type == "meta"
 
 
+def test_a_hook_on_a_single_module_knows_its_weights():
+    layer = torch.nn.Linear(3, 2)
+    add_hook_to_module(layer, AlignDevicesHook(execution_device=CPU, offload=True))
+    assert is_offloaded(layer)
+    assert offloaded_to(layer) == ["CPU memory"]
+
+
 @pytest.mark.parametrize("memory", [None, "100KB"])
-def test_a_checkpoint_larger_than_memory(saved_model, memory):
+def test_a_checkpoint_larger_than_memory(saved_model, memory, caplog):
     plain = load(ModelOptions(name=saved_model), DeviceOptions(name="cpu"))
     spread = load(
         ModelOptions(name=saved_model), DeviceOptions(name="cpu", map=DeviceMap.auto, max_memory=MaxMemory(cpu=memory))
     )
     assert is_offloaded(spread.model) == bool(memory)
+    assert offloaded_to(spread.model) == (["disk"] if memory else [])
+    assert not caplog.records, "accelerate says so, too"
     assert spread.device == CPU
     for got, wanted in zip(observed(spread.model, spread.layout), observed(plain.model, plain.layout), strict=True):
         assert torch.equal(got, wanted)

@@ -33,7 +33,14 @@ from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
-from normscope.models.offloading import execution_device, is_offloaded, keep_on, memory_by_device, spare_memory
+from normscope.models.offloading import (
+    accelerate_silenced,
+    execution_device,
+    is_offloaded,
+    keep_on,
+    memory_by_device,
+    spare_memory,
+)
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.quantised_checkpoints import (
     check_loadable,
@@ -157,7 +164,8 @@ class OpenedModel:
             compute_in(self.config, DTYPES[device.dtype])
         if device.map is not None:
             spread = {"device_map": "auto"} | _spread(device)
-            model = self._model(DTYPES[device.dtype], spread)
+            with accelerate_silenced():
+                model = self._model(DTYPES[device.dtype], spread)
             weakref.finalize(model, shutil.rmtree, spread["offload_folder"], ignore_errors=True)
             keep_on(model, spare_memory(devices, device.max_memory))
             target = execution_device(model)

@@ -5,11 +5,12 @@ faster than from CPU memory.
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.config.schema import MaxMemory
 from normscope.config.sizes import size_in_bytes
@@ -42,6 +43,27 @@ def _offloading_hooks(module: nn.Module) -> list[Any]:
     """Hooks of accelerate that load a module's weights before it runs; `align_module_device` misses those in a sequence."""
     hook: Any = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]
+
+
+def offloaded_to(model: nn.Module) -> list[str]:
+    """Where weights of a model are kept while it does not run, in words: CPU memory, disk, or names of accelerators."""
+    places = [
+        "disk" if tensor is None else "CPU memory" if tensor.device.type == "cpu" else str(tensor.device)
+        for _, _, tensor in _kept_elsewhere(model)
+    ]
+    return sorted(set(places), reverse=True)
+
+
+@contextlib.contextmanager
+def accelerate_silenced() -> Iterator[None]:
+    """Silence accelerate's remark that weights are offloaded: a run says where they are."""
+    logger = logging.getLogger("accelerate.big_modeling")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def execution_device(model: nn.Module) -> torch.device:
@@ -132,16 +154,23 @@ def keep_on(model: nn.Module, spare: Mapping[torch.device, int]) -> None:
         spare: Bytes that weights may take on each device.
     """
     left = dict(spare)
+    for in_memory, key, tensor in _kept_elsewhere(model):
+        if tensor is None:
+            continue
+        device = next((place for place, size in left.items() if tensor.nbytes <= size), None)
+        if device is not None:
+            left[device] -= tensor.nbytes
+            in_memory[key] = tensor.to(device)
+
+
+def _kept_elsewhere(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, Tensor | None]]:
+    """The weights that are loaded when their module runs: in which dictionary, its key, and the weight; None on disk."""
     for module in model.modules():
         for hook in _offloading_hooks(module):
-            weights = hook.weights_map.dataset
+            # A hook that is put on a single module by hand has a dictionary of its own, without a prefix.
+            weights = getattr(hook.weights_map, "dataset", hook.weights_map)
+            prefix = getattr(hook.weights_map, "prefix", "")
             in_memory = getattr(weights, "state_dict", weights)  # those on disk are in no dictionary
             for name, _ in module.named_parameters(recurse=False):
-                key = f"{hook.weights_map.prefix}{name}"
-                tensor = in_memory.get(key)
-                device = next(
-                    (place for place, size in left.items() if tensor is not None and tensor.nbytes <= size), None
-                )
-                if device is not None:
-                    left[device] -= tensor.nbytes
-                    in_memory[key] = tensor.to(device)
+                key = f"{prefix}{name}"
+                yield in_memory, key, in_memory.get(key)

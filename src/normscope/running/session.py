@@ -40,6 +40,7 @@ from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.offloading import offloaded_to
 from normscope.models.pooling import pooling_of
 from normscope.models.verification import verify
 from normscope.reporting.appearance import Appearance, appearance
@@ -219,8 +220,10 @@ class Session:
 
     def _announce(self) -> None:
         model = self.model
+        elsewhere = offloaded_to(model.model)
         say(
             f"{model.name}: {model.layers} layers on {model.device}, {model.number_format}",
+            *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
             f"verified to {self.provenance.verification.error:.1e}",
         )
 
