@@ -1,6 +1,7 @@
 """Counts of pairs of positive numbers on a two-dimensional logarithmic grid, in bounded memory."""
 
 import dataclasses
+import math
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ _INT32_MAX = 2**31 - 1
 _WHOLE = 2**24  # pragma: no mutate
 """Most cells of a grid that is stored whole: 64 MiB. Larger grids would take too much of an accelerator's memory."""
 # Pairs counted at a time, few enough that their cells stay in the processor's cache.
-_PIECE = 2**19  # pragma: no mutate
+_PIECE = 2**17  # pragma: no mutate
+_PIECE_ON_ACCELERATORS = 2**24  # pragma: no mutate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +47,14 @@ class Axis:
         """The place of the first cell."""
         return (self.lowest_exponent + 127) << self.bits
 
-    def place(self, values: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """The cell of each number plus `origin`, in one pass less."""
-        places = values.float().contiguous().view(torch.int32) >> (23 - self.bits)
+    def place(self, values: Float[Tensor, "..."], out: Int[Tensor, "..."] | None = None) -> Int[Tensor, "..."]:
+        """The cell of each number plus `origin`, in one pass less.
+
+        Args:
+            values: The numbers.
+            out: Holds the result, if given.
+        """
+        places = torch.bitwise_right_shift(values.float().contiguous().view(torch.int32), 23 - self.bits, out=out)
         return places.clamp_(self.origin, self.origin + self.cells - 1)
 
 
@@ -114,15 +121,21 @@ class PairHistogram:
         rows_of.masked_fill_((group < 0)[:, None, :], elsewhere)
         base = (rows_of - self._first.origin).unsqueeze(2)
         hidden = None if seen is None else ~seen.expand(len(first), -1, -1, -1)
-        rows = max(1, _PIECE // first[0].numel())
-        ones = self._flat.new_ones(min(rows, len(first)) * first[0].numel())
-        for piece in pieces(slice(0, len(first)), rows):
-            index = self._first.place(first[piece]).add_(base[piece])
-            if hidden is not None:
-                index.masked_fill_(hidden[piece], elsewhere)
-            index = index.flatten().long()
-            # Twice as fast as `index_add_` or `bincount` on a CPU.
-            self._flat.scatter_add_(0, index, ones[: len(index)])
+        sequences, heads, *pairs = first.shape
+        at_once = max(1, (_PIECE if self._flat.device.type == "cpu" else _PIECE_ON_ACCELERATORS) // math.prod(pairs))
+        size = max(1, min(sequences, at_once // heads)) * min(heads, at_once) * math.prod(pairs)
+        # Used again for every piece, so that they stay in the cache.
+        places, index = (torch.empty(size, dtype=dtype, device=base.device) for dtype in (torch.int32, torch.int64))
+        ones = self._flat.new_ones(size)
+        for some in pieces(slice(0, sequences), at_once // heads):
+            for of in pieces(slice(0, heads), at_once):
+                part = first[some, of]
+                count = part.numel()
+                place = self._first.place(part, out=places[:count].view(part.shape)).add_(base[some, of])
+                if hidden is not None:
+                    place.masked_fill_(hidden[some, of if hidden.shape[1] > 1 else slice(None)], elsewhere)
+                # Twice as fast as `index_add_` or `bincount` on a CPU.
+                self._flat.scatter_add_(0, index[:count].copy_(places[:count]), ones[:count])
         if unseen is not None:
             self._flat.index_add_(0, rows_of.flatten(), -unseen.to(self._flat.dtype).expand_as(rows_of).flatten())
 

@@ -110,11 +110,13 @@ def _sums(
     """Σ x and Σ x² over the tokens of each group."""
     device = accumulation_device(vectors.device)
     weights = members.flatten(1).to(device).double()
-    sums = torch.zeros(len(members), 2, vectors.shape[-1], dtype=torch.float64, device=device)
     pieces = cached_rows(vectors.flatten(0, 1).to(device))
+    first, second = torch.zeros(2, len(members), vectors.shape[-1], dtype=torch.float64, device=device)
+    # Used again for every piece, so that it stays in the cache.
+    wide = torch.empty(pieces[0].shape, dtype=torch.float64, device=device)
     for piece, some in zip(pieces, weights.split([len(piece) for piece in pieces], dim=1), strict=True):
         # E[x²] − E[x]² cancels where the deviation is small compared to the mean: float64 has digits to spare.
-        numbers = piece.double()
-        sums[:, 0] += some @ numbers
-        sums[:, 1] += some @ numbers.square()
-    return sums
+        numbers = wide[: len(piece)].copy_(piece)
+        first.addmm_(some, numbers)
+        second.addmm_(some, numbers.square_())
+    return torch.stack([first, second], dim=1)
