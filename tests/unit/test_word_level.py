@@ -18,7 +18,7 @@ from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import TokenSequence
-from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
+from normscope.data.words import _BYTES, NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
 from normscope.models import block as block_module
 from normscope.models.families import layout_of
@@ -276,7 +276,12 @@ def test_marks_of_tokenizers_without_offsets():
     # Punctuation is no part of a word, an apostrophe between letters is.
     pieces = ["▁the", "▁river", ",", "▁don", "'", "t", ".", "'", "▁", "4", "2", "km", "</s>", "."]
     assert marked_words(pieces, {"</s>"}, "▁").tolist() == [0, 1, 2, 3, 3, 3, 4, 5, 6, 6, 6, 6, -1, 7]
+    # A dash in three tokens, a quotation mark after a letter, and a character that was cut off.
     assert marked_words(["ĠcafÃ", "©", ",", "Ġâ", "Ģ", "ĵ"], (), "Ġ").tolist() == [0, 0, 1, 2, 2, 2]
+    assert set(_BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+    quoted = byte_level().convert_ids_to_tokens(byte_level()("ja“né “é")["input_ids"])
+    assert marked_words(quoted, (), "Ġ").tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert marked_words(["</s>", "a", "</s>", "bÃ", "</s>", "ĠÃ"], {"</s>"}, "Ġ").tolist() == [-1, 0, -1, 1, -1, 2]
     assert marked_words(["un", "happily</w>", "old</w>", "x"], set(), "</w>").tolist() == [0, 0, 1, 2]
     assert [mark_of(words) for words in (["a", "##b"], ["▁", "▁a"], ["Ġa"], ["a", "b</w>"], ["##", "a"])] == [
         *("##", "▁", "Ġ", "</w>"),

@@ -21,6 +21,12 @@ _MARKS = ("▁", "Ġ", "##", "", "</w>")
 
 _APOSTROPHES = "'’"
 
+# How byte-level tokenizers write bytes: printable ones of Latin-1 as they are, the others as characters from 256 on.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
+    chr(256 + number): bytes([byte]) for number, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
+
 
 class WordTokens(NamedTuple):
     """The tokens of a text and the words that they spell."""
@@ -199,6 +205,18 @@ def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> 
         special: Those that are special.
         mark: What the tokenizer marks; see `mark_of`.
     """
+    text, spans = _byte_level(tokens, special) if mark == "Ġ" else _marked(tokens, special, mark)
+    words = np.full(len(tokens), NO_WORD, dtype=np.int64)
+    count, before = 0, None
+    for position, span in spans.items():
+        joined = before is not None and before[1] >= span[0] and _joined(text, before, span, same=True)
+        count += not joined
+        words[position], before = count - 1, span
+    return words
+
+
+def _marked(tokens: Sequence[str], special: Collection[str], mark: str) -> tuple[str, dict[int, Span]]:
+    """What tokens spell, and the span of each that is not special."""
     text, ended = "", True
     spans: dict[int, Span] = {}
     for position, token in enumerate(tokens):
@@ -207,22 +225,28 @@ def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> 
             continue
         starts = not token.startswith(mark) if mark == "##" else ended if mark == "</w>" else token.startswith(mark)
         text += " " if starts or ended else ""
-        spans[position] = len(text), len(text) + len(surface := _written_surface(token, mark))
+        spans[position] = len(text), len(text) + len(surface := _surface(token))
         text += surface
         ended = mark == "</w>" and token.endswith(mark)
-    words = np.full(len(tokens), NO_WORD, dtype=np.int64)
-    count, before = 0, None
-    for position, span in spans.items():
-        joined = before is not None and before[1] == span[0] and _joined(text, before, span, same=True)
-        count += not joined
-        words[position], before = count - 1, span
-    return words
+    return text, spans
 
 
-def _written_surface(token: str, mark: str) -> str:
-    """A token without its mark. Bytes of non-ASCII characters count as letters."""
-    surface = _surface(token)
-    return "".join(character if character.isascii() else "x" for character in surface) if mark == "Ġ" else surface
+def _byte_level(tokens: Sequence[str], special: Collection[str]) -> tuple[str, dict[int, Span]]:
+    """The same for tokens whose characters stand for bytes. The tokens of one character, which may be several, share it."""
+    data = bytearray()
+    places: dict[int, Span] = {}
+    for position, token in enumerate(tokens):
+        if token in special:
+            data += b" "
+            continue
+        start = len(data)
+        data += b"".join(_BYTES.get(character) or character.encode() for character in token)
+        places[position] = start, len(data)
+    text = data.decode(errors="surrogateescape")
+    numbers = [number for number, character in enumerate(text) for _ in character.encode(errors="surrogateescape")]
+    spans = {position: (numbers[start], numbers[end - 1] + 1) for position, (start, end) in places.items()}
+    # Bytes that are no character, such as those of one that was cut off, count as letters.
+    return "".join("x" if "\udc80" <= character <= "\udcff" else character for character in text), spans
 
 
 def mark_of(vocabulary: Iterable[str]) -> str | None:
