@@ -53,7 +53,11 @@ def _shapes() -> str:
             f"{row['time_ratio']:.2f}",
             f"{row['memory_ratio']:.2f}",
         )
-        for row in [*_rows("shapes"), *(row for row in _rows("feed-forward") if row["way"] == "feedforward")]
+        for row in [
+            *_rows("shapes"),
+            *(row for row in _rows("feed-forward") if row["way"] == "feedforward"),
+            *_rows("sinks"),
+        ]
         if row["way"] != "bare"
     ]
     return table(("shapes", "batch", "analyses", "time / bare", "memory / bare"), rows)

@@ -56,6 +56,8 @@ def test_axes_of_lines_are_those_of_the_figure():
     assert spec["encoding"]["y"]["scale"] == {"type": "log", "nice": False, "domainMin": 0.5}
     assert all(layer["mark"]["clip"] for layer in spec["layer"]), "nothing is drawn below the axis"
     assert spec["encoding"]["x"]["axis"]["format"] == "d"
+    logarithmic = chart(lines(GRID.assign(value=(GRID["layer"] - 1) * 0.1), log_y=True))
+    assert set(rows(logarithmic)["value"].dropna()) == {0.1}, "zeros have no place on a logarithmic axis"
     halves = chart(lines(GRID.assign(layer=GRID["layer"] / 2)))
     assert halves["encoding"]["x"]["axis"] == {"grid": False}, "as integers, 0.6 and 1.4 would both be 1"
 

@@ -233,6 +233,14 @@ def test_the_first_of_two_lines_that_coincide_shows_on_both_sides_of_the_other()
     assert wide.get_linewidth() >= 2 * narrow.get_linewidth()
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_axis_without_positive_numbers_is_not_logarithmic():
+    table = pd.DataFrame({"layer": [1, 2] * 2, "value": [0.0, 0.0, 0.0, 9.0], "panel": list("aabb"), "map": "c"})
+    titles = {"a": "zeros", "b": "others"}
+    canvas = laid_out(Lines(table, "layer", "value", "map", "", "‖v‖", {"c": "c"}, "panel", titles, log_y=True))
+    assert [axes.get_yscale() for axes in canvas.axes[:2]] == ["linear", "log"]
+
+
 def test_panels_that_share_an_axis_show_all_their_lines():
     table = product(layer=range(1, 7), category=["cls", "other"], map=["a"])
     table = table.assign(value=lambda rows: 0.1 + 0.8 * (rows["category"] == "cls"))

@@ -78,7 +78,12 @@ class _Labels(Formatter):
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with labels such as 10⁻³, or plain numbers if it spans less than two powers of ten."""
+    """Make an axis logarithmic, with labels such as 10⁻³, or plain numbers if it spans less than two powers of ten.
+
+    Does nothing to axes without positive numbers, such as those of vectors that are all zero.
+    """
+    if math.isinf(axes.dataLim.minposx if name == "x" else axes.dataLim.minposy):
+        return
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_locator(_Ticks(numticks=6))

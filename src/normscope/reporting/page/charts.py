@@ -234,6 +234,8 @@ def _lines(figure: Lines) -> Spec:
     series = rows[figure.series]
     rows[figure.series] = series.map(dict(titles)) if titles else series.astype(str)
     rows = rows.dropna(subset=[figure.series])
+    if figure.log_y:  # Vega would draw zeros anywhere
+        rows[figure.y] = rows[figure.y].where(rows[figure.y] > 0)
     mark = {"clip": True} if figure.log_y and figure.floor is not None else {}
     whole = bool((rows[figure.x] % 1 == 0).all())
     axis: Spec = {"grid": False} | ({"tickMinStep": 1, "format": "d"} if whole else {})
