@@ -20,7 +20,6 @@ from tests.shapes import check_shapes
 check_shapes("normscope")
 
 from collections.abc import Iterator
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,16 @@ from hypothesis import settings
 settings.register_profile("normscope", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("normscope")
 
-get_temp_dir()  # of multiprocessing (`end_to_end/forks.py`): made now, it is not in the directory of `nothing_left_behind`
-
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import libraries in the processes that run tests, before our code does: the hook would compile them again, unmarked."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        from tests.end_to_end.forks import import_libraries
+        from tests.end_to_end.forks import import_libraries, start_server
 
         import_libraries()
+        start_server()
         gc.disable()  # until all tests are collected
 
 
@@ -56,6 +54,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    from tests.end_to_end.forks import stop_server
+
+    stop_server()
     _HUB.cleanup()
 
 

@@ -2,9 +2,13 @@
 
 A new interpreter spends more time on those imports than on all the rest of a small run. A forked process is a process like any
 other, with its own signals, exit status and environment. It draws no figures.
+
+The one that they are forked from is itself forked from the tests' own process, as soon as that has imported the libraries and
+before it has run a test. It imports our code, whose shapes it does not check, when it is first needed.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import importlib
 import multiprocessing
@@ -15,8 +19,11 @@ import socket
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from normscope.quick_imports import quick_imports
 
@@ -27,8 +34,10 @@ LIBRARIES = [
     *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
 ]
 """What a run imports of other people's."""
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.end_to_end.preloaded"])
+PRELOADED = "tests.end_to_end.preloaded"
+_FORK = multiprocessing.get_context("fork")
+_server: list[tuple[Any, Connection]] = []
+"""The process that others are forked from, once there is one, and the end of a pipe to it."""
 
 
 def import_libraries() -> None:
@@ -36,6 +45,58 @@ def import_libraries() -> None:
     with quick_imports():
         for library in LIBRARIES:
             importlib.import_module(library)
+
+
+def start_server() -> None:
+    """Start the process that others are forked from. Libraries must have been imported, and no thread may hold a lock."""
+    ours, its = _FORK.Pipe()
+    process = _FORK.Process(target=_serve, args=(its, ours))
+    process.start()
+    its.close()
+    _server[:] = [(process, ours)]
+
+
+def stop_server() -> None:
+    """End it: it sees that nobody can ask for anything any more."""
+    for process, pipe in _server:
+        pipe.close()
+        process.join()
+    _server.clear()
+
+
+def _serve(requests: Connection, other_end: Connection) -> None:
+    """Start processes and report their exit statuses, until the tests have closed the other end of the pipe."""
+    other_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the tests
+    processes: dict[int, Any] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            number, *given = requests.recv()
+            if number is None:
+                _import_ours()
+                process = _FORK.Process(target=_run, args=given)
+                process.start()
+                processes[process.pid] = process
+                requests.send(process.pid)
+                continue
+            (wait,) = given
+            if wait:
+                processes[number].join()
+            requests.send(processes[number].exitcode)
+
+
+def _import_ours() -> None:
+    """Import our code as a run does, without the checks of shapes."""
+    if PRELOADED in sys.modules:
+        return
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
+    _forget_ours()
+    importlib.import_module(PRELOADED)
+
+
+def _forget_ours() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "normscope"]:
+        del sys.modules[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +115,21 @@ class Fork:
         self._folder = tempfile.TemporaryDirectory(prefix="tmp-fork-")
         # The service that wandb has started for the tests' own process is not for others.
         inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-        given = (str(program), arguments, inherited | environment, self._folder.name)
-        self._process = _SERVER.Process(target=_run, args=given)
-        self._process.start()
+        self._number = self._ask(None, str(program), arguments, inherited | environment, self._folder.name)
+
+    @staticmethod
+    def _ask(*request: Any) -> Any:
+        ((_, pipe),) = _server
+        pipe.send(request)
+        return pipe.recv()
 
     def poll(self) -> int | None:
         """The exit status; None while the process runs."""
-        return self._process.exitcode
+        return self._ask(self._number, False)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self._number, number)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds, however long that takes on a busy machine; fails if the process ends first."""
@@ -75,9 +139,7 @@ class Fork:
 
     def wait(self) -> Outcome:
         """Wait for the end of the process. May be called once."""
-        self._process.join()
-        status = self._process.exitcode
-        assert status is not None
+        status = self._ask(self._number, True)
         out, err = (Path(self._folder.name, name).read_text(errors="replace") for name in ("out", "err"))
         self._folder.cleanup()
         return Outcome(status, out, err)
@@ -111,12 +173,15 @@ def draw_nothing() -> None:
 
 
 def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+    # What is to be done at the exit of the processes before this one is for them to do: it removes temporary directories.
+    atexit._clear()
+    weakref.finalize._registry.clear()
+    weakref.finalize._registered_with_atexit = False
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
     if environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):  # plug-ins are imported with our code
-        for name in [name for name in sys.modules if name.partition(".")[0] == "normscope"]:
-            del sys.modules[name]
+        _forget_ours()
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None

@@ -2,10 +2,6 @@
 
 import gc
 
-from tests.end_to_end.forks import import_libraries
-
-import_libraries()
-
 import hydra
 
 import normscope.cli
