@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tests.end_to_end.shell import run_here
+from tests.end_to_end.shell import draw_nothing, run_here
 from tests.end_to_end.wandb_file import run_of
 
 PAPER = ["figures.format=[pdf,svg]", "figures.width=column", "figures.caption=false", "figures.dpi=300"]
@@ -43,6 +43,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     assert row.strip() == rf"Attn-N & {' & '.join(shares)} \\"
     assert "on sample: 2 sequences, " in table
 
+    draw_nothing(monkeypatch)
     repeated = run_here(capsys, monkeypatch, f"reproduce={folder}", "figures.format=[svg]", "tracking=disabled",
                         "figures.style=null", f"output_dir={tmp_path / 'again'}")  # fmt: skip
     assert repeated.status == 0, repeated.err
