@@ -77,8 +77,7 @@ def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-
         shown = picture_of(found.figures[name])
         assert shown.axes == picture.axes, name
         assert shown.drawn.keys() == picture.drawn.keys(), name
-        for place, value in picture.drawn.items():
-            assert shown.drawn[place] == pytest.approx(value, nan_ok=True, **close), (name, place)
+        assert_drawn(shown.drawn, picture.drawn, name, tolerance)
     assert_table(found.summary.reset_index(names="row"), expected.summary.rename_axis("row"), "summary", tolerance)
     assert list(found.sentences) == list(expected.sentences)
     for sentence in found.sentences:
@@ -92,6 +91,19 @@ def assert_published(found: Findings, expected: Expected, tolerance: float = 1e-
             sorted(zip(counts, means, strict=True)), sorted(sequences), rtol=tolerance, atol=tolerance
         )
         assert float((counts * means).sum() / counts.sum()) == pytest.approx(found.metrics[name], **close), name
+
+
+def assert_drawn(found: Drawn, expected: Drawn, name: str, tolerance: float) -> None:
+    """The same numbers at the same places."""
+    places = list(expected)
+    pairs = [(np.atleast_1d(found[place]), np.atleast_1d(expected[place])) for place in places]
+    assert all(left.shape == right.shape for left, right in pairs), name
+    lengths = [len(right) for _, right in pairs]
+    left, right = (np.concatenate([np.zeros(0), *(pair[side] for pair in pairs)]) for side in (0, 1))
+    bounds = tolerance * np.maximum(1.0, np.abs(np.nan_to_num(right, posinf=0.0, neginf=0.0)))
+    wrong = ~np.isclose(left, right, rtol=0.0, atol=bounds, equal_nan=True)
+    first = [places[at] for at in np.repeat(np.arange(len(places)), lengths)[wrong][:1]]
+    assert not wrong.any(), (name, first, left[wrong], right[wrong])
 
 
 def assert_table(found: pd.DataFrame, expected: pd.DataFrame, name: str, tolerance: float) -> None:
@@ -117,14 +129,12 @@ def assert_table(found: pd.DataFrame, expected: pd.DataFrame, name: str, toleran
 def plain(table: pd.DataFrame) -> pd.DataFrame:
     """Without pandas' own kinds of number, missing value and category."""
 
-    def column(values: pd.Series) -> pd.Series:
-        if isinstance(values.dtype, pd.CategoricalDtype) or values.dtype == "string":
-            return values.astype(object)
-        if pd.api.types.is_extension_array_dtype(values.dtype):
-            return values.astype(float)
-        return values
-
-    return pd.DataFrame({name: column(values) for name, values in table.items()})
+    kinds = {
+        name: object if isinstance(kind, pd.CategoricalDtype) or kind == "string" else float
+        for name, kind in table.dtypes.items()
+        if pd.api.types.is_extension_array_dtype(kind)
+    }
+    return table.astype(kinds)
 
 
 def picture_of(figure: Figure) -> Picture:
@@ -194,7 +204,8 @@ def _lines(figure: Lines) -> Drawn:
 
 
 def _rows(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    values = [plain(table)[column].tolist() for column in columns]
+    table = plain(table[[*dict.fromkeys(columns)]])
+    values = [table[column].tolist() for column in columns]
     return list(zip(*values, strict=True))
 
 
