@@ -340,7 +340,7 @@ def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
             for position, values in rows[name].groupby("position"):
                 metrics[f"{inputs}/{BOS[bos]}/{name}/{position}"] = values.mean()
     for (inputs, bos), rows in _variants_of(tables["strongest"]):
-        metrics |= {f"{inputs}/{BOS[bos]}/{name}": rows[name].mean() for name in ("entropy", "dormant")}
+        metrics |= {f"{inputs}/{BOS[bos]}/{name}": rows[name].mean() for name in ("entropy", "dormant", "nowhere")}
     massive = tables["massive"]
     metrics["massive/count"] = float(massive.index.get_level_values("dimension").nunique())
     if len(massive):
@@ -498,10 +498,12 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             number(metrics[f"ablation/{name}"])
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
         )
+        changes = f"leaves the loss at {before}" if before == zero else f"changes the loss from {before} to {zero}"
+        to_mean = "leaves it at" if before == mean else "changes the loss to"
         sentences += [
-            f"Setting the massive activations to zero changes the loss from {before} to {zero} nats; setting as "
-            f"many random dimensions to zero, to {controls}.",
-            f"Setting the massive activations to their mean changes the loss to {mean} nats.",
+            f"Setting the massive activations to zero {changes} nats; setting as many random dimensions to zero, to "
+            f"{controls}.",
+            f"Setting the massive activations to their mean {to_mean} {mean} nats.",
         ]
     if "ablation" in tables:
         effects = {
@@ -512,10 +514,14 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
         if effects:
             most = max(effects, key=lambda name: abs(effects[name][0] - effects[name][1]))
             before, after = effects[most]
-            sentences.append(
-                f"With the massive activations set to zero, the attention weight on {spoken(most)} tokens "
-                f"{'rises' if after > before else 'falls'} from {percent(before)} to {percent(after)}."
+            whose = f"on {spoken(most)} tokens"
+            effect = (
+                f"attention weights hardly change: that {whose} stays at {percent(before)}"
+                if percent(before) == percent(after)
+                else f"the attention weight {whose} {'rises' if after > before else 'falls'} from {percent(before)} to "
+                f"{percent(after)}"
             )
+            sentences.append(f"With the massive activations set to zero, {effect}.")
     return sentences
 
 

@@ -375,10 +375,28 @@ CASES = {
                 "text/without_bos/sink_rate/cls": 0.25,
                 "text/without_bos/dormant": 0.5,
                 "random/without_bos/dormant": 0.75,
+                "text/without_bos/nowhere": 0.125,
+                "random/without_bos/nowhere": 0.1,
             },
             [
                 "On text, [CLS] tokens are sinks in 25.0% of the heads.",
                 "On text, 50.0% of the heads are dormant: a single key receives most of their weight.",
+                "On text, learned sinks take 12.5% of the attention weight, which goes to no key.",
+            ],
+        ),
+        (
+            {
+                "ablation/zero/loss_before": 3.4,
+                "ablation/zero/loss_after": 3.401,
+                "ablation/mean/loss_after": 3.399,
+                "ablation/zero/before/first": 0.7,
+                "ablation/zero/after/first": 0.7004,
+            },
+            [
+                "Setting the massive activations to zero leaves the loss at 3.40 nats.",
+                "Setting the massive activations to their mean leaves it at 3.40 nats.",
+                "With the massive activations set to zero, attention weights hardly change: that on first tokens stays at "
+                "70.0%.",
             ],
         ),
         (

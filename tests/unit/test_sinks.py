@@ -410,7 +410,8 @@ def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
     specimen = specimen_of("gpt_oss", noisy, config)
     layers = list(range(1, specimen.loaded.layers + 1))
     options = SinksOptions(length=LENGTH, seed=0, inputs=[SinkInput.text], ablation=False)
-    found = specimen.findings("sinks", options, layers, CATEGORIES).tables["strongest"].query("not bos")
+    findings = specimen.findings("sinks", options, layers, CATEGORIES)
+    found = findings.tables["strongest"].query("not bos")
     model, expected = specimen.loaded.model, []
     model.set_attn_implementation("eager")
     for text, _ in texts():
@@ -421,3 +422,5 @@ def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
     nowhere = found.pivot_table(index="layer", columns="head", values="nowhere").to_numpy()
     assert nowhere.min() > 0.001
     np.testing.assert_allclose(nowhere, torch.stack(expected).mean(dim=0).numpy(), rtol=1e-4)
+    assert findings.metrics["text/without_bos/nowhere"] == pytest.approx(nowhere.mean())
+    assert any("learned sinks take" in str(sentence) for sentence in findings.sentences)

@@ -137,6 +137,7 @@ OUTPUTS = Outputs(
         "<inputs>/<bos>/mass/<position>": f"{_MASS}.",
         "<inputs>/<bos>/entropy": "Mean entropy of the distribution of a head's weight over the keys, in nats.",
         "<inputs>/<bos>/dormant": "Share of the heads that are dormant, over sequences and layers.",
+        "<inputs>/<bos>/nowhere": "Mean share of a head's weight that goes to no key, in models with learned sinks; else 0.",
         "massive/count": "Number of dimensions with massive activations.",
         "massive/first_layer": "First layer with massive activations; 0 is the output of the embeddings.",
         "massive/last_layer": "Last layer with massive activations.",

@@ -61,7 +61,7 @@ def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         means = tables[source].groupby([*_VARIANT, "position"], sort=False)[name].mean().reset_index()
         for row in means.to_dict("records"):
             metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}/{row['position']}"] = float(row[name])
-    for name in ("entropy", "dormant"):
+    for name in ("entropy", "dormant", "nowhere"):
         for row in tables["strongest"].groupby(_VARIANT, sort=False)[name].mean().reset_index().to_dict("records"):
             metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}"] = float(row[name])
     metrics |= _massive(tables["massive"])

@@ -21,6 +21,7 @@ def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS") -> list
     return [
         *_sinks(metrics, first_token),
         *_dormant(metrics, first_token),
+        *_nowhere(metrics, first_token),
         *_drains(metrics),
         *_massive(metrics),
         *_losses(metrics),
@@ -77,6 +78,19 @@ def _dormant(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     return [Sentence(text, table="strongest")]
 
 
+def _nowhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
+    """The weight that learned sinks take, in the first variant."""
+    variant = next((key.removesuffix("/nowhere") for key in metrics if key.endswith("/nowhere")), None)
+    if variant is None or not metrics[f"{variant}/nowhere"]:
+        return []
+    where, share = _in_words(variant, metrics, first_token), percentage(metrics[f"{variant}/nowhere"])
+    return [
+        Sentence(
+            f"On {where}, learned sinks take {share} of the attention weight, which goes to no key.", table="strongest"
+        )
+    ]
+
+
 def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
     norms = [metrics.get(f"drains/{key}/{name}") for name in ("f_norm", "alpha_f") for key in ("sink", "other")]
     if any(norm is None for norm in norms):
@@ -116,10 +130,13 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     controls = metrics.get("ablation/zero/loss_controls")
     random = "" if controls is None else f"; setting as many random dimensions to zero, to {number(controls)}"
+    whole = number(before)
     after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
+    changes = f"leaves the loss at {whole}" if after == whole else f"changes the loss from {whole} to {after}"
+    to_mean = "leaves it at" if mean == whole else "changes the loss to"
     texts = [
-        f"Setting the massive activations to zero changes the loss from {number(before)} to {after} nats{random}.",
-        f"Setting the massive activations to their mean changes the loss to {mean} nats.",
+        f"Setting the massive activations to zero {changes} nats{random}.",
+        f"Setting the massive activations to their mean {to_mean} {mean} nats.",
     ]
     return [Sentence(text, table="ablation_loss") for text in texts]
 
@@ -134,10 +151,10 @@ def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
     if not weights:
         return []
     category = max(weights, key=lambda name: abs(weights[name][1] - weights[name][0]))
-    before, after = weights[category]
-    moves = "rises" if after > before else "falls"
-    text = (
-        f"With the massive activations set to zero, the attention weight on {category_name(category)} tokens {moves} from "
-        f"{percentage(before)} to {percentage(after)}."
-    )
-    return [Sentence(text, table="ablation")]
+    before, after = map(percentage, weights[category])
+    if before == after:
+        effect = f"attention weights hardly change: that on {category_name(category)} tokens stays at {before}"
+    else:
+        moves = "rises" if weights[category][1] > weights[category][0] else "falls"
+        effect = f"the attention weight on {category_name(category)} tokens {moves} from {before} to {after}"
+    return [Sentence(f"With the massive activations set to zero, {effect}.", table="ablation")]
