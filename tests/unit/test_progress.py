@@ -59,5 +59,6 @@ def test_a_terminal_gets_a_bar_with_throughput(capsys, monkeypatch):
 def test_a_table_has_a_caption(capsys):
     import pandas as pd
 
+    show_table("sinks", pd.DataFrame(), 1)
     show_table("mixing", pd.DataFrame({"mean": [0.5]}, index=["attn_w"]), 1, "how much comes from others")
     assert capsys.readouterr().out.splitlines()[1] == "mixing: how much comes from others"

@@ -282,6 +282,17 @@ def test_what_the_model_reads_has_one_length_and_the_right_beginning(monkeypatch
     assert findings.notes[0].startswith("sink rates leave out 2 sequences with fewer than 16 tokens")
 
 
+def test_texts_that_are_all_too_short_have_no_sink_rates():
+    options = SinksOptions(length=60, seed=0, inputs=[SinkInput.text], ablation=False)
+    findings = specimen_of("gpt2", lambda _model: None).findings("sinks", options, [1, 2, 3, 4], CATEGORIES)
+    assert findings.notes == [
+        "no sequence has 60 tokens or more, so sink rates are not measured (analysis.sinks.length)"
+    ]
+    assert findings.summary.empty
+    assert not len(findings.tables["by_head"])
+    assert len(findings.tables["drains"])
+
+
 def test_magnitudes_are_scipys():
     """Padding holds nonsense, which must not count."""
     generator = torch.Generator().manual_seed(0)

@@ -87,7 +87,9 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
-    """Print the summary table of one analysis below its title and caption."""
+    """Print the summary table of one analysis below its title and caption; nothing if it is empty."""
+    if table.empty:
+        return
     title = f"{title}: {caption}" if caption else title
     text = table.to_string(float_format=lambda value: _fixed(value, digits), na_rep="")
     print(f"\n{title}\n{text}\n", flush=True)

@@ -183,8 +183,12 @@ class SinksAnalysis(Analysis):
 
     def _notes(self) -> list[str]:
         notes = []
-        _, short = self._lengths.compute()[0].tolist()
-        if short:
+        long, short = self._lengths.compute()[0].tolist()
+        if not long:
+            notes.append(
+                f"no sequence has {self.options.length} tokens or more, so sink rates are not measured (analysis.sinks.length)"
+            )
+        elif short:
             notes.append(
                 f"sink rates leave out {short:,} sequences with fewer than {self.options.length} tokens (analysis.sinks.length)"
             )
