@@ -1,4 +1,4 @@
-"""Array shapes in signatures are checked while the tests run, at the price of an eighth of their time."""
+"""Array shapes in signatures are checked while the tests run."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import jaxtyping
 
-CALLS = 50
+CALLS = 20
 """How often each function's shapes are checked in a process: tests call some of them a hundred thousand times."""
 
 
