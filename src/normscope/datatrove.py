@@ -25,6 +25,7 @@ from typing import Any
 from datatrove.pipeline.base import PipelineStep
 from datatrove.utils.logging import logger
 
+from normscope.reporting.run_folder import is_complete
 from normscope.running.shutdown import terminate
 
 _PREPARED = "prepared"
@@ -54,7 +55,7 @@ class _NormscopeStep(PipelineStep):
         """
         yield from data or ()
         run_folder = self.run_folder(rank)
-        if _status(run_folder) not in ("completed", "prepared", "shard"):
+        if not is_complete(run_folder):
             begun = (run_folder / "config.yaml").is_file()
             _normscope([f"resume={run_folder}"] if begun else self.command(rank, world_size))
         facts = json.loads((run_folder / "results.json").read_text())["provenance"]
@@ -134,11 +135,6 @@ class MergeShards(_NormscopeStep):
         """`normscope merge …`."""
         shards = map(str, sorted(self.folder.glob("shard-*")))
         return ["merge", *shards, *self.overrides, f"output_dir={self.run_folder(rank)}"]
-
-
-def _status(run_folder: Path) -> str | None:
-    path = run_folder / "results.json"
-    return str(json.loads(path.read_text())["status"]) if path.is_file() else None
 
 
 def _normscope(arguments: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ ALLOWED = {
         "running.token_maps",
         "statistics.tidy",
     },
-    "datatrove": {"running.shutdown"},
+    "datatrove": {"running.shutdown", "reporting.run_folder"},
     "cli": {"config", "data.corpora", "data.corpus_memory", "distribution", "quick_imports", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution"},
