@@ -55,6 +55,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
 
 
+def counted(count: float, noun: str, plural: str | None = None) -> str:
+    """A number of things: `1 sentence`, `1,230 sentences`.
+
+    Args:
+        count: A whole number.
+        noun: What there is one of, with anything that depends on the number: `sentence is`.
+        plural: The same of several; None adds an s.
+    """
+    return f"{count:,.0f} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def enumeration(parts: list[str]) -> str:
     """Parts of a sentence: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -80,8 +80,8 @@ def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeyp
     (killed / FILE).unlink()
     outcome = run_here(capsys, monkeypatch, f"resume={killed}")
     assert outcome.status == 0, outcome.err
-    assert "3 processes began this run: 1 continue" in outcome.err
-    assert "1 of 1 processes begin with a part that is finished" in outcome.err
+    assert "3 processes began this run: 1 continues" in outcome.err
+    assert "1 of 1 process begins with a part that is finished" in outcome.err
     assert results(killed)["metrics"] == results(merged)["metrics"]
     assert tables(killed) == tables(merged)
     assert not list(killed.glob("checkpoint*"))

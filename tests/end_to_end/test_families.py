@@ -105,7 +105,7 @@ def test_stacks_of_an_encoder_decoder(
         capsys, monkeypatch, *given, *quick, f"dataset.path={parallel}", f"output_dir={tmp_path / 'run'}"
     )
     assert outcome.status == 0, outcome.err
-    assert "1 examples were skipped: without a target text" in outcome.err
+    assert "1 example was skipped: without a target text" in outcome.err
 
     norms = pd.read_parquet(tmp_path / "run/tables/norms_by_layer.parquet").query("measure == 'alpha_f'")
     start = model.config.decoder_start_token_id

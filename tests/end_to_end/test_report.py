@@ -273,8 +273,9 @@ def test_the_command_of_the_page_works_when_it_is_pasted(capsys, monkeypatch, re
 
 def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):
     given = ["dataset.limit=3", f"model.name={saved_model}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
-    outcome = run_here(capsys, monkeypatch, *given, "report.text='my own words'")
+    outcome = run_here(capsys, monkeypatch, *given, "report.text='my own words'", "layers=2")
     assert outcome.status == 0, outcome.err
+    assert "layer 2</span>" in (tmp_path / "run/report.html").read_text()
     pairs = pd.read_parquet(tmp_path / "run/tables/explorer_pairs.parquet")
     assert list(dict.fromkeys(pairs["query_token"])) == ["[CLS]", "my", "own", "words", "[SEP]"]
     assert "explorer:" not in outcome.err

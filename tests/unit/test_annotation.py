@@ -79,7 +79,7 @@ LINE = "1\tdogs\tdog\tNOUN\tNNS\t_\t0\troot\t_\t_"
         (LINE + "\n\n" + LINE + "\tmore", "line 3: expected 10 columns separated by tabs .*, got 11"),
         ("EU NNP I-NP I-ORG\n", "line 1: expected 10 columns"),
         (LINE.replace("NOUN", ""), "line 1: the column upos is empty"),
-        (LINE.replace("\t0\t", "\t3\t"), "line 1: the head 3 does not exist: the sentence has 1 words"),
+        (LINE.replace("\t0\t", "\t3\t"), "line 1: the head 3 does not exist: the sentence has 1 word"),
         (LINE.replace("\t0\t", "\t-1\t"), "line 1: the head -1 does not exist"),
         (LINE.replace("\t0\t", "\tx\t"), "line 1: invalid head x; expected the number of a word, 0 for the root, or _"),
         (LINE.replace("\t0\t", "\t1.1\t"), "line 1: invalid head 1.1; expected the number of a word"),

@@ -71,7 +71,7 @@ def test_a_wrong_delimiter_is_named(tmp_path):
     path = tmp_path / "corpus.csv"
     path.write_text("text;n\nA first, short one.;1\n")
     with pytest.raises(
-        InputError, match=r"line 2: expected 1 cells as in the header, got 2; check dataset.delimiter=','"
+        InputError, match=r"line 2: expected 1 cell as in the header, got 2; check dataset.delimiter=','"
     ):
         read(path)
     assert texts(path, delimiter=";") == SENTENCES[:1]

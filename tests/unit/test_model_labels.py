@@ -1,9 +1,9 @@
-"""Names of models in trackers and captions: revisions, checkpoints, stacks and random weights are told apart."""
+"""Names of models and layers in trackers and captions: revisions, checkpoints, stacks and random weights are told apart."""
 
 import pytest
 
 from normscope.config.schema import ModelOptions, ModelStack
-from normscope.reporting.run_description import model_label
+from normscope.reporting.run_description import layers_label, model_label
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,10 @@ from normscope.reporting.run_description import model_label
 )
 def test_models_are_told_apart(options, label):
     assert model_label(ModelOptions(**{"seed": 0} | options)) == label
+
+
+@pytest.mark.parametrize(
+    ("layers", "label"), [("all", "all layers"), (3, "layer 3"), ([3], "layer 3"), ([1, 6], "layers 1, 6")]
+)
+def test_layers_are_named(layers, label):
+    assert layers_label(layers) == label

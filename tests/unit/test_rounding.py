@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.rounding import duration, enumeration, number, percentage
+from normscope.rounding import counted, duration, enumeration, number, percentage
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,17 @@ def test_what_is_written_is_within_half_a_digit(value):
     back = float(f"{digits}e{exponent}")
     assert back == pytest.approx(value, rel=0.00500001, abs=5e-324)
     assert len(digits.lstrip("-").replace(".", "").lstrip("0")) <= 3 or abs(value) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "written"),
+    [
+        (0, ("sequence",), "0 sequences"),
+        (1, ("sequence",), "1 sequence"),
+        (1.0, ("batch", "batches"), "1 batch"),
+        (2, ("batch", "batches"), "2 batches"),
+        (12_345, ("text is", "texts are"), "12,345 texts are"),
+    ],
+)
+def test_counts(count, words, written):
+    assert counted(count, *words) == written

@@ -90,7 +90,7 @@ def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved
     given = [f"dataset.path={path}", "dataset=conllu", "layers=[1]", "device.batch_tokens=4"]
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *given)
     assert outcome.status == 0, outcome.err
-    assert "1 sentences without heads are excluded from analysis=syntax" in outcome.err
+    assert "1 sentence without heads is excluded from analysis=syntax" in outcome.err
     heads = pd.read_parquet(tmp_path / "run/tables/syntax_heads.parquet").query("half == 'both' and relation == 'all'")
     assert heads["count"].unique().tolist() == [2]
 

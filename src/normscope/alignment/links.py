@@ -10,6 +10,7 @@ from normscope.data.examples import Link, Links
 from normscope.data.lines import Malformed, lines
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
+from normscope.rounding import counted
 
 Direction = Literal["source-target", "target-source"]
 DIRECTIONS: tuple[Direction, ...] = ("source-target", "target-source")
@@ -59,7 +60,8 @@ class LinkFile:
             for number, line in enumerate(lines(self.path), start=1):
                 if number > len(lengths):
                     raise InputError(
-                        f"{self.key}={self.path}: expected {len(lengths):,} lines, one per sentence pair; the file has more"
+                        f"{self.key}={self.path}: expected {counted(len(lengths), 'line')}, one per sentence "
+                        "pair; the file has more"
                     )
                 alignments.append(self._links(line, number, lengths[number - 1]))
         except Malformed as error:
@@ -68,7 +70,7 @@ class LinkFile:
             raise InputError(f"{self.key}={self.path}: cannot be read: {error.strerror or error}") from error
         if len(alignments) < len(lengths):
             raise InputError(
-                f"{self.key}={self.path}: expected {len(lengths):,} lines, one per sentence pair; the file has "
+                f"{self.key}={self.path}: expected {counted(len(lengths), 'line')}, one per sentence pair; the file has "
                 f"{len(alignments):,}"
             )
         if not any(links.possible for links in alignments):
@@ -91,8 +93,8 @@ class LinkFile:
                 if not 0 <= word < length:
                     raise InputError(
                         f"{self.key}={self.path}: line {number}: {entry} points at {side} word {word + self.base}, but the "
-                        f"sentence has {length} words, counted from {self.base}; see {self.key.rpartition('.')[0]}: base "
-                        "and direction"
+                        f"sentence has {counted(length, 'word')}, counted from {self.base}; see "
+                        f"{self.key.rpartition('.')[0]}: base and direction"
                     )
             possible.add(link)
             if match[2] == "-":

@@ -18,6 +18,7 @@ from normscope.alignment.word_maps import Setting
 from normscope.analyses.findings import Findings
 from normscope.data.examples import Link
 from normscope.maths.mixing import Method
+from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
 METHODS = (Method.ATTN_W, Method.ATTN_N)
@@ -193,7 +194,9 @@ class AlignmentReport:
         notes = []
         for side, number in zip(("source", "target"), self.dropped.tolist(), strict=True):
             if number:
-                notes.append(f"the tokenizer drops {number:,} {side} words: they are never aligned")
+                notes.append(
+                    f"the tokenizer drops {counted(number, f'{side} word: it is', f'{side} words: they are')} never aligned"
+                )
         if len(self.links) < len(self.reference.pairs):
             notes.append(
                 f"error rates cover {len(self.links):,} of {len(self.reference.pairs):,} pairs, those that were read"

@@ -17,6 +17,7 @@ from normscope.api.picture import Picture
 from normscope.errors import InputError
 from normscope.models.text_batches import Text
 from normscope.reporting.trackers.weights_and_biases import log_to_active_run
+from normscope.rounding import counted
 
 COLUMNS = ("step", "metric", "layer", "value")
 """Of the history; layer 0 stands for the whole model."""
@@ -108,7 +109,7 @@ class Callback(TrainerCallback):
                 series="layer",
                 series_titles=titles,
                 y_label=label or metric,
-                caption=f"Over training, on {len(self._texts):,} texts: {label or metric}.",
+                caption=f"Over training, on {counted(len(self._texts), 'text')}: {label or metric}.",
             )
         )
 

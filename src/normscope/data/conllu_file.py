@@ -20,6 +20,7 @@ from normscope.data.examples import ROOT, Annotation, Corpus, Example
 from normscope.data.legibility import why_not_text
 from normscope.data.lines import Malformed, lines
 from normscope.errors import InputError, printable
+from normscope.rounding import counted
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The columns of a word's line."""
@@ -225,7 +226,9 @@ def _heads(words: Sequence[tuple[int, dict[str, str]]]) -> tuple[int, ...] | Non
         if head is None:
             raise Malformed(f"line {number}: the word has no head, but other words of the sentence do")
         if not 0 <= head <= len(words):
-            raise Malformed(f"line {number}: the head {head} does not exist: the sentence has {len(words)} words")
+            raise Malformed(
+                f"line {number}: the head {head} does not exist: the sentence has {counted(len(words), 'word')}"
+            )
         heads.append(head - 1 if head else ROOT)
     _refuse_cycles(heads, words)
     return tuple(heads)

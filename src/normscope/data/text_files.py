@@ -20,6 +20,7 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.lines import WHOLE, Malformed, Span, count, kind, lines, numbered
 from normscope.data.rows import MESSAGES, Row, RowReader
 from normscope.errors import InputError, one_line
+from normscope.rounding import counted
 
 # Above this size, counting the lines for a progress bar takes noticeable time.
 _COUNTED_BYTES = 256 * 2**20
@@ -234,7 +235,7 @@ def _csv_rows(file: TextFile, _span: Span) -> Generator[Row, None, None]:
                 continue
             if len(cells) != len(names):
                 raise Malformed(
-                    f"line {reader.line_num}: expected {len(names)} cells as in the header, got {len(cells)}; check "
+                    f"line {reader.line_num}: expected {counted(len(names), 'cell')} as in the header, got {len(cells)}; check "
                     f"dataset.delimiter={delimiter!r}"
                 )
             yield dict(zip(names, cells, strict=True))

@@ -15,6 +15,7 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line
 from normscope.models.loaded import LoadedModel
+from normscope.rounding import counted
 
 Text = str | tuple[str, str]
 
@@ -48,7 +49,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     sequences = encoder.encode(examples, counts)
     if counts.cut:
         raise InputError(
-            f"{counts.cut} of {len(examples)} texts are longer than {encoder.max_length} tokens, the limit of {model.name}"
+            f"{counted(counts.cut, 'text is', 'texts are')} longer than {encoder.max_length} tokens, the limit of {model.name}"
         )
     if len(sequences) != len(examples):
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.skipped.items())

@@ -30,7 +30,8 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
     """
     analyses, tracking = enabled_analyses(options.analysis), options.tracking
     dataset = dataset_label(options.dataset)
-    parts = ["+".join(analyses), model_label(options.model), dataset, *_layers(options), *_seeds(options)]
+    layers = [] if options.layers == "all" else [layers_label(options.layers)]
+    parts = ["+".join(analyses), model_label(options.model), dataset, *layers, *_seeds(options)]
     name = " · ".join(parts)[:NAME_LENGTH]
     config = plain(options)
     config["dataset"]["name"] = dataset
@@ -86,11 +87,12 @@ def dataset_label(options: DatasetOptions) -> str:
     return str(options.kind) if options.path is None else Path(options.path).name or str(options.kind)
 
 
-def _layers(options: RunOptions) -> list[str]:
-    if options.layers == "all":
-        return []
-    layers = options.layers if isinstance(options.layers, list) else [options.layers]
-    return [f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"]
+def layers_label(layers: Any) -> str:
+    """The `layers` key, which may be `all`, a list of numbers or a single number: `all layers`, `layers 1, 6`, `layer 3`."""
+    if layers == "all":
+        return "all layers"
+    numbers = layers if isinstance(layers, list) else [layers]
+    return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _seeds(options: RunOptions) -> list[str]:

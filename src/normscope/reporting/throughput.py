@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from normscope.rounding import counted
+
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
@@ -44,8 +46,12 @@ class Throughput:
 
     def sentence(self) -> str:
         """The state as a line for a log."""
-        of_total = "" if self.total is None else f" of {self.total:,}"
-        parts = [f"{self.examples:,}{of_total} examples", f"{self.tokens_per_second:,.0f} tokens/s"]
+        read = (
+            counted(self.examples, "example")
+            if self.total is None
+            else f"{self.examples:,} of {counted(self.total, 'example')}"
+        )
+        parts = [read, f"{self.tokens_per_second:,.0f} tokens/s"]
         if self.seconds_left is not None:
             parts.append(f"{duration(self.seconds_left)} left")
         return ", ".join(parts)

@@ -15,6 +15,7 @@ from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.reporting.run_folder import PeerFolder
 from normscope.reporting.terminal import say
+from normscope.rounding import counted
 from normscope.running.checkpoint import Checkpoint, saved_parts
 from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.reduction import Reduction
@@ -79,8 +80,10 @@ def merge_saved(parts: Iterable[Checkpoint], analyses: Sequence[Analysis], count
 
 
 def _announce(parts: int, processes: int) -> None:
-    begun = f"{parts} processes began this run" if parts > 1 else "1 process began this run"
+    begun = f"{counted(parts, 'process', 'processes')} began this run"
     if parts > processes:
-        say(f"{begun}: {processes} continue with their parts, one after another")
+        say(
+            f"{begun}: {processes} {'continues with its' if processes == 1 else 'continue with their'} parts, one after another"
+        )
     else:
-        say(f"{begun}: {processes - parts} of {processes} have nothing to do")
+        say(f"{begun}: {processes - parts} of {processes} {'has' if processes - parts == 1 else 'have'} nothing to do")

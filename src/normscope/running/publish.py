@@ -21,6 +21,7 @@ from normscope.reporting.run_description import dataset_label, model_label
 from normscope.reporting.run_folder import RunFolder, Status, results_content
 from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
 from normscope.reporting.tracker import NoTracker, Tracker
+from normscope.rounding import counted
 from normscope.running.conclusions import (
     conclude,
     curves_of,
@@ -92,12 +93,12 @@ def _show_counts(session: Session) -> None:
     """Report how much was read, what was skipped, and which categories are missing."""
     counts = session.counts
     tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-    say(f"{counts.sequences:,} sequences, {counts.tokens:,} tokens: {tokens}")
+    say(f"{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
     if counts.cut:
         longest = session.encoder.max_length
-        say(f"{counts.cut:,} of them were longer than {longest} tokens and were truncated (dataset.max_length)")
+        say(f"{counted(counts.cut, 'of them was', 'of them were')} truncated to {longest} tokens (dataset.max_length)")
     for reason, number in counts.skipped.items():
-        say(f"{number:,} examples were skipped: {reason}")
+        say(f"{counted(number, 'example was', 'examples were')} skipped: {reason}")
     missing = [category for category in missing_categories(session) if _is_expected(category, session.options)]
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")

@@ -47,6 +47,7 @@ from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
+from normscope.rounding import counted
 from normscope.running.batch_stream import BatchStream
 from normscope.running.checkpoint import Checkpoint, Position, file_of
 from normscope.running.distributed import ProcessGroup, Share
@@ -222,7 +223,7 @@ class Session:
         model = self.model
         elsewhere = offloaded_to(model.model)
         say(
-            f"{model.name}: {model.layers} layers on {model.device}, {model.number_format}",
+            f"{model.name}: {counted(model.layers, 'layer')} on {model.device}, {model.number_format}",
             *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
             f"verified to {self.provenance.verification.error:.1e}",
         )
@@ -234,9 +235,10 @@ class Session:
             return
         if batches or finished:
             say(
-                f"resuming after {batches:,} batches"
+                f"resuming after {counted(batches, 'batch', 'batches')}"
                 + (
-                    f"; {finished:,} of {self.group.size} processes begin with a part that is finished"
+                    f"; {finished:,} of {counted(self.group.size, 'process', 'processes')} "
+                    f"{'begins' if finished == 1 else 'begin'} with a part that is finished"
                     if finished
                     else ""
                 )

@@ -24,6 +24,7 @@ from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import DependencyTree, TokenMaps
+from normscope.rounding import counted
 
 # Number of examples that are searched for short ones.
 _SEARCHED = 500
@@ -169,18 +170,17 @@ def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMaps], left_o
     notes = []
     if cut:
         longest = max(len(shown[number - 1].sequence.input_ids) for number in cut)
-        notes.append(f"{_count(cut, 'text')} truncated to at most {longest} tokens (report.tokens)")
+        notes.append(
+            f"{counted(len(cut), 'text is', 'texts are')} truncated to at most {longest} tokens (report.tokens)"
+        )
     if blocks:
-        notes.append(f"{_count(blocks, 'text')} shown without single heads")
+        notes.append(f"{counted(len(blocks), 'text is', 'texts are')} shown without single heads")
     if left_out:
         notes.append(
-            f"{_count(left_out, 'more text')} left out because the report would be too large (report.examples)"
+            f"{counted(len(left_out), 'more text is', 'more texts are')} left out because the report would be "
+            "too large (report.examples)"
         )
     return notes
-
-
-def _count(numbers: Sequence[int], noun: str) -> str:
-    return f"{len(numbers)} {noun}{' is' if len(numbers) == 1 else 's are'}"
 
 
 def _sentence(

@@ -9,7 +9,7 @@ from tests.end_to_end.bad_input.process import Outcome, Started, snapshot
 
 # Progress of a run that has begun.
 _PROGRESS = re.compile(
-    r".*( layers on cpu, |examples \[|\d+ examples|: *\d+%\||resuming after ).*|\s*|sequences.*|job \d+: .*"
+    r".*( layers? on cpu, |examples \[|\d+ examples?|: *\d+%\||resuming after ).*|\s*|sequences.*|job \d+: .*"
     r"|allow_pickle: pickled weights, which can run code, .*"
 )
 

@@ -10,6 +10,7 @@ from normscope.analyses.attribution.options import Erasure
 from normscope.analyses.attribution.outputs import METHODS, QUANTITIES
 from normscope.analyses.attribution.sample import SequenceMaps
 from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
+from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
 _SCOPES = {"scores": "scores of tokens", "map": "rows of the map"}
@@ -103,7 +104,7 @@ def _faithfulness(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -
         caption=(
             f"How far {QUANTITIES[quantity]} falls when the ordinary tokens with the highest scores are {erased} (higher is "
             "more faithful), and when all others are (lower is more faithful). Means and 95% intervals over "
-            f"{int(faithfulness['count'].max())} sequences."
+            f"{counted(faithfulness['count'].max(), 'sequence')}."
         ),
     )
 

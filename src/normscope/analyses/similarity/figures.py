@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.analyses.findings import Figure, Lines, TextPair, WordMaps
 from normscope.analyses.paper_tables import category_name
-from normscope.rounding import number
+from normscope.rounding import counted, number
 from normscope.statistics.tidy import tidy
 
 LONGEST = 40
@@ -83,8 +83,8 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
         largest=float(table["contribution"].abs().max()) or 1.0,
         digits=3,
         caption=(
-            f"What pairs of tokens add to the mean cosine similarity of {pairs:,} pairs of texts, by the category of the token "
-            "in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
+            f"What pairs of tokens add to the mean cosine similarity of {counted(pairs, 'pair')} of texts, by the category of "
+            "the token in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
             f"{number(cosine)}: orange raises it, purple lowers it. The biases depend on no word."
         ),
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
-from normscope.rounding import number
+from normscope.rounding import counted, number
 
 _CATEGORY = "category/"
 
@@ -17,7 +17,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         verb = "add" if with_bias >= 0 else "take away"
         sentences.append(
             Sentence(
-                f"The mean cosine similarity of {pairs:,.0f} pairs of texts is {number(cosine)}: pairs of tokens add "
+                f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {number(cosine)}: pairs of tokens add "
                 f"{number(cosine - with_bias)}, and the model's biases, which depend on no word, {verb} "
                 f"{number(abs(with_bias))}.",
                 figure="by_category",
@@ -39,7 +39,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if spearman is not None and count is not None:
         sentences.append(
             Sentence(
-                f"Spearman's ρ between the cosines and the gold scores of {count:,.0f} pairs is "
+                f"Spearman's ρ between the cosines and the gold scores of {counted(count, 'pair')} is "
                 f"{number(spearman, signed=True)}.",
                 table="pairs",
             )

@@ -16,6 +16,7 @@ from normscope.analyses.syntax.probes import ProbeResult
 from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
 from normscope.analyses.syntax.sentences import sentences_of
 from normscope.analyses.syntax.treebank import ALL
+from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
 HALVES = ("odd", "even", "both")
@@ -312,11 +313,20 @@ class SyntaxReport:
         inside, missing = self.dropped[INSIDE], self.dropped[MISSING]
         notes = []
         if self.without_tree:
-            notes.append(f"{self.without_tree:,} sentences without heads are excluded from analysis=syntax")
+            notes.append(
+                f"{counted(self.without_tree, 'sentence without heads is', 'sentences without heads are')} excluded from "
+                "analysis=syntax"
+            )
         if inside:
-            notes.append(f"{inside:,} arcs are excluded because their two words share the same tokens")
+            notes.append(
+                f"{counted(inside, 'arc is excluded because its', 'arcs are excluded because their')} two words share "
+                "the same tokens"
+            )
         if missing:
-            notes.append(f"{missing:,} arcs are excluded because one of their words has no token")
+            notes.append(
+                f"{counted(missing, 'arc is excluded because one of its', 'arcs are excluded because one of their')} words has "
+                "no token"
+            )
         return notes
 
 

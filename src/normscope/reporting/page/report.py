@@ -29,7 +29,8 @@ from normscope.reporting.page.elements import (
     vega,
 )
 from normscope.reporting.published import Comparison
-from normscope.rounding import duration
+from normscope.reporting.run_description import layers_label
+from normscope.rounding import counted, duration
 
 # Longer tables grow with the corpus: they are files only, not part of the page.
 _LONGEST = 200_000
@@ -117,12 +118,11 @@ def _published(comparison: Comparison) -> dict[str, Any]:
 def _facts(facts: Mapping[str, Any], options: RunOptions) -> list[str]:
     """What was run, as the header says it."""
     error = f"{facts['verification_error']:.0e}".replace("e-0", "e−").replace("e-", "e−")
-    layers = "all layers" if options.layers == "all" else f"layers {', '.join(map(str, options.layers))}"
     experiment = [f"experiment={options.recipe.name}"] if options.recipe.name else []
     return [
-        f"{facts['sequences']:,} sequences",
-        f"{facts['tokens']:,} tokens",
-        layers,
+        counted(facts["sequences"], "sequence"),
+        counted(facts["tokens"], "token"),
+        layers_label(options.layers),
         f"{facts['dtype']} on {facts['device']}",
         duration(float(facts["seconds"])),
         f"verified to {error}",
@@ -209,7 +209,7 @@ def _table_data(name: str, table_name: str, rows: pd.DataFrame, findings: Findin
     about = analyses()[name].outputs.tables.get(table_name)
     row = f"One row per {about.row}. " if about else ""
     file = f"tables/{name}_{table_name}.parquet"
-    extent = f"{len(rows):,} rows" if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
+    extent = counted(len(rows), "row") if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
     return table_data(
         rows,
         f"{row}{extent}; the full table is in {file}.",
