@@ -302,6 +302,15 @@ def test_what_is_no_transformers_model(tokenizer):
     refused("tokenizer: expected the model's tokenizer, from transformers, got str", *_model_and(tokenizer, "bert"))
 
 
+@pytest.mark.parametrize("function", ["observe", "decompose", "attribute", "attribution_maps", "similarity"])
+def test_a_model_that_is_not_wrapped(function):
+    given = {"similarity": ("a", "b"), "attribute": ("a", lambda hidden: hidden[0, 0])}.get(function, ("a",))
+    with pytest.raises(InputError, match=r"model: expected one from .* normscope.wrap\(model, tokenizer\), got Linear"):
+        next(
+            inspect.unwrap(getattr(normscope, function))(nn.Linear(2, 2), *given)
+        )  # `observe` checks at the first block
+
+
 def _model_and(tokenizer, replacement):
     return in_memory(AutoModel, "bert", tokenizer), replacement
 

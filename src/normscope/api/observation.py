@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from transformers import BatchEncoding
 
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.choices import require_loaded
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
 from normscope.models.iteration import observe_blocks
@@ -26,6 +27,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
     Raises:
         InputError: If `texts` is anything else, or a text is too long for the model. Raised when the first block is requested.
     """
+    require_loaded(model)
     with in_terms_of_arguments({"model.name": "model"}):
         batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
     with Observer(model.model, model.layout) as observer:
