@@ -93,6 +93,17 @@ def test_without_package_and_hub_the_refusal_names_both_ways(key, weights):
     assert "pip install" not in str(error.value)
 
 
+def test_a_tokenizer_needs_no_model_beside_it(tmp_path, saved_model, tokenizer):
+    options = ModelOptions(name=str(saved_model), tokenizer=str(tmp_path), seed=0)
+    with pytest.raises(
+        InputError, match=r"expected a transformers tokenizer or model, got a folder without tokenizer_config"
+    ):
+        load(options, DeviceOptions(name="cpu"))
+    tokenizer.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    assert load(options, DeviceOptions(name="cpu")).tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
 def test_the_digest_of_several_files_is_that_of_their_list(tmp_path):
     for name, content in (("model-00001-of-00002.safetensors", b"one"), ("model-00002-of-00002.safetensors", b"two")):
         (tmp_path / name).write_bytes(content)

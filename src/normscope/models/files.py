@@ -43,6 +43,10 @@ class Source:
     """Whether the preset's pin (package, revision, checksum) applies to this model."""
 
 
+_TOKENIZER = ("tokenizer_config.json", "config.json")
+"""One of these tells transformers the class of a tokenizer; `save_pretrained` of a tokenizer alone writes the first."""
+
+
 def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.name") -> Source:
     """Find the files of a model, looking in local places first.
 
@@ -62,8 +66,12 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
             return Source(folder, pinned=True)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise InputError(f"{key}={name}: expected a transformers model, got a folder without config.json")
+        needed = ("config.json",) if key == "model.name" else _TOKENIZER
+        if not any((folder / file).is_file() for file in needed):
+            kind = "model" if key == "model.name" else "tokenizer or model"
+            raise InputError(
+                f"{key}={name}: expected a transformers {kind}, got a folder without {' or '.join(needed)}"
+            )
         if weights:
             _require_weights(folder, name, options.allow_pickle)
         return Source(folder, pinned=pinned)

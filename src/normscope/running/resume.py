@@ -70,7 +70,8 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
         OmegaConf.to_object(saved)
     except (OSError, YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{key}={folder}: expected the folder of a run, with its config.yaml: {one_line(error)}"
+            f"{key}={folder}: expected the folder of a run, with its config.yaml: "
+            f"{error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)}"
         ) from error
     assert isinstance(saved, DictConfig)
     for override in overrides:
