@@ -382,7 +382,8 @@ def _notes(read: Mapping[int, Pair], total: int) -> list[str]:
             len(set(range(len(getattr(pair, side)))) - set(getattr(pair, f"{side}_words"))) for pair in read.values()
         )
         if lost:
-            notes.append(f"the tokenizer drops {lost:,} {side} words: they are never aligned")
+            words = f"1 {side} word: it is" if lost == 1 else f"{lost:,} {side} words: they are"
+            notes.append(f"the tokenizer drops {words} never aligned")
     if len(read) < total:
         notes.append(f"error rates cover {len(read):,} of {total:,} pairs, those that were read")
     return notes

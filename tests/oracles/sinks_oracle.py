@@ -530,9 +530,14 @@ def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataF
     lengths = [len(s.ids) - (s.ids[0] == begin) + (begin is not None) for s in specimen.sequences]
     short = sum(length < options.length for length in lengths)
     notes = []
-    if short:
+    if short == len(lengths):
         notes.append(
-            f"sink rates leave out {short} sequences with fewer than {options.length} tokens (analysis.sinks.length)"
+            f"no sequence has {options.length} tokens or more, so sink rates are not measured (analysis.sinks.length)"
+        )
+    elif short:
+        sequences = "1 sequence" if short == 1 else f"{short} sequences"
+        notes.append(
+            f"sink rates leave out {sequences} with fewer than {options.length} tokens (analysis.sinks.length)"
         )
     if begin is None:
         notes.append("the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one")

@@ -301,10 +301,14 @@ def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) 
         summary=_summary(metrics, measures),
         sentences=_sentences(metrics, measures),
         notes=[
-            f"{dropped[0]} arcs are excluded because their two words share the same tokens",
-            f"{dropped[1]} arcs are excluded because one of their words has no token",
+            f"{_arcs_excluded(dropped[0])} because {'its' if dropped[0] == 1 else 'their'} two words share the same tokens",
+            f"{_arcs_excluded(dropped[1])} because one of {'its' if dropped[1] == 1 else 'their'} words has no token",
         ],
     )
+
+
+def _arcs_excluded(count: int) -> str:
+    return "1 arc is excluded" if count == 1 else f"{count} arcs are excluded"
 
 
 def _heads(counted: Counted, maps: Mapping, names: Sequence, layers: Sequence[int]) -> pd.DataFrame:

@@ -5,6 +5,7 @@ without building the query × key matrix.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from normscope.maths.kernels import kernel_for
 from normscope.maths.masks import Mask
+
+LOG2_E = math.log2(math.e)
+"""exp(s) = 2^(s·log₂ e). Powers of two take a fraction of the time of exponentials."""
 
 
 class Attention(NamedTuple):
@@ -159,9 +163,10 @@ def attention_weights(
     if log_normaliser is not None and cap is None and query.dtype == log_normaliser.dtype:
         # The term and −ℓ are where the products' sums begin: nothing reads the scores again to add them.
         start = -log_normaliser.unsqueeze(-1)
-        start = (start if term is None else start + term).expand(*query.shape[:-1], key.shape[2]).flatten(0, 1)
-        scores = torch.baddbmm(start, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=scale)
-        return scores.exp_().view(*query.shape[:-1], key.shape[2])
+        start = ((start if term is None else start + term) * LOG2_E).expand(*query.shape[:-1], key.shape[2])
+        keys = key.flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(start.flatten(0, 1), query.flatten(0, 1), keys, alpha=scale * LOG2_E)
+        return scores.exp2_().view(*query.shape[:-1], key.shape[2])
     scores = _scores(query, key, term, scale, cap)
     if log_normaliser is not None:
         return scores.sub_(log_normaliser.unsqueeze(-1)).exp_()

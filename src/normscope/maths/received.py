@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.attention import attention, capped
+from normscope.maths.attention import LOG2_E, attention, capped
 from normscope.maths.masks import Mask
 from normscope.maths.pieces import pieces
 
@@ -54,16 +54,15 @@ def _in_tiles(
 ) -> Float[Tensor, "batch head key"]:
     """The sum of exp(scale·q_i·k_j + b_ij − ℓ_i), tile by tile: half the kernel's time, which multiplies by values too.
 
-    Powers of two take a third of the time of exponentials. Sums of products begin at −ℓ_i, which saves a pass over the tile.
+    Sums of products begin at −ℓ_i, which saves a pass over the tile.
     """
     (sequences, heads, queries, _), keys = query.shape, key.shape[2]
     lengths = sequences, queries, keys
     plain = mask.allowed is None and mask.bias is None and mask.shift is None
     size = 2 ** int(math.log2(max(1, ENTRIES_AT_ONCE // (sequences * heads))) / 2)
     size = min(max(size, SMALLEST_TILE[plain and mask.causal]), max(queries, keys))
-    base = math.log2(math.e)
     received = shift.new_zeros(sequences, heads, keys)
-    by_head = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), (shift * base).flatten(0, 1).unsqueeze(-1)
+    by_head = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), (shift * LOG2_E).flatten(0, 1).unsqueeze(-1)
     for some in pieces(slice(0, sequences), ENTRIES_AT_ONCE // (heads * size**2)):
         own_query, own_key, own_shift = (tensor[some.start * heads : some.stop * heads] for tensor in by_head)
         own_received = received[some].flatten(0, 1)
@@ -75,28 +74,28 @@ def _in_tiles(
                     known = mask.bias is None
                     place = (rows, part, lengths, query)
                     term = mask.term(*place) if known else mask.chosen_term(slice(None), *place)
-                    start = _with_term(start, term, some, heads, base)
+                    start = _with_term(start, term, some, heads)
                 tile = start, own_query[:, rows], own_key[:, :, part]
-                weights = _scores(*tile, scale, cap, base).exp2_()
+                weights = _scores(*tile, scale, cap).exp2_()
                 if plain and mask.causal and part.stop > rows.start + 1:
                     weights.tril_(rows.start - part.start)
                 own_received[:, part] += weights.sum(dim=1)
     return received
 
 
-def _with_term(start: Tensor, term: Tensor | None, some: slice, heads: int, base: float) -> Tensor:
+def _with_term(start: Tensor, term: Tensor | None, some: slice, heads: int) -> Tensor:
     """Where the scores of a tile begin, with the mask's term."""
     if term is None:
         return start
     term = term if len(term) == 1 else term[some]
-    return (start.unflatten(0, (-1, heads)) + term * base).flatten(0, 1)
+    return (start.unflatten(0, (-1, heads)) + term * LOG2_E).flatten(0, 1)
 
 
-def _scores(start: Tensor, query: Tensor, key: Tensor, scale: float, cap: float | None, base: float) -> Tensor:
-    """Scores of a tile less ℓ_i, times the given factor."""
+def _scores(start: Tensor, query: Tensor, key: Tensor, scale: float, cap: float | None) -> Tensor:
+    """Scores of a tile less ℓ_i, as exponents of 2."""
     if cap is not None:
-        return capped(query @ key * scale, cap).mul_(base).add_(start)
-    return torch.baddbmm(start.expand(-1, -1, key.shape[2]), query, key, alpha=scale * base)
+        return capped(query @ key * scale, cap).mul_(LOG2_E).add_(start)
+    return torch.baddbmm(start.expand(-1, -1, key.shape[2]), query, key, alpha=scale * LOG2_E)
 
 
 def _by_kernel(

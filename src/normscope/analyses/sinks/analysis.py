@@ -30,6 +30,7 @@ from normscope.maths.massive import massive_activations
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.rounding import counted
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.sequence_sample import SequenceSample
@@ -190,7 +191,8 @@ class SinksAnalysis(Analysis):
             )
         elif short:
             notes.append(
-                f"sink rates leave out {short:,} sequences with fewer than {self.options.length} tokens (analysis.sinks.length)"
+                f"sink rates leave out {counted(short, 'sequence')} with fewer than {self.options.length} tokens "
+                "(analysis.sinks.length)"
             )
         if self.context.first_token is None:
             notes.append(
