@@ -273,6 +273,16 @@ CASES = {
                 "50.0%."
             ],
         ),
+        (
+            {
+                "intervention/cls/change": -0.0001,
+                "intervention/cls/before": 0.2502,
+                "intervention/cls/after": 0.2501,
+            },
+            [
+                "Without the outlier dimensions' part of the scores, the attention weight on [CLS] tokens stays at 25.0%."
+            ],
+        ),
         ({"intervention/cls/change": 0.4}, []),
     ],
     "attribution": [

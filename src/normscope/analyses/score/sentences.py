@@ -42,13 +42,16 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     )
     if before is None or after is None:
         return []
-    verb = "rises" if after > before else "falls"
+    written = percentage(before), percentage(after)
+    change = f"{'rises' if after > before else 'falls'} from {written[0]} to {written[1]}"
+    if written[0] == written[1]:
+        change = f"stays at {written[0]}"
     comparison = (
         "" if controls is None else f"; without as many random dimensions, it is {percentage(before + controls)}"
     )
     text = (
-        f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens {verb} from "
-        f"{percentage(before)} to {percentage(after)}{comparison}."
+        f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens {change}"
+        f"{comparison}."
     )
     return [Sentence(text, figure="intervention", table="intervention")]
 
