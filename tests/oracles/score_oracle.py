@@ -426,8 +426,11 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         before, after = (metrics[f"intervention/{most}/{column}"] for column in ("before", "after"))
         random = metrics.get(f"intervention/{most}/controls_mean")
         comparison = "" if random is None else f"; without as many random dimensions, it is {percent(before + random)}"
+        change = f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}"
+        if percent(before) == percent(after):
+            change = f"stays at {percent(before)}"
         sentences.append(
             f"Without the outlier dimensions' part of the scores, the attention weight on {spoken(most)} tokens "
-            f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}{comparison}."
+            f"{change}{comparison}."
         )
     return sentences

@@ -42,10 +42,8 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     )
     if before is None or after is None:
         return []
-    written = percentage(before), percentage(after)
-    change = f"{'rises' if after > before else 'falls'} from {written[0]} to {written[1]}"
-    if written[0] == written[1]:
-        change = f"stays at {written[0]}"
+    start, end = percentage(before), percentage(after)
+    change = f"stays at {end}" if start == end else f"{'rises' if after > before else 'falls'} from {start} to {end}"
     comparison = (
         "" if controls is None else f"; without as many random dimensions, it is {percentage(before + controls)}"
     )
