@@ -318,17 +318,21 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
     falls = {method: metrics[f"{quantity}/comprehensiveness/{method}"] for method in (*methods, "random")}
     ranked = sorted(falls, key=lambda method: -falls[method])
     best = next(method for method in ranked if method != "random")
-    if falls[best] > falls["random"]:
+    size, by_chance = (number(abs(falls[method])) for method in (best, "random"))
+    verbs = ["falls" if falls[method] >= 0 else "rises" for method in (best, "random")]
+    chance = f"by {by_chance}" if verbs[0] == verbs[1] else f"{verbs[1]} by {by_chance}"
+    if falls[best] > falls["random"] and falls[best] > 0:
         sentences.append(
             f"{TITLES[best][0].upper()}{TITLES[best][1:]} is the most faithful on this sample: without the tokens that "
-            f"it ranks highest, {WORDS[quantity]} falls by {number(falls[best])} on average, and by "
-            f"{number(falls['random'])} without as many random ones."
+            f"it ranks highest, {WORDS[quantity]} falls by {size} on average, and {chance} without as many random ones."
         )
     else:
+        worse = falls[best] <= falls["random"]
+        reason = "is more faithful than a random order" if worse else "finds tokens that matter"
+        bound = "at most" if verbs[0] == "falls" else "at least"
         sentences.append(
-            f"No method is more faithful than a random order: without the tokens that rank highest, {WORDS[quantity]} falls by "
-            f"at most {number(falls[best])} on average ({TITLES[best]}), and by {number(falls['random'])} without as "
-            "many random ones."
+            f"No method {reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} "
+            f"on average ({TITLES[best]}), and {chance} without as many random ones."
         )
     if len(methods) > 1:
         sentences.append(f"This fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")

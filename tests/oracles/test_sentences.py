@@ -332,6 +332,27 @@ CASES = {
             ],
         ),
         (
+            {"probability/comprehensiveness/alti": 0.25, "probability/comprehensiveness/random": -0.125},
+            [
+                "ALTI is the most faithful on this sample: without the tokens that it ranks highest, the probability of the "
+                "predicted class falls by 0.250 on average, and rises by 0.125 without as many random ones.",
+            ],
+        ),
+        (
+            {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": -0.5},
+            [
+                "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted "
+                "class rises by at least 0.250 on average (ALTI), and by 0.500 without as many random ones.",
+            ],
+        ),
+        (
+            {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": 0.125},
+            [
+                "No method is more faithful than a random order: without the tokens that rank highest, the probability of the "
+                "predicted class rises by at least 0.250 on average (ALTI), and falls by 0.125 without as many random ones.",
+            ],
+        ),
+        (
             {"agreement/alti/decompx": -0.25},
             ["The scores of ALTI and DecompX have a rank correlation of −0.250."],
         ),

@@ -28,7 +28,7 @@ _SETTINGS = (
     "*_Pooling/config.json",
 )
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _CONNECT_SECONDS = 2.0
 
 

@@ -45,23 +45,31 @@ def _faithfulness(metrics: Mapping[str, float]) -> list[Sentence]:
         methods = [(value, method) for value, method in falls if method != "random"]
         if random is None or not methods:
             continue
-        value, best = methods[0]
-        if value > random:
-            text = (
-                f"{METHODS[best][0].upper()}{METHODS[best][1:]} is the most faithful on this sample: without the tokens "
-                f"that it ranks highest, {words} falls by {number(value)} on average, and by {number(random)} without as "
-                "many random ones."
-            )
-        else:
-            text = (
-                f"No method is more faithful than a random order: without the tokens that rank highest, {words} falls by at "
-                f"most {number(value)} on average ({METHODS[best]}), and by {number(random)} without as many random ones."
-            )
-        sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
+        sentences.append(Sentence(_best(words, *methods[0], random), figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
             sentences.append(Sentence(f"This fall by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
+
+
+def _best(words: str, value: float, method: str, random: float) -> str:
+    """How far a quantity falls without the tokens that the best method ranks highest, and without random ones."""
+    fall, size = value >= 0, number(abs(value))
+    verb = "" if fall == (random >= 0) else "falls " if random >= 0 else "rises "
+    without_random = f"{verb}by {number(abs(random))} without as many random ones"
+    if value > max(random, 0):
+        return (
+            f"{METHODS[method][0].upper()}{METHODS[method][1:]} is the most faithful on this sample: without the tokens that "
+            f"it ranks highest, {words} falls by {size} on average, and {without_random}."
+        )
+    most = f"falls by at most {size}" if fall else f"rises by at least {size}"
+    start = (
+        "No method is more faithful than a random order" if value <= random else "No method finds tokens that matter"
+    )
+    return (
+        f"{start}: without the tokens that rank highest, {words} {most} on average ({METHODS[method]}), and "
+        f"{without_random}."
+    )
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
