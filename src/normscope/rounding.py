@@ -66,6 +66,12 @@ def counted(count: float, noun: str, plural: str | None = None) -> str:
     return f"{count:,.0f} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def movement(before: float, after: float) -> str:
+    """How a share moves, in the digits that are written: `rises from 10.0% to 12.0%`, `stays at 10.0%`."""
+    start, end = percentage(before), percentage(after)
+    return f"stays at {end}" if start == end else f"{'rises' if after > before else 'falls'} from {start} to {end}"
+
+
 def enumeration(parts: list[str]) -> str:
     """Parts of a sentence: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

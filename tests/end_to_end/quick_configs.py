@@ -72,7 +72,7 @@ def _compose_once(loader: ConfigLoaderImpl, defaults: Any, repo: Any) -> omegaco
 
 
 def _copied_repository(repository: ConfigRepository, _memo: dict[int, Any]) -> ConfigRepository:
-    """Hydra copies one only to have sources of its own; these never change."""
+    """Hydra copies a repository deeply so that its sources can be changed; these never are."""
     copied = copy.copy(repository)
     copied.sources = list(repository.sources)
     return copied

@@ -1,4 +1,4 @@
-"""Names of models and layers in trackers and captions: revisions, checkpoints, stacks and random weights are told apart."""
+"""Names of models and layers in trackers and captions: revisions, checkpoints, stacks and random weights are distinguished."""
 
 import pytest
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.rounding import counted, duration, enumeration, number, percentage
+from normscope.rounding import counted, duration, enumeration, movement, number, percentage
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,15 @@ def test_what_is_written_is_within_half_a_digit(value):
 )
 def test_counts(count, words, written):
     assert counted(count, *words) == written
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (0.25, 0.5, "rises from 25.0% to 50.0%"),
+        (0.5, 0.25, "falls from 50.0% to 25.0%"),
+        (0.25, 0.25001, "stays at 25.0%"),
+    ],
+)
+def test_movements(before, after, said):
+    assert movement(before, after) == said

@@ -365,10 +365,10 @@ def test_massive_activations_are_the_same_if_nothing_may_wait(monkeypatch):
         vectors[1, 0, carriers, 7] = -3000.0
         vectors[1, 2, 5, 6] = 150.0  # large, not massive
         vectors[:, ~mask] = 1e6
-        monkeypatch.setattr(massive_search, "_AT_ONCE", ("cpu",))
+        monkeypatch.setattr(massive_search, "host_waits", lambda _device: False)
         for layer in (0, 1):
             at_once.update(layer, vectors[layer], batch)
-        monkeypatch.setattr(massive_search, "_AT_ONCE", ())
+        monkeypatch.setattr(massive_search, "host_waits", lambda _device: True)
         later.update(1, 200 * vectors[1], batch, token_sizes(200 * vectors[1]))
         later.start_batch()  # what did not fit is forgotten
         for layer in (0, 1):
@@ -384,7 +384,7 @@ def test_massive_activations_are_the_same_if_nothing_may_wait(monkeypatch):
 
 def test_a_run_whose_passes_wait_for_nothing_finds_what_was_planted(monkeypatch, planted):
     family, findings = planted
-    monkeypatch.setattr(massive_search, "_AT_ONCE", ())
+    monkeypatch.setattr(massive_search, "host_waits", lambda _device: True)
     again = found(specimen_of(family, PLANT[family]), ablation=False, inputs=[SinkInput.text])
     pd.testing.assert_frame_equal(again.tables["massive"], findings.tables["massive"])
 
@@ -422,7 +422,7 @@ def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
     layers = list(range(1, specimen.loaded.layers + 1))
     options = SinksOptions(length=LENGTH, seed=0, inputs=[SinkInput.text], ablation=False)
     findings = specimen.findings("sinks", options, layers, CATEGORIES)
-    found = findings.tables["strongest"].query("not bos")
+    strongest = findings.tables["strongest"].query("not bos")
     model, expected = specimen.loaded.model, []
     model.set_attn_implementation("eager")
     for text, _ in texts():
@@ -430,7 +430,7 @@ def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
         if ids.shape[1] == LENGTH:
             attentions = torch.stack(model(input_ids=ids, output_attentions=True).attentions)[:, 0]
             expected.append(1 - attentions.sum(dim=-1).mean(dim=-1))
-    nowhere = found.pivot_table(index="layer", columns="head", values="nowhere").to_numpy()
+    nowhere = strongest.pivot_table(index="layer", columns="head", values="nowhere").to_numpy()
     assert nowhere.min() > 0.001
     np.testing.assert_allclose(nowhere, torch.stack(expected).mean(dim=0).numpy(), rtol=1e-4)
     assert findings.metrics["text/without_bos/nowhere"] == pytest.approx(nowhere.mean())

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.transfers import to_device
+from normscope.maths.transfers import host_waits, to_device
 
 # K is tabulated on [−_REACH, _REACH]; beyond, every smooth activation equals its asymptotes to 1e-16.
 _REACH = 40.0
@@ -396,15 +396,10 @@ def _replaced(
     result: Tensor, condition: Bool[Tensor, "*n"], function: Callable[..., Tensor], *arguments: Tensor
 ) -> Tensor:
     """The result, or where the condition holds, a function of the arguments at the same place."""
-    if _can_select(result.device):
-        result[condition] = function(*(argument[condition] for argument in arguments))
-        return result
-    return torch.where(condition, function(*arguments), result)
-
-
-def _can_select(device: torch.device) -> bool:
-    """Whether elements are selected without waiting: the host would wait for an accelerator to count them."""
-    return device.type == "cpu"
+    if host_waits(result.device):  # for the number of places
+        return torch.where(condition, function(*arguments), result)
+    result[condition] = function(*(argument[condition] for argument in arguments))
+    return result
 
 
 def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:

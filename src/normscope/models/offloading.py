@@ -167,7 +167,7 @@ def _kept_elsewhere(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, 
     """The weights that are loaded when their module runs: in which dictionary, its key, and the weight; None on disk."""
     for module in model.modules():
         for hook in _offloading_hooks(module):
-            # A hook that is put on a single module by hand has a dictionary of its own, without a prefix.
+            # A hook put on a single module by hand keeps its weights in a plain dictionary, without a prefix.
             weights = getattr(hook.weights_map, "dataset", hook.weights_map)
             prefix = getattr(hook.weights_map, "prefix", "")
             in_memory = getattr(weights, "state_dict", weights)  # those on disk are in no dictionary

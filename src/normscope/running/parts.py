@@ -82,8 +82,7 @@ def merge_saved(parts: Iterable[Checkpoint], analyses: Sequence[Analysis], count
 def _announce(parts: int, processes: int) -> None:
     begun = f"{counted(parts, 'process', 'processes')} began this run"
     if parts > processes:
-        say(
-            f"{begun}: {processes} {'continues with its' if processes == 1 else 'continue with their'} parts, one after another"
-        )
+        continuing = counted(processes, "continues with its", "continue with their")
+        say(f"{begun}: {continuing} parts, one after another")
     else:
         say(f"{begun}: {processes - parts} of {processes} {'has' if processes - parts == 1 else 'have'} nothing to do")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
-from normscope.rounding import number, percentage
+from normscope.rounding import movement, number, percentage
 
 # What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.
 _REMAINDER = ("other", "all")
@@ -42,14 +42,12 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     )
     if before is None or after is None:
         return []
-    start, end = percentage(before), percentage(after)
-    change = f"stays at {end}" if start == end else f"{'rises' if after > before else 'falls'} from {start} to {end}"
     comparison = (
         "" if controls is None else f"; without as many random dimensions, it is {percentage(before + controls)}"
     )
     text = (
-        f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens {change}"
-        f"{comparison}."
+        f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens "
+        f"{movement(before, after)}{comparison}."
     )
     return [Sentence(text, figure="intervention", table="intervention")]
 

@@ -13,12 +13,10 @@ from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
 from normscope.maths.magnitude import TokenSizes
 from normscope.maths.massive import MASSIVE, is_massive, massive_activations, median_magnitudes
+from normscope.maths.transfers import host_waits
 from normscope.statistics.accumulator import Accumulator
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
-
-_AT_ONCE = ("cpu",)
-"""Devices on which looking at a number costs no time."""
 
 _CARRIERS = 8
 """Tokens of a sequence that are kept until the end of a batch, at first. Few carry massive activations."""
@@ -67,7 +65,7 @@ class MassiveSearch:
         self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch, sizes: TokenSizes | None = None
     ) -> None:
         """Look at the hidden vectors of one layer during a pass."""
-        if vectors.device.type in _AT_ONCE:
+        if not host_waits(vectors.device):
             self.update_again(layer, vectors, batch, sizes)
             return
         assert sizes is not None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.analyses.sinks.report import main_position
-from normscope.rounding import enumeration, number, percentage
+from normscope.rounding import enumeration, movement, number, percentage
 
 _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 _BOS = {"with_bos": "with", "without_bos": "without"}
@@ -151,10 +151,8 @@ def _weights(metrics: Mapping[str, float]) -> list[Sentence]:
     if not weights:
         return []
     category = max(weights, key=lambda name: abs(weights[name][1] - weights[name][0]))
-    before, after = map(percentage, weights[category])
-    if before == after:
-        effect = f"attention weights hardly change: that on {category_name(category)} tokens stays at {before}"
-    else:
-        moves = "rises" if weights[category][1] > weights[category][0] else "falls"
-        effect = f"the attention weight on {category_name(category)} tokens {moves} from {before} to {after}"
-    return [Sentence(f"With the massive activations set to zero, {effect}.", table="ablation")]
+    before, after = weights[category]
+    hardly = percentage(before) == percentage(after)
+    subject = "attention weights hardly change: that" if hardly else "the attention weight"
+    text = f"With the massive activations set to zero, {subject} on {category_name(category)} tokens {movement(before, after)}."
+    return [Sentence(text, table="ablation")]

@@ -64,7 +64,7 @@ function sized(spec, width) {
   if (usermeta.maps) return sizedMaps(spec, width);
   const { columns, panel } = panelsIn(width, usermeta);
   if (!spec.facet) return { ...spec, width: width - 8, height: Math.min(300, Math.max(220, width / 2.2)), autosize: { type: "fit-x", contains: "padding" } };
-  // The part of a long title in parentheses goes on a line of its own.
+  // If a title is long, its part in parentheses goes on a second line.
   const fits = Math.floor((panel + ROOM.axis) / ROOM.character);
   const facet = { ...spec.facet, header: { labelLimit: panel + ROOM.axis, labelExpr: `length(datum.label) > ${fits} ? split(replace(datum.label, ' (', '\\n('), '\\n') : datum.label` } };
   return { ...spec, facet, columns, spec: { ...spec.spec, width: panel, height: Math.round(Math.min(200, Math.max(130, panel * 0.72))) } };
