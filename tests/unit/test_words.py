@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normscope.maths import words
-from normscope.maths.words import WordGroups, word_head_norms, word_weights
+from normscope.maths.words import Pieces, WordGroups, word_head_norms, word_weights
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from tests.tiny import token_batch
@@ -23,8 +23,9 @@ def blocks(family, model):
         units = tokens.where(block.attention.token_mask, torch.full_like(tokens, -1))
         # Two words of two tokens, one of three that are not all neighbours, and one of padding alone in the second sequence.
         merged = torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, 3, 3, -1, -1, -1]])
-        singles = WordGroups.of(units, 9, 9, torch.float64)
-        groups = WordGroups.of(merged, 5, 5, torch.float64)
+        singles, groups = (
+            WordGroups.of(words, words, torch.float64) for words in (Pieces.of(units, 9), Pieces.of(merged, 5))
+        )
         seen.append((block.word_maps(singles), block.pair_maps(), block.word_maps(groups)))
         attention = block.attention
         seen.append((attention.word_maps(singles), attention.pair_maps(), attention.word_maps(groups)))

@@ -50,7 +50,7 @@ def vector_norms(
     """
     by_group: list[list[Tensor]] = []
     check_supported(layout)
-    units = None if groups is None else groups.units
+    units = None if groups is None else groups.units.of_token
 
     def measured(vectors: Tensor) -> Tensor:
         vectors = vectors if groups is None else groups.like(vectors).rows @ vectors

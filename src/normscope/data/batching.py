@@ -94,36 +94,35 @@ class Batch:
         """The words as queries and keys of attention; None if tokens are measured."""
         if self.units is None:
             return None
-        host = self.host
-        queries = host.units if host.is_cross_attention else None
-        keys = host.keys.units
-        assert keys is not None
-        groups = WordGroups.of(keys, self._unit_count, self.keys._unit_count, torch.float32, queries)
-        return groups.to(self.input_ids.device)
+        groups = WordGroups.of(
+            self.pieces, self.keys.pieces, torch.float32, is_self_attention=not self.is_cross_attention
+        )
+        return groups if self.host is self else dataclasses.replace(groups, on_host=self.host.groups)
 
-    @property
-    def _unit_count(self) -> int:
-        """Number of units of the longest sequence."""
-        assert self.host.units is not None
-        return int(self.host.units.max()) + 1
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The tokens of the words. Only if words are measured."""
+        if self.host is not self:
+            return self.host.pieces.to(self.input_ids.device)
+        assert self.units is not None
+        return Pieces.of(self.units, int(self.units.max()) + 1)
 
     @cached_property
     def measured(self) -> "Batch":
         """The batch in terms of what is measured: itself, or the words. A word has the category of its first token."""
-        host_units = self.host.units
-        if host_units is None:
+        if self.units is None:
             return self
-        first = Pieces.of(host_units, self._unit_count).to(self.input_ids.device)
+        words = self.pieces
 
         def of_words(tensor: Tensor) -> Tensor:
-            return tensor.gather(1, first.first)
+            return tensor.gather(1, words.first)
 
         return dataclasses.replace(
             self,
             input_ids=of_words(self.input_ids),
             token_type_ids=None if self.token_type_ids is None else of_words(self.token_type_ids),
-            token_mask=first.exists,
-            categories=of_words(self.categories).masked_fill(~first.exists, -1),
+            token_mask=words.exists,
+            categories=of_words(self.categories).masked_fill(~words.exists, -1),
             inherited=None,
             source=None if self.source is None else self.source.measured,
             words=None,

@@ -31,6 +31,8 @@ _AT_ONCE_ON_ACCELERATORS = 2**26
 class Pieces(NamedTuple):
     """The tokens of words: the first of each, and the others. Most words have one token, so little has to be merged."""
 
+    of_token: Int[Tensor, "batch token"]
+    """The word of each token, counted from 0; other numbers for none of these words."""
     first: Int[Tensor, "batch word"]
     """0 for words that a sequence does not have."""
     exists: Bool[Tensor, "batch word"]
@@ -46,7 +48,7 @@ class Pieces(NamedTuple):
 
         Args:
             words: The word of each token, counted from 0; −1 for none. Those from `count` on are left out.
-            count: Number of words.
+            count: Number of words of the sequence that has most.
         """
         _, tokens = words.shape
         known = (words >= 0) & (words < count)
@@ -61,6 +63,7 @@ class Pieces(NamedTuple):
         is_other = is_other.gather(1, others)
         owners = bins.gather(1, others)
         return cls(
+            words,
             first.masked_fill(first == tokens, 0),
             first < tokens,
             others.masked_fill(~is_other, 0),
@@ -71,6 +74,10 @@ class Pieces(NamedTuple):
     def to(self, device: torch.device) -> "Pieces":
         """The pieces on another device."""
         return Pieces(*(to_device(field, device) for field in self))
+
+    def part(self, sequences: slice) -> "Pieces":
+        """The pieces of some sequences."""
+        return Pieces(*(field[sequences] for field in self))
 
 
 class Strip(NamedTuple):
@@ -164,42 +171,37 @@ class WordGroups:
 
     rows: Float[Tensor, "batch word query"]
     """1/|I| at the tokens of a target word; zero for words that a sequence does not have."""
-    targets: Int[Tensor, "batch query"]
-    """The target word of each query, counted from 0; other numbers for none."""
-    units: Int[Tensor, "batch key"]
-    """The source word of each key, counted from 0; −1 for none, as at padding."""
-    count: int
-    """Number of source words."""
+    targets: Pieces
+    """The target words."""
+    units: Pieces
+    """The source words; keys that belong to none, as at padding, have −1."""
     is_self_attention: bool = True
     """Whether queries and keys are the same tokens, so that a token's own vector belongs to a pair."""
     on_host: "WordGroups | None" = dataclasses.field(default=None, repr=False)
     """The groups in CPU memory from which these were copied; see `host`."""
 
     @classmethod
-    def of(
-        cls,
-        units: Int[Tensor, "batch key"],
-        targets: int,
-        count: int,
-        dtype: torch.dtype,
-        queries: Int[Tensor, "batch query"] | None = None,
-    ) -> "WordGroups":
-        """Groups from the word of each token.
+    def of(cls, targets: Pieces, units: Pieces, dtype: torch.dtype, *, is_self_attention: bool = True) -> "WordGroups":
+        """Groups from the tokens of words.
 
         Args:
-            units: The source word of each key; −1 for none.
-            targets: Number of target words: those below it.
-            count: Number of source words.
+            targets: The target words.
+            units: The source words.
             dtype: Dtype of the maps.
-            queries: The target word of each query in cross-attention; None if queries and keys are the same tokens.
+            is_self_attention: Whether queries and keys are the same tokens.
         """
-        of_query = units if queries is None else queries
-        return cls(_shares(of_query, targets, dtype), of_query, units, count, queries is None)
+        return cls(_shares(targets, dtype), targets, units, is_self_attention)
+
+    @property
+    def count(self) -> int:
+        """Number of source words."""
+        return self.units.first.shape[1]
 
     @property
     def columns(self) -> Float[Tensor, "batch key unit"]:
         """1 at the source word of each key."""
-        return (self.units.unsqueeze(-1) == torch.arange(self.count, device=self.units.device)).to(self.rows.dtype)
+        units = self.units.of_token
+        return (units.unsqueeze(-1) == torch.arange(self.count, device=units.device)).to(self.rows.dtype)
 
     @cached_property
     def host(self) -> "WordGroups":
@@ -210,15 +212,15 @@ class WordGroups:
 
     @property
     def _device(self) -> torch.device:
-        return self.units.device
+        return self.rows.device
 
     @cached_property
     def siblings(self) -> Int[Tensor, "pair 3"]:
         """Pairs of different keys of one source word, each pair in one order only: sequence, one key, other key."""
         if self.host is not self:
             return to_device(self.host.siblings, self._device)
-        known = self.units >= 0
-        together = (self.units.unsqueeze(1) == self.units.unsqueeze(2)) & known.unsqueeze(1)
+        units = self.units.of_token
+        together = (units.unsqueeze(1) == units.unsqueeze(2)) & (units >= 0).unsqueeze(1)
         return together.triu(1).nonzero()
 
     @cached_property
@@ -234,17 +236,9 @@ class WordGroups:
             words, numbers = self.host.words_of_siblings
             return to_device(words, self._device), to_device(numbers, self._device)
         sequence, one, _ = self.siblings.unbind(-1)
-        owners = torch.stack([sequence, self.units[sequence, one]], dim=1)
+        owners = torch.stack([sequence, self.units.of_token[sequence, one]], dim=1)
         words, numbers = owners.unique(dim=0, return_inverse=True)
         return words, numbers
-
-    @cached_property
-    def _targets(self) -> Pieces:
-        return Pieces.of(self.host.targets, self.rows.shape[1]).to(self._device)
-
-    @cached_property
-    def _keys(self) -> Pieces:
-        return Pieces.of(self.host.units, self.count).to(self._device)
 
     def queries_of(self, sequences: slice, words: slice | Int[Tensor, " chosen"]) -> Int[Tensor, " query"]:
         """The queries that are tokens of some target words.
@@ -258,7 +252,7 @@ class WordGroups:
 
     def sums(self, values: Float[Tensor, "batch *axes key"]) -> Float[Tensor, "batch *axes unit"]:
         """Sums over the keys of each source word."""
-        pieces = self._keys
+        pieces = self.units
         # Flat beyond the sequence, so that one index serves all axes.
         by_key = values.flatten(1, -2) if values.dim() > 2 else values.unsqueeze(1)
         first = by_key.gather(2, pieces.first.unsqueeze(1).expand(-1, by_key.shape[1], -1))
@@ -271,14 +265,14 @@ class WordGroups:
 
     def means(self, values: Float[Tensor, "batch *axes key"]) -> Float[Tensor, "batch *axes unit"]:
         """Means over the keys of each source word; 0 for words that a sequence does not have."""
-        counts = self.sums(torch.ones_like(self.units, dtype=values.dtype)).clamp(min=1)
+        counts = self.sums(torch.ones_like(self.units.of_token, dtype=values.dtype)).clamp(min=1)
         return self.sums(values) / counts.view(len(counts), *(1 for _ in values.shape[1:-1]), -1)
 
     def parts(self, width: int) -> Iterator[Part]:
         """The sequences in parts for which tensors with axes unit × word × width are small, of one sequence at least."""
         at_once = (_AT_ONCE if self.rows.device.type == "cpu" else _AT_ONCE_ON_ACCELERATORS) // max(1, width)
-        keys = self.host._keys
-        words, units = _lengths(self.host._targets.exists), keys.exists.sum(dim=1).tolist()
+        keys = self.host.units
+        words, units = _lengths(self.host.targets.exists), keys.exists.sum(dim=1).tolist()
         start = 0
         while start < len(words):
             stop, most = start + 1, (words[start], units[start])
@@ -292,7 +286,7 @@ class WordGroups:
             start = stop
 
     def _part(self, sequences: slice, keys: Pieces, words: int, at_once: int) -> Part:
-        keys = Pieces(*(field[sequences] for field in keys))
+        keys = keys.part(sequences)
         used = keys.exists.any(dim=0)
         if self.is_self_attention:
             used[:words] = True
@@ -350,7 +344,7 @@ class WordGroups:
             weights: α of the strip's queries.
             gates: v M^g, and A^g of the strip's queries.
         """
-        pieces = self._targets
+        pieces = self.targets
         here = slice(strip.words.start, strip.words.stop)
         columns, of_strip = self._others_of(strip)
         owners = pieces.owners[strip.sequences][:, columns].sub(here.start).masked_fill(~of_strip, 0)
@@ -378,7 +372,7 @@ class WordGroups:
 
     def _others_of(self, strip: Strip) -> tuple[Int[Tensor, " piece"], Bool[Tensor, "batch piece"]]:
         """Columns of `Pieces.others` that some target word of a strip needs, and whether one of a sequence's does."""
-        pieces = self.host._targets
+        pieces = self.host.targets
         inside = (pieces.owners >= strip.words.start) & (pieces.owners < strip.words.stop)
         of_strip = (pieces.is_other & inside)[strip.sequences]
         columns = of_strip.any(dim=0).nonzero()[:, 0]
@@ -434,20 +428,20 @@ class WordGroups:
         return dataclasses.replace(
             self,
             rows=to_device(self.rows, device),
-            targets=to_device(self.targets, device),
-            units=to_device(self.units, device),
+            targets=self.targets.to(device),
+            units=self.units.to(device),
             on_host=None if device.type == "cpu" else self.host,
         )
 
     def part(self, sequences: slice) -> "WordGroups":
         """The groups of some sequences."""
-        if sequences == slice(0, len(self.units)):
+        if sequences == slice(0, len(self.rows)):
             return self
         return dataclasses.replace(
             self,
             rows=self.rows[sequences],
-            targets=self.targets[sequences],
-            units=self.units[sequences],
+            targets=self.targets.part(sequences),
+            units=self.units.part(sequences),
             on_host=None if self.on_host is None else self.on_host.part(sequences),
         )
 
@@ -457,12 +451,13 @@ class WordGroups:
         if moved.rows.dtype == tensor.dtype:
             return moved
         # 1/3 in float32 is none in float64.
-        return dataclasses.replace(moved, rows=_shares(moved.targets, moved.rows.shape[1], tensor.dtype))
+        return dataclasses.replace(moved, rows=_shares(moved.targets, tensor.dtype))
 
 
-def _shares(words: Int[Tensor, "batch query"], count: int, dtype: torch.dtype) -> Float[Tensor, "batch word query"]:
+def _shares(words: Pieces, dtype: torch.dtype) -> Float[Tensor, "batch word query"]:
     """1/|I| at the tokens of each word."""
-    members = (words.unsqueeze(1) == torch.arange(count, device=words.device)[:, None]).to(dtype)
+    numbers = torch.arange(words.first.shape[1], device=words.first.device)
+    members = (words.of_token.unsqueeze(1) == numbers[:, None]).to(dtype)
     return members / members.sum(dim=-1, keepdim=True).clamp(min=1)
 
 

@@ -265,12 +265,13 @@ class WordPairs(Pairs):
         groups, mask = self._groups.host, self.block.mask or Mask()
         exist = self.batch.host.token_mask[:, :, None] & self.keys.host.token_mask[:, None, :]
         # Padding belongs to no word, so that the positions are enough.
-        indices = (torch.arange(n) for n in (groups.targets.shape[1], groups.units.shape[1], len(groups.units)))
+        sequences, queries = groups.targets.of_token.shape
+        indices = (torch.arange(n) for n in (queries, groups.units.of_token.shape[1], sequences))
         visible = mask.of_positions.visible(*indices)
         if visible is None:
             return exist
         of_keys = groups.rows @ visible[:, 0].to(groups.rows)
-        return exist & (groups.sums(of_keys.expand(len(groups.units), -1, -1)) > 0)
+        return exist & (groups.sums(of_keys.expand(sequences, -1, -1)) > 0)
 
     @cached_property
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
@@ -282,7 +283,8 @@ class WordPairs(Pairs):
         row, head, query, rank = places
         groups = self._groups.host
         key = ranked(self._seen_on_host[row, query], rank)
-        of_target, of_source = groups.targets[row] == query[:, None], groups.units[row] == key[:, None]
+        of_target = groups.targets.of_token[row] == query[:, None]
+        of_source = groups.units.of_token[row] == key[:, None]
         # Every token of the target word with every token of the source word.
         pair, target = of_target.nonzero().unbind(-1)
         place, source = of_source[pair].nonzero().unbind(-1)

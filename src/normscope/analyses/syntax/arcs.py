@@ -14,7 +14,7 @@ from normscope.data.examples import ROOT
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
 from normscope.maths.transfers import to_device
-from normscope.maths.words import WordGroups
+from normscope.maths.words import Pieces, WordGroups
 
 INSIDE, MISSING = range(2)
 """Why an arc is dropped: inside a unit of words that share their tokens; at a word without a token."""
@@ -95,11 +95,11 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
                 nodes[row, _punctuation(sentence, labels, numbers[row])] = False
             rows += _arcs(row, sentence, labels, numbers[row], relations, dropped)
     pairs = nodes[:, :, None] & nodes[:, None, :] & np.triu(np.ones((targets, targets), dtype=bool), 1)
-    device = batch.input_ids.device
+    tokens, device = torch.from_numpy(units), batch.input_ids.device
     table = to_device(torch.tensor(rows, dtype=torch.int64).view(-1, 6), device)
     words = torch.arange(targets) < torch.tensor([len(known) for known in numbers])[:, None]
     return Arcs(
-        groups=WordGroups.of(torch.from_numpy(units), targets, count, torch.float32).to(device),
+        groups=WordGroups.of(Pieces.of(tokens, targets), Pieces.of(tokens, count), torch.float32).to(device),
         words=to_device(words, device),
         nodes=to_device(torch.from_numpy(nodes), device),
         edges=torch.from_numpy(np.stack(pairs.nonzero())),
