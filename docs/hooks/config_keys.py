@@ -43,7 +43,7 @@ def page() -> str:
         "# Config keys\n",
         "Every key that can be set on the command line (`normscope KEY=VALUE …`), in a preset, or in a file of your own. A key "
         "that does not exist or a value of the wrong type is an error before anything runs. This page is generated from the "
-        "schema; `normscope --help` has the same keys in brief, and [Presets](presets.md) has the choices for whole groups.\n",
+        "schema; `normscope --help` lists the main ones, and [Presets](presets.md) has the choices for whole groups.\n",
     ]
     for section, members in sections.items():
         parts.append(f"## {code(section) if section else 'The run'}\n")

@@ -39,21 +39,22 @@ class AlignmentOptions(AnalysisConfig):
     """Word alignment from cross-attention (Kobayashi et al. 2020)."""
 
     gold: LinkFileOptions = dataclasses.field(default_factory=LinkFileOptions)
-    """Human alignments: `1-2` is sure, `3p4` possible."""
+    """Manual alignments: `1-2` is a sure link, `3p4` a possible one."""
     words: WordsAre = WordsAre.spaced
-    """Words are separated by white space (`spaced`), or are runs of letters or single punctuation marks (`punctuated`)."""
+    """What counts as a word: text between spaces (`spaced`), or runs of letters and single punctuation marks (`punctuated`)."""
     baselines: Any = None  # a dict; if it were typed as one, Hydra would demand a + before its keys
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     aligners: list[str] = dataclasses.field(default_factory=list)
     """Other aligners to run: eflomal, simalign."""
     simalign_model: str = "google-bert/bert-base-multilingual-cased"
-    """Model whose embeddings simalign compares."""
+    """Model whose embeddings simalign uses."""
     symmetrisation: str = "grow-diag-final"
-    """The `Heuristic` that combines the two directions of an aligner in `aligners`."""
+    """Heuristic that combines the two directions of an aligner in `aligners`: `intersection`, `union`,
+    `grow-diag`, `grow-diag-final`, `grow-diag-and` or `grow-diag-final-and`."""
     reverse: str | None = None
-    """Run folder of a model in the opposite direction on the same pairs, for symmetrisation."""
+    """Run directory of a model in the opposite direction on the same pairs, for symmetrisation."""
     sentences: list[int] = dataclasses.field(default_factory=list)
-    """Rows of the corpus, from 1, whose maps are drawn; the first three by default."""
+    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
 
     def validate(self, run: "RunOptions") -> None:
         """Check that the run has cross-attention to align by and links to compare with.

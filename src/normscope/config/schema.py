@@ -16,7 +16,7 @@ INCIDENTAL = (
     *("resume", "reproduce", "prepared", "merge"),
     *("output_dir", "tracking", "report", "figures", "checkpoint", "recipe"),
 )
-"""Keys that no number depends on: where results go, how they are shown, and what they are compared with. They alone may change
+"""Keys that no number depends on: where results go, how they are shown, and what they are compared with. Only they may change
 when a run is resumed or reproduced, and they do not distinguish runs."""
 
 
@@ -25,7 +25,7 @@ class Pin:
     """The source of a preset's model. It is ignored if another `model.name` overrides the preset's."""
 
     name: str | None = None
-    """The model's name, for which alone the other values hold."""
+    """The model's name; the other values hold only for this model."""
     package: str | None = None
     """An installed package that has the model's files."""
     revision: str | None = None
@@ -42,7 +42,7 @@ class Level(enum.StrEnum):
 
 
 class ModelStack(enum.StrEnum):
-    """Which attention of an encoder–decoder is analysed."""
+    """Which stack of an encoder–decoder is analysed."""
 
     encoder = "encoder"
     decoder = "decoder"
@@ -74,11 +74,11 @@ class ModelOptions:
     """Training step of the checkpoint, the x-axis of a comparison; by default read from the revision, the name or the file
     `trainer_state.json`. With `model=multiberts-steps`, which checkpoint."""
     checkpoints: str | None = None
-    """Pattern of the checkpoint folders of a training, `/path/run/checkpoint-*`: a sweep over all of them, in the order of
-    their steps."""
+    """Pattern of a training run's checkpoint folders, such as `/path/run/checkpoint-*`: a sweep over all of them, in the order
+    of their steps."""
     pin: Pin = field(default_factory=Pin)
     stack: ModelStack | None = None
-    """Which attention of an encoder–decoder; the encoder's by default."""
+    """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
     tokenizer: str | None = None
     """Hub name or local folder of another tokenizer."""
     architecture: dict[str, Any] = field(default_factory=dict)
@@ -88,13 +88,13 @@ class ModelOptions:
     quantization: Quantization | None = None
     """Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA)."""
     toy: bool = False
-    """Use the toy translation model, which is trained first."""
+    """Use the toy translation model, which is trained on first use."""
     seed: int = II("seed")
     """Seed of random weights; with `model=multiberts`, which of the 25 models."""
     source_language: str | None = None
-    """Source language of a multilingual translation model, as a code of its tokenizer."""
+    """Source language of a multilingual translation model, as a language code of its tokenizer."""
     target_language: str | None = None
-    """Its target language, likewise."""
+    """Target language of a multilingual translation model, as a language code of its tokenizer."""
     allow_pickle: bool = False
     """Accept weights that are not safetensors."""
     trust_remote_code: bool = False
@@ -114,7 +114,7 @@ class DatasetKind(enum.StrEnum):
 
 
 class Segmentation(enum.StrEnum):
-    """How documents are cut into examples."""
+    """How documents are split into examples."""
 
     none = "none"
     sentence = "sentence"
@@ -128,13 +128,13 @@ class Quoting(enum.StrEnum):
     standard = "standard"
     """They enclose a cell, as in RFC 4180. A row of many lines is an error: its closing mark is probably missing."""
     multiline = "multiline"
-    """The same, with rows of any number of lines."""
+    """They enclose a cell, and a row may have any number of lines."""
     none = "none"
     """They are ordinary characters, and every line is a row."""
 
 
 class Compat(enum.StrEnum):
-    """What is read of a corpus that comes as tokens: the tokens, as its authors did (`official`), or their text (`clean`)."""
+    """What is read from a corpus of tokens: the tokens, as its authors did (`official`), or their text (`clean`)."""
 
     official = "official"
     clean = "clean"
@@ -154,8 +154,8 @@ class DatasetOptions:
     kind: DatasetKind = MISSING
     """Where examples come from; presets set it."""
     path: str | None = None
-    """File of `text` (.txt, .jsonl, .csv, .tsv, also gzipped; .parquet), a folder or a pattern; name of `hub`;
-    treebank of `conllu`."""
+    """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `hub`,
+    the dataset's name; for `conllu`, the treebank."""
     pair_path: str | None = None
     """File of the second texts, line by line with those of `path`."""
     separator: str | None = None
@@ -187,18 +187,18 @@ class DatasetOptions:
     stride: int = 0
     """Tokens by which a window overlaps the one before it."""
     compat: Compat = Compat.official
-    """What is read of a corpus that comes as tokens: the tokens (`official`), or their text (`clean`)."""
+    """What is read from a corpus of tokens: the tokens (`official`), or their text (`clean`)."""
     limit: int | None = None
     """Maximum number of examples."""
     max_length: int | None = None
-    """Maximum number of tokens in an example; of a pair, the longer text is truncated first. The model's maximum by default."""
+    """Maximum number of tokens in an example (by default, the model's); in a pair, the longer text is truncated first."""
     mask_fraction: float = 0.0
     """Fraction of the ordinary tokens that are masked."""
     segments: Segments = Segments.pair
     """Segment ids of the second text of a pair: 1 (`pair`), or 0 as in the first text (`zero`)."""
     categories: Any = field(default_factory=dict)
-    """User-defined token categories: a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens. Or a
-    column of annotated words (`upos`, `deprel`), whose values become categories."""
+    """User-defined token categories, each a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens;
+    or a column of annotated words (`upos`, `deprel`), whose values become categories."""
     name: str | None = None
     """Name of the data, if known: published numbers are compared only with numbers on the same data."""
     seed: int = II("seed")
@@ -222,12 +222,12 @@ class DeviceMap(enum.StrEnum):
 
 @dataclass
 class MaxMemory:
-    """Sizes such as `20GiB` or `500MB`; by default what is free."""
+    """Sizes such as `20GiB` or `500MB`; by default, the free memory."""
 
     accelerator: str | None = None
-    """On the device on which the model runs, if that is not the CPU, and on each other GPU of the process."""
+    """On the accelerator on which the model runs, and on each other GPU of the process."""
     cpu: str | None = None
-    """In CPU memory. What fits nowhere stays on disk."""
+    """In CPU memory. Weights that fit nowhere stay on disk."""
 
 
 @dataclass
@@ -241,7 +241,7 @@ class DeviceOptions:
     batch_tokens: int = 4096
     """Maximum number of tokens in a batch, padding included."""
     map: DeviceMap | None = None
-    """`auto` keeps weights that do not fit on the device on the process's other GPUs, then in CPU memory, and the rest on disk
+    """`auto` keeps weights that do not fit on the device on the process's other GPUs, then in CPU memory, then on disk
     (accelerate)."""
     max_memory: MaxMemory = field(default_factory=MaxMemory)
     """How much memory weights may take with `map`."""
@@ -277,21 +277,21 @@ class TrackingOptions:
     tracker: TrackerName = TrackerName.wandb
     """`wandb`, `mlflow` or `tensorboard`. The latter two only write files."""
     mode: TrackingMode | None = None
-    """`online` or `offline` for W&B (WANDB_MODE by default, otherwise offline), or `disabled`."""
+    """`online` or `offline` for W&B (by default WANDB_MODE, or else `offline`), or `disabled`."""
     project: str | None = None
-    """W&B project (WANDB_PROJECT by default) or MLflow experiment (MLFLOW_EXPERIMENT_NAME by default), otherwise normscope."""
+    """W&B project (by default WANDB_PROJECT) or MLflow experiment (by default MLFLOW_EXPERIMENT_NAME), or else `normscope`."""
     entity: str | None = None
     """W&B user or team."""
     group: str | None = None
-    """Group of runs; by default the sweep's folder in a multirun."""
+    """Group of runs; in a multirun, by default the name of the sweep's directory."""
     name: str | None = None
-    """Name of the run; by default its analyses, model, data and seed. In W&B, WANDB_NAME comes first."""
+    """Name of the run; by default its analyses, model, data and seed (in W&B, WANDB_NAME if it is set)."""
     job_type: str | None = None
-    """Type of the run; by default `analysis`, `experiment` or `reproduction`. In W&B, WANDB_JOB_TYPE comes first."""
+    """Type of the run; by default `analysis`, `experiment` or `reproduction` (in W&B, WANDB_JOB_TYPE if it is set)."""
     notes: str | None = None
-    """Notes on the run; by default its command line. In W&B, WANDB_NOTES comes first."""
+    """Notes on the run; by default its command line (in W&B, WANDB_NOTES if it is set)."""
     tags: list[str] = field(default_factory=list)
-    """Tags of the run besides its model family, data and analyses. In W&B, WANDB_TAGS by default."""
+    """Tags of the run in addition to its model family, data and analyses; in W&B, by default WANDB_TAGS."""
 
 
 @dataclass
@@ -309,11 +309,11 @@ class ReportOptions:
     enabled: bool = True
     """Whether to write the report."""
     examples: int = 3
-    """Number of texts with token maps: the first that are short enough, then the first longer ones."""
+    """Number of texts with token maps: the first texts that are short enough, then the first longer ones."""
     tokens: int = 64
     """Maximum number of tokens in such a text; longer ones are truncated."""
     text: str | None = None
-    """A text to use instead; `text ||| second text` is a pair."""
+    """A text to show instead; `text ||| second text` is a pair."""
 
 
 class FigureFormat(enum.StrEnum):
@@ -333,11 +333,11 @@ class FigureOptions:
     width: str | int | float = "page"
     """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), or a number of inches."""
     caption: bool = True
-    """Whether to write the caption below the panels; otherwise a text file beside each figure holds it."""
+    """Whether to write the caption below the panels; otherwise, it is written to a text file beside the figure."""
     dpi: int = 200
     """Pixels per inch of .png, and of point clouds in the other formats."""
     style: str | None = None
-    """Style on top of ours: a matplotlib style sheet (.mplstyle), or the name of an installed style."""
+    """Style that overrides the default one: a matplotlib style sheet (.mplstyle), or the name of an installed style."""
 
 
 @dataclass
@@ -375,26 +375,26 @@ class RunOptions:
     categories: Any = "all"
     """`all`, or a list of token categories to report."""
     level: Level = Level.token
-    """Whether to measure tokens (`token`) or whole words (`word`), whose tokens' vectors are merged before they are measured.
-    Words are the corpus's if it has annotated words, otherwise the tokenizer's."""
+    """Whether to measure tokens (`token`) or whole words (`word`). The vectors of a word's tokens are merged before they are
+    measured. Words are those of the corpus if it is annotated, otherwise those of the tokenizer."""
     seed: int = 0
     """Seed of all random choices, unless a more specific one is set."""
     output_dir: str | None = None
-    """The run folder itself; in a multirun, the sweep's."""
+    """The run directory itself; in a multirun, the sweep's directory."""
     resume: str | None = None
-    """Folder of a stopped run to resume."""
+    """Directory of a stopped run to resume."""
     reproduce: str | None = None
-    """Folder of a run to repeat; the numbers are compared."""
+    """Directory of a run to repeat; the numbers are compared."""
     shard: int | None = None
-    """The part of the corpus to analyse, from 0; null: all of it. `normscope merge RUN…` makes one run of all shards."""
+    """The part of the corpus to analyse, from 0; null analyses all of it. `normscope merge RUN…` combines all shards."""
     shards: int = 1
-    """The number of parts."""
+    """The number of parts into which the corpus is divided."""
     prepare: bool = False
-    """Only make what shards need of the whole corpus; `normscope prepare` sets it."""
+    """Only prepare what shards need from the whole corpus; `normscope prepare` sets it."""
     prepared: str | None = None
-    """Folder of what `normscope prepare` has made."""
+    """Directory that `normscope prepare` has written."""
     merge: list[str] | None = None
-    """Folders of the runs of all shards; `normscope merge` sets it."""
+    """Run directories of all shards; `normscope merge` sets it."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     figures: FigureOptions = field(default_factory=FigureOptions)

@@ -77,7 +77,7 @@ class AttributionOptions(AnalysisConfig):
     """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences."""
 
     methods: list[AttributionMethod] | None = None
-    """Which methods, of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `gradient_x_input` and
+    """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `gradient_x_input` and
     `integrated_gradients`; the last two need Captum. By default, all others that are defined for the model's family."""
     stage: AttributionStage = AttributionStage.layer
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n` or the whole `layer`."""
@@ -85,16 +85,16 @@ class AttributionOptions(AnalysisConfig):
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
     sequences: int = 8
-    """Number of sequences, drawn by the seed. Maps take memory with the square of a sequence's length."""
+    """Number of random sequences. The memory for maps grows with the square of a sequence's length."""
     pooling: EmbeddingPooling | None = None
-    """How an embedding is pooled (`mean`, `cls` or `last`); setting it tests the embedding even of a classifier. By default
-    what the model's files say; if they say nothing, the last token's vector of a causal model, the mean of others."""
+    """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is tested even for a classifier. By default,
+    as the model's files say; if they do not, causal models use the last token's vector, and others the mean."""
     shares: list[float] = dataclasses.field(default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0])
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
-    """Whether tokens are replaced by the mask token (`mask`) or taken out (`remove`); by default `mask` if there is one."""
+    """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one."""
     orders: int = 3
-    """Number of random orders of each sequence's tokens to compare with."""
+    """Number of random orders of each sequence's tokens, as a baseline."""
     steps: int = 50
     """Number of steps of `integrated_gradients`."""
     seed: int = II("seed")

@@ -24,14 +24,14 @@ class Bias(enum.StrEnum):
 
 @dataclasses.dataclass
 class FeedForwardOptions(AnalysisConfig):
-    """Mixing through the whole layer, with the feed-forward network (Kobayashi et al. 2024)."""
+    """Mixing through the whole layer, including the feed-forward network (Kobayashi et al. 2024)."""
 
     bias: Bias = Bias.summand
     """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
     sequences: int = 100
-    """Number of sequences, drawn by the seed, whose token maps are compared; the ratios cover the whole corpus."""
+    """Number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
     pairs: int = 20
-    """Number of pairs of tokens to list in each layer."""
+    """Number of amplified token pairs to list in each layer."""
     seed: int = II("seed")
     """Seed of the sampled sequences."""
 

@@ -21,12 +21,12 @@ class FrequencyOptions(AnalysisConfig):
     source: str = "corpus"
     """Where tokens are counted: `corpus`, or a text file like those of dataset.path."""
     path: str | None = None
-    """A file of `rank count token_id` lines to use instead."""
+    """A file of `rank count token_id` lines to read the ranks from instead."""
     conventional: bool = False
     """Whether [CLS], [SEP], comma and period rank as the four most frequent tokens, and other special tokens and single
     characters are left out (K20, footnote 5)."""
     exact_pairs: int = 50_000_000
-    """Largest number of (rank, measure) pairs kept for exact rank correlations; beyond it they are estimated."""
+    """Largest number of (rank, measure) pairs kept for exact rank correlations; with more, they are estimated."""
     seed: int = II("seed")
     """Seed of the scatter plot's sample."""
 

@@ -19,11 +19,11 @@ class NormsOptions(AnalysisConfig):
     """Vector norms (Kobayashi et al. 2020)."""
 
     exact_pairs: int = 50_000_000
-    """Largest number of (α, ‖f‖) pairs kept for an exact rank correlation; beyond it the correlation is estimated."""
+    """Largest number of (α, ‖f‖) pairs kept for an exact rank correlation; with more, the correlation is estimated."""
     sampled_queries: int | None = 512
-    """Queries drawn from each longer sequence for the rank correlation; null uses all."""
+    """Maximum number of queries per sequence for the rank correlation, drawn at random; null uses all."""
     scatter_pairs: int = 10_000
-    """Pairs in the scatter plot's sample."""
+    """Number of pairs in the scatter plot."""
     seed: int = II("seed")
     """Seed of the sampled queries and pairs."""
 

@@ -22,14 +22,14 @@ class OutlierCriterion(enum.StrEnum):
 
 @dataclasses.dataclass
 class OutliersOptions(AnalysisConfig):
-    """Outlier dimensions (Maruta & Matsuzaki 2024). This definition of an outlier holds for every analysis that uses them."""
+    """Outlier dimensions (Maruta & Matsuzaki 2024). Other analyses that use outlier dimensions share this definition."""
 
     criterion: OutlierCriterion = OutlierCriterion.sigma
     """Unit of the distance: standard deviations (`sigma`), or median absolute deviations (`mad`)."""
     threshold: float = 3.0
     """Distance beyond which a dimension is an outlier of a layer."""
     share: float = 0.5
-    """Share of the layers in which a dimension must be an outlier to count as an outlier of the model."""
+    """Minimum share of the layers in which an outlier of the model must be an outlier."""
     dimensions: list[int] | None = None
     """The outlier dimensions; null detects them."""
 

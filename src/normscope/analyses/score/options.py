@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class ScoreOptions(AnalysisConfig):
-    """Contributions of the dimensions to attention scores (Maruta & Matsuzaki 2024)."""
+    """Contributions of hidden dimensions to attention scores (Maruta & Matsuzaki 2024)."""
 
     sequences: int | None = None
-    """Number of sequences, drawn by the seed, over which contributions are averaged; null uses the whole corpus."""
+    """Number of random sequences over which contributions are averaged; null uses the whole corpus."""
     interventions: bool = True
     """Whether to recompute each block's attention without the outlier dimensions' part of its scores."""
     intervention_sequences: int = 100
-    """Number of sequences, drawn by the seed, for these interventions."""
+    """Number of random sequences for these interventions."""
     controls: int = 20
-    """Number of random sets of dimensions, of the same size, to compare with."""
+    """Number of random sets of dimensions, of the same size, as controls for the interventions."""
     ablation: bool = True
     """Whether to run the model with the outlier dimensions of the residual stream replaced."""
     ablation_sequences: int = 16
-    """Number of sequences, drawn by the seed, for these ablations."""
+    """Number of random sequences for these ablations."""
     ablation_controls: int = 5
-    """Number of random sets of dimensions, of the same size, to compare with."""
+    """Number of random sets of dimensions, of the same size, as controls for the ablations."""
     seed: int = II("seed")
     """Seed of the sampled sequences and of the random sets of dimensions."""
 

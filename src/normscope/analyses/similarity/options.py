@@ -33,13 +33,13 @@ class SimilarityOptions(AnalysisConfig):
     """Cosine similarities of pairs of texts, split into pairs of tokens (DecompX's vectors, pooled)."""
 
     pooling: PoolingChoice | None = None
-    """How an embedding is made of the last hidden vectors: their `mean`, the first (`cls`) or the `last`. By default, what the
-    model's own sentence-transformers files say."""
+    """How the last hidden vectors are pooled into an embedding: their `mean`, the first (`cls`) or the `last`. By default, as
+    the model's own sentence-transformers files say."""
     bias: ValueBias = ValueBias.token
-    """Whether all biases are a category of their own (`token`), or those of the first layer's values belong to their tokens
+    """Whether all biases form a category of their own (`token`), or those of the first layer's values go to their tokens
     (`decompx`), as in the official code of DecompX."""
     rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3])
-    """Rows of the data, from 1, whose pairs of texts are drawn token by token."""
+    """Rows of the data, from 1, whose pairs of texts are shown token by token."""
 
     def validate(self, _run: "RunOptions") -> None:
         """Check the rows.

@@ -36,15 +36,15 @@ class SinksOptions(AnalysisConfig):
     epsilon: float = 0.3
     """A key is a sink of a head if its mean weight over the queries that see it exceeds this."""
     sequences: int = 100
-    """Number of sequences, drawn by the seed, that sink rates are measured on."""
+    """Number of random sequences on which sink rates are measured."""
     dormant: float = 0.5
     """A head is dormant on a sequence if more than this share of its weight goes to a single key."""
     ablation: bool = True
     """Whether to run the model with its massive activations replaced, if there are any."""
     ablation_sequences: int = 16
-    """Number of sequences, drawn by the seed, for these ablations."""
+    """Number of random sequences for these ablations."""
     controls: int = 5
-    """Number of random sets of dimensions, replaced at the same tokens, to compare with."""
+    """Number of random sets of dimensions, replaced at the same tokens, as controls."""
     seed: int = II("seed")
     """Seed of the sampled sequences, the random tokens and the random sets of dimensions."""
 

@@ -23,12 +23,12 @@ class SyntaxOptions(AnalysisConfig):
     subtypes: bool = False
     """Whether relations keep their subtypes: `nsubj:pass` beside `nsubj`."""
     probes: bool = True
-    """Whether to train and score probes. They run the model again, and a random model of the same shape."""
+    """Whether to train and score probes. This runs the model again, as well as a random model of the same shape."""
     train: str | None = None
     """CoNLL-U file to train probes on. By default, they are trained on every second sentence of the corpus and scored on the
     others."""
     train_sentences: int = 1000
-    """Maximum number of training sentences, drawn by the seed. Their maps are kept in a temporary file."""
+    """Maximum number of training sentences, drawn at random. Their maps are kept in a temporary file."""
     seed: int = II("seed")
     """Seed of the training sentences and of the random model."""
 
