@@ -21,7 +21,7 @@ REASON = "Why ρ is undefined; empty if it is defined."
 
 CHANGES = {
     "before": "α of the unchanged model, summed over the category's keys: the mean over queries and heads, then sequences.",
-    "after": "The same without the removed dimensions.",
+    "after": "α summed over the category's keys, as in `before`, without the removed dimensions.",
     "change": "`after` minus `before`.",
     "controls_mean": "Mean change when as many random dimensions are removed instead; missing without controls.",
     "controls_low": "Lower end of the 95% interval of these changes, from their percentiles.",

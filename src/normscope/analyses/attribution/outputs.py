@@ -3,7 +3,7 @@
 from normscope.analyses.columns import CATEGORY_OF_TOKEN, LAYER, TOKENS
 from normscope.analyses.info import Outputs, TableInfo
 
-_METHOD = "The method."
+_METHOD = "The attribution method."
 _INTERVAL = "{} end of the 95% interval over sequences (Student's t); missing for one sequence."
 _LOW, _HIGH = _INTERVAL.format("Lower"), _INTERVAL.format("Upper")
 _SEQUENCES = "Number of sequences."
@@ -34,10 +34,10 @@ OUTPUTS = Outputs(
             columns={
                 "layer": LAYER,
                 "method": _METHOD,
-                "scope": "Whether the map is that of the `layer` alone, or `cumulative`: from the input up to the layer.",
+                "scope": "`layer`: the map of the layer by itself; `cumulative`: the map from the input up to the layer.",
                 "itself": "Mean share of a token's vector that comes from the token itself, in [0, 1].",
-                "effective_tokens": "Mean number of tokens that a vector comes from: the exponential of the entropy of the "
-                "tokens' shares.",
+                "effective_tokens": "Mean effective number of tokens that a vector comes from: the exponential of the "
+                "entropy of the tokens' shares.",
                 "count": TOKENS,
             },
         ),
@@ -46,10 +46,12 @@ OUTPUTS = Outputs(
             columns={
                 "layer": LAYER,
                 "method": _METHOD,
-                "category": f"{CATEGORY_OF_TOKEN} It is the category of the token whose vector it is.",
-                "source": "Where it comes from: `itself`, another token of a category (`cls`, `sep`, `punctuation`, …), or, of "
-                "the remaining tokens, one of the two `neighbours` or the `others`; by `decompx` also the `bias`.",
-                "share": "Mean share of a token's vector, from the input up to the layer; over sources it adds up to 1.",
+                "category": f"{CATEGORY_OF_TOKEN} The token is the one whose vector is split.",
+                "source": "Where the vector comes from: the token `itself`, another token of a category (`cls`, `sep`, "
+                "`punctuation`, …), or, of "
+                "the remaining tokens, the two `neighbours` or the `others`; for `decompx`, also the `bias`.",
+                "share": "Mean share of a token's vector, from the input up to the layer; the shares of all sources add up to "
+                "1.",
                 "count": TOKENS,
             },
         ),
@@ -57,7 +59,7 @@ OUTPUTS = Outputs(
             row="pair of methods and scope",
             columns={
                 "method": _METHOD,
-                "other": "The other method.",
+                "other": "The method that it is compared with.",
                 "scope": "What is ranked: the ordinary tokens of a sequence by their `scores`, or the keys of each row of the "
                 "`map` through all layers, averaged over rows.",
                 "spearman": "Mean over sequences of Spearman's ρ.",
@@ -70,10 +72,11 @@ OUTPUTS = Outputs(
             row="method, measure and share",
             columns={
                 "method": "The method, or `random` for the mean over random orders.",
-                "measure": "`comprehensiveness`: the tokens with the highest scores are erased. `sufficiency`: all others are.",
-                "share": "Percentage of the ordinary tokens that count as those with the highest scores.",
-                "mean": "Mean over sequences of how far the probability of the predicted class, or the cosine with the "
-                "untouched embedding, falls.",
+                "measure": "`comprehensiveness`: the tokens with the highest scores are erased. `sufficiency`: all other "
+                "ordinary tokens are erased.",
+                "share": "Percentage of the ordinary tokens that are erased or kept.",
+                "mean": "Mean fall over sequences of the probability of the predicted class, or of the cosine with the "
+                "untouched embedding.",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": _SEQUENCES,
@@ -82,13 +85,14 @@ OUTPUTS = Outputs(
         "ranking": TableInfo(
             row="method, the most faithful first",
             columns={
-                "rank": "Place by comprehensiveness, from 1.",
+                "rank": "Rank by comprehensiveness, from 1.",
                 "method": "The method, or `random`.",
                 "comprehensiveness": "AOPC: mean fall over all shares when the tokens with the highest scores are erased. "
                 "Higher is more faithful.",
                 "comprehensiveness_low": _LOW,
                 "comprehensiveness_high": _HIGH,
-                "sufficiency": "The same when all other ordinary tokens are erased. Lower is more faithful.",
+                "sufficiency": "AOPC: mean fall over all shares when all other ordinary tokens are erased. Lower is more "
+                "faithful.",
                 "sufficiency_low": _LOW,
                 "sufficiency_high": _HIGH,
                 "above_random": "Mean over sequences of comprehensiveness minus that of random orders; missing for `random`.",

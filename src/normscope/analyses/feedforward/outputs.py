@@ -24,7 +24,8 @@ OUTPUTS = Outputs(
                 "`atbffres_n` (with its residual connection) or `atbffresln_n` (with its normalisation).",
                 "category": CATEGORY_OF_TOKEN,
                 "mean": "Mean mixing ratio of the tokens, in [0, 1].",
-                "sequence_mean": "Mean over the tokens of a sequence first, then over the sequences that have such tokens.",
+                "sequence_mean": "Mean mixing ratio over the tokens of a sequence first, then over the sequences that have "
+                "such tokens.",
                 "max": "Largest mixing ratio of a token.",
                 "min": "Smallest mixing ratio of a token.",
                 "count": TOKENS,
@@ -42,14 +43,14 @@ OUTPUTS = Outputs(
             },
         ),
         "amplified": TableInfo(
-            row="layer and pair of tokens, those first whose share the network raises most",
+            row="layer and pair of tokens, beginning with those whose share the network raises most",
             columns={
                 "layer": LAYER,
-                "query_token": "The token that takes.",
-                "key_token": "The token that gives.",
+                "query_token": "The token that receives.",
+                "key_token": "The token that contributes.",
                 "category": "Kind of pair: `special` (one is a special token), `same token`, `adjacent` or `other`.",
                 "before": "Share of the pair in the sum over the query's keys, after the attention block.",
-                "after": "The same after the feed-forward network.",
+                "after": "Share of the pair after the feed-forward network.",
             },
         ),
     },

@@ -6,13 +6,13 @@ from normscope.analyses.info import Outputs, TableInfo
 _CORRELATION = {
     "measure": "`alpha`: α received, and `f`: ‖f(x)‖, both averaged over heads; otherwise the method of a mixing ratio.",
     "specials": "Whether special tokens are counted: `with` or `without`.",
-    "spearman": f"{SPEARMAN} Positive: the rarer the token, the larger the measure.",
+    "spearman": f"{SPEARMAN} If it is positive, rarer tokens have larger values.",
     "count": "Number of token occurrences with a frequency rank.",
     "error_bound": ERROR_BOUND,
     "reason": REASON,
 }
 _MEASURES = {
-    "alpha": "Mean weight received from a query, averaged over heads and layers.",
+    "alpha": "Mean weight received from a query, over heads and layers.",
     "f": "Mean ‖f(x)‖ over heads and layers.",
     "<method>": "Mean mixing ratio over layers, one column per method.",
 }
@@ -27,8 +27,8 @@ OUTPUTS = Outputs(
             row="token of the vocabulary that occurs",
             columns={
                 "token": "The token.",
-                "token_id": "Its number in the vocabulary.",
-                "rank": "Its frequency rank, 1 for the most frequent; missing if it was not counted.",
+                "token_id": "Number of the token in the vocabulary.",
+                "rank": "Frequency rank of the token, 1 for the most frequent; missing if it was not counted.",
                 "reference_count": "Occurrences in the text whose tokens define the ranks.",
                 "count": "Occurrences in the corpus.",
                 **_MEASURES,

@@ -12,7 +12,8 @@ OUTPUTS = Outputs(
                 "method": "What the ratio takes into account: `attn_w`, `attn_n`, `attnres_w`, `attnres_n` or `attnresln_n`.",
                 "category": CATEGORY_OF_TOKEN,
                 "mean": "Mean mixing ratio of the tokens, in [0, 1].",
-                "sequence_mean": "Mean over each sequence's tokens of the category first, then over the sequences with any.",
+                "sequence_mean": "Mean mixing ratio over each sequence's tokens of the category first, then over the "
+                "sequences that have any.",
                 "max": "Largest mixing ratio of a token.",
                 "min": "Smallest mixing ratio of a token.",
                 "count": TOKENS,

@@ -5,15 +5,15 @@ from normscope.analyses.info import Outputs, TableInfo
 
 _ROW = "`max_cv` and `min_cv`: the row with the largest and the smallest coefficient of variation; `average`: the mean row."
 _LAYER_OR_AVERAGE = "Layer, from 1; 0 in the average."
-_ALPHA = "α summed over the category's keys: the mean over a sequence's queries, then over sequences."
-_ALPHA_F = "‖αf(x)‖ summed over the category's keys: the mean over a sequence's queries, then over sequences."
-_F = "‖f(x)‖: the mean over a sequence's keys of the category, then over the sequences that have any."
+_ALPHA = "α summed over the category's keys, averaged over a sequence's queries, then over sequences."
+_ALPHA_F = "‖αf(x)‖ summed over the category's keys, averaged over a sequence's queries, then over sequences."
+_F = "‖f(x)‖ averaged over a sequence's keys of the category, then over the sequences that have any."
 
 
 def _dispersion(norm: str) -> dict[str, str]:
     return {
         "mean": f"Mean of {norm} over all tokens.",
-        "std": "Its standard deviation (of the population).",
+        "std": "Population standard deviation.",
         "cv": "Coefficient of variation, `std` / `mean`.",
         "max": "Largest value.",
         "min": "Smallest value.",
@@ -26,9 +26,9 @@ OUTPUTS = Outputs(
             row="layer, measure and category",
             columns={
                 "layer": LAYER,
-                "measure": "`alpha`: α; `alpha_f`: ‖αf(x)‖; `f`: ‖f(x)‖, each as in `norms_by_head`.",
+                "measure": "`alpha`: α; `alpha_f`: ‖αf(x)‖; `f`: ‖f(x)‖, each as defined for `norms_by_head`.",
                 "category": CATEGORY_OF_KEY,
-                "sequence_mean": "The measure, as a mean over the heads.",
+                "sequence_mean": "Mean of the measure over heads.",
             },
         ),
         "by_head": TableInfo(
@@ -76,7 +76,7 @@ OUTPUTS = Outputs(
             columns={
                 "layer": "Layer, from 1; 0 stands for the pairs of all chosen layers.",
                 "category": CATEGORY_OF_KEY,
-                "spearman": f"{SPEARMAN} It is between α and ‖f(x)‖, over all triples of head, query and visible key.",
+                "spearman": f"{SPEARMAN} Between α and ‖f(x)‖, over all triples of head, query and visible key.",
                 "count": "Number of pairs.",
                 "error_bound": ERROR_BOUND,
                 "reason": REASON,
@@ -88,15 +88,15 @@ OUTPUTS = Outputs(
                 "layer": LAYER,
                 "head": HEAD,
                 "index": "Rank of the singular value, from 1, the largest.",
-                "value": "Singular value of the head's map from x to f(x). It depends on the weights alone.",
+                "value": "Singular value of the head's map from x to f(x). It depends only on the weights.",
             },
         ),
         "expansion": TableInfo(
             row="layer",
             columns={
                 "layer": LAYER,
-                "rate": "Root mean square singular value of the map from x to Σ_h f(x): how much it lengthens a vector.",
-                "rate_with_output_bias": "The same with b_O in the map, as in the published numbers.",
+                "rate": "Root mean square singular value of the map from x to Σ_h f(x): how much the map lengthens a vector.",
+                "rate_with_output_bias": "Expansion rate with b_O in the map, as in the published numbers.",
             },
         ),
         "sample": TableInfo(
@@ -112,8 +112,8 @@ OUTPUTS = Outputs(
     },
     metrics={
         "alpha/<category>": "α summed over the category's keys, averaged over queries, heads and layers.",
-        "alpha_f/<category>": "‖αf(x)‖ summed over the category's keys, likewise.",
-        "f/<category>": "‖f(x)‖ of the category's keys, likewise.",
+        "alpha_f/<category>": "‖αf(x)‖ summed over the category's keys, averaged over queries, heads and layers.",
+        "f/<category>": "‖f(x)‖ of the category's keys, averaged over keys, heads and layers.",
         "spearman/<category>": "Spearman's ρ between α and ‖f(x)‖ over the pairs of all chosen layers.",
         "f/cv_max": "Largest coefficient of variation of ‖f(x)‖ in any head.",
         "f/cv_min": "Smallest coefficient of variation of ‖f(x)‖ in any head.",
@@ -124,8 +124,8 @@ OUTPUTS = Outputs(
         "x/cv_min": "Smallest coefficient of variation of ‖x‖ in any layer.",
         "x/cv_mean": "Mean coefficient of variation of ‖x‖ over layers.",
         "expansion/mean": "Mean expansion rate over layers.",
-        "expansion_with_output_bias/mean": "The same with b_O in the map.",
-        "expansion_with_output_bias/layer_<layer>": "Expansion rate of one layer, with b_O in the map.",
+        "expansion_with_output_bias/mean": "Mean expansion rate over layers, with b_O in the map.",
+        "expansion_with_output_bias/layer_<layer>": "Expansion rate of a layer, with b_O in the map.",
     },
     curves={
         "alpha/<category>": "α summed over the category's keys, averaged over queries and heads.",

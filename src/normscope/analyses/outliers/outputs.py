@@ -12,8 +12,8 @@ OUTPUTS = Outputs(
             columns={
                 "layer": _LAYER,
                 "dimension": DIMENSION,
-                "mean": "Mean over all tokens.",
-                "std": "Standard deviation over all tokens (of the population).",
+                "mean": "Mean of the dimension over all tokens.",
+                "std": "Population standard deviation over all tokens.",
                 "score": "Signed distance of the mean from the centre of the means of all dimensions, in units of "
                 "`analysis.outliers.criterion`.",
                 "is_outlier": "Whether the distance exceeds `analysis.outliers.threshold`.",
@@ -25,8 +25,8 @@ OUTPUTS = Outputs(
                 "layer": _LAYER,
                 "dimension": DIMENSION,
                 "category": CATEGORY_OF_TOKEN,
-                "mean": "Mean over the category's tokens.",
-                "std": "Standard deviation over the category's tokens (of the population).",
+                "mean": "Mean of the dimension over the category's tokens.",
+                "std": "Population standard deviation over the category's tokens.",
                 "count": TOKENS,
             },
         ),
@@ -45,8 +45,8 @@ OUTPUTS = Outputs(
             row="outlier dimension of the model",
             columns={
                 "dimension": DIMENSION,
-                "share_of_layers": "Share of the layers 0 to L in which it is an outlier.",
-                "largest_score": "Its largest absolute distance in any layer.",
+                "share_of_layers": "Share of the layers 0 to L in which the dimension is an outlier.",
+                "largest_score": "Largest absolute distance of the dimension in any layer.",
             },
         ),
     },

@@ -11,8 +11,9 @@ OUTPUTS = Outputs(
             columns={
                 "category_a": _CATEGORY.format("first"),
                 "category_b": _CATEGORY.format("second"),
-                "contribution": "What pairs of such tokens add to the mean cosine, which is the sum over all categories.",
-                "share": "The same, divided by the mean cosine.",
+                "contribution": "What pairs of such tokens add to the mean cosine. Over all categories, it adds up to the "
+                "mean cosine.",
+                "share": "`contribution` divided by the mean cosine.",
                 "mean": "What one pair of such tokens adds to a cosine, on average.",
                 "count": "Number of pairs of such tokens.",
             },
@@ -32,7 +33,8 @@ OUTPUTS = Outputs(
         "pairs": "Number of pairs of texts.",
         "cosine": "Mean cosine similarity.",
         "with_bias": "What pairs with a bias on at least one side add to the mean cosine.",
-        "category/<category>": "What tokens of the category add to the mean cosine, which is the sum over all categories; half "
+        "category/<category>": "What tokens of the category add to the mean cosine; over all categories, it adds up to it. "
+        "Half "
         "of what a pair adds belongs to either token. `bias` stands for the biases.",
         "gold/spearman": "Spearman's ρ of cosines and gold scores.",
         "gold/count": "Number of pairs with a gold score.",

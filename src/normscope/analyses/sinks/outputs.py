@@ -4,12 +4,12 @@ from normscope.analyses.columns import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD
 from normscope.analyses.info import Outputs, TableInfo
 
 _HIDDEN = "Layer of the hidden vectors, from 0, the output of the embeddings."
-_INPUTS = "What the model reads: `text`, `random` tokens, or one token as a `repeat`; T tokens each."
+_INPUTS = "What the model reads: `text`, `random` tokens, or one token repeated (`repeat`); T tokens each."
 _BOS = "Whether sequences begin with the tokenizer's beginning-of-sequence (or classification) token."
-_POSITION = "`first` for the first token of a sequence, or a category of tokens, each of which counts separately."
+_POSITION = "`first` for the first token of a sequence, or a category, whose tokens count separately."
 _VARIANT = {"layer": LAYER, "head": HEAD, "inputs": _INPUTS, "bos": _BOS}
 _ABLATED = {
-    "from_layer": "First layer whose inputs are changed; those of all later layers are changed too.",
+    "from_layer": "First layer whose inputs are changed; those of all later layers are changed, too.",
     "value": "What the dimensions are set to at tokens with massive activations: `zero`, or their `mean` over these tokens.",
     "removed": "The dimension that is replaced, or `outliers` for all dimensions with massive activations at once.",
     "dimensions": "The replaced dimensions, separated by spaces.",
@@ -118,7 +118,7 @@ OUTPUTS = Outputs(
                 "layer": LAYER,
                 "category": CATEGORY_OF_KEY,
                 "before": CHANGES["before"],
-                "after": "The same with the activations replaced.",
+                "after": "α summed over the category's keys, as in `before`, with the activations replaced.",
                 **_CONTROLS,
             },
         ),
@@ -127,7 +127,7 @@ OUTPUTS = Outputs(
             columns={
                 **_ABLATED,
                 "before": "Loss of the unchanged model in nats: of the next token, or of masked tokens.",
-                "after": "The same with the activations replaced.",
+                "after": "Loss with the activations replaced, in nats.",
                 **_CONTROLS,
             },
         ),
@@ -137,23 +137,24 @@ OUTPUTS = Outputs(
         "<inputs>/<bos>/mass/<position>": f"{_MASS}.",
         "<inputs>/<bos>/entropy": "Mean entropy of the distribution of a head's weight over the keys, in nats.",
         "<inputs>/<bos>/dormant": "Share of the heads that are dormant, over sequences and layers.",
-        "<inputs>/<bos>/nowhere": "Mean share of a head's weight that goes to no key, in models with learned sinks; else 0.",
+        "<inputs>/<bos>/nowhere": "Mean share of a head's weight that goes to no key, in models with learned sinks; 0 in "
+        "others.",
         "massive/count": "Number of dimensions with massive activations.",
         "massive/first_layer": "First layer with massive activations; 0 is the output of the embeddings.",
         "massive/last_layer": "Last layer with massive activations.",
         "massive/largest": "Largest magnitude of a massive activation, averaged over sequences.",
-        "massive/ratio": "Magnitude of that activation divided by the median |x|.",
+        "massive/ratio": "Largest magnitude of a massive activation divided by the median |x|.",
         "drains/<key>/v_norm": "Mean ‖v‖ of sinks, or of other keys, over layers and heads.",
-        "drains/<key>/f_norm": "Mean ‖f(x)‖.",
-        "drains/<key>/alpha_f": "Mean ‖αf(x)‖.",
+        "drains/<key>/f_norm": "Mean ‖f(x)‖ of sinks, or of other keys, over layers and heads.",
+        "drains/<key>/alpha_f": "Mean ‖αf(x)‖ of sinks, or of other keys, over layers and heads.",
         "magnitude/max_abs": "Largest |x| of a sequence, averaged over sequences: the largest of all layers.",
         "magnitude/kurtosis": "Mean kurtosis of the activations of a sequence, averaged over layers.",
         "magnitude/beyond_6_sigma": "Share of the activations beyond six standard deviations, averaged over layers.",
         "ablation/<value>/loss_before": "Loss in nats, unchanged: of the next token, or of masked tokens.",
-        "ablation/<value>/loss_after": "The same with all massive activations replaced.",
-        "ablation/<value>/loss_controls": "The same with as many random dimensions of the same tokens replaced, on average.",
+        "ablation/<value>/loss_after": "Loss in nats with all massive activations replaced.",
+        "ablation/<value>/loss_controls": "Mean loss in nats when as many random dimensions of the same tokens are replaced.",
         "ablation/<value>/before/<category>": "Mean weight on the category over layers, unchanged.",
-        "ablation/<value>/after/<category>": "The same with all massive activations replaced.",
+        "ablation/<value>/after/<category>": "Mean weight on the category over layers, with all massive activations replaced.",
     },
     curves={
         "<inputs>/<bos>/sink_rate/<position>": "Share of heads, over sequences, in which the position is a sink.",

@@ -6,21 +6,20 @@ _LAYER = "Layer, from 1; 0 for a baseline."
 _HEAD = "Head, from 1; 0 stands for all heads: the map of the whole block or layer, or a baseline."
 _MEASURE = (
     "`attn_w` (weights), `attn_n` (vectors), `attnres_n` (with the residual connection), `attnresln_n` (with the "
-    "normalisation), `layer` (to the end of the layer); or a baseline: `fixed_offset` (the head is always the same number of "
-    "words away), `right_branching` (the head is the next word)."
+    "normalisation), `layer` (to the end of the layer); or a baseline: `fixed_offset` (the syntactic head is always the same "
+    "number of words away), `right_branching` (it is the next word)."
 )
-_RELATION = (
-    "Relation of the dependent to its head; `all` stands for every relation but `root` and, by default, `punct`."
-)
+_RELATION = "Relation of the dependent to its syntactic head; `all` stands for all but `root` and, by default, `punct`."
 _DIRECTION = (
-    "`dependent-head` if the largest entry in the dependent's row should be its head, `head-dependent` for the reverse."
+    "`dependent-head` if the largest entry in the dependent's row should be its syntactic head, `head-dependent` for the "
+    "reverse."
 )
 _CANDIDATES = (
     "Which keys compete: `all`, `no_self` (without the word itself), `no_special` (without special tokens) or `words` (without "
     "both)."
 )
 _LOW = "Lower end of the 95% interval over sentences; missing with fewer than two."
-_HIGH = "Upper end of that interval."
+_HIGH = "Upper end of the 95% interval over sentences; missing with fewer than two."
 
 OUTPUTS = Outputs(
     tables={
@@ -55,9 +54,9 @@ OUTPUTS = Outputs(
                 "low": _LOW,
                 "high": _HIGH,
                 "count": "Number of arcs of this half.",
-                "offset": "Best fixed offset of the relation on the other half: 1 if the head is the next word.",
-                "baseline": "Its accuracy on this half.",
-                "right_branching": "Accuracy on this half if the head were always the next word.",
+                "offset": "Best fixed offset of the relation on the other half: 1 if the syntactic head is the next word.",
+                "baseline": "Accuracy of this offset on this half.",
+                "right_branching": "Accuracy on this half of always choosing the next word as the syntactic head.",
             },
         ),
         "trees": TableInfo(
@@ -79,8 +78,8 @@ OUTPUTS = Outputs(
                 "model": "`trained`, or `random` for a model of the same shape with random weights; `none` for the baseline.",
                 "measure": "`attn_w` or `attn_n`, all heads together; or `right_branching`.",
                 "maps": "`raw`, or `normalised` so that what a word takes from the others adds up to 1.",
-                "candidates": "`words`: the head is one of the other words.",
-                "uas": "Share of the words whose most probable head is correct.",
+                "candidates": "`words`: the syntactic head is one of the other words.",
+                "uas": "Share of the words whose most probable syntactic head is correct.",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": "Number of words.",
@@ -89,13 +88,13 @@ OUTPUTS = Outputs(
         ),
     },
     metrics={
-        "<measure>/best/<relation>": "Accuracy of the best head (for whole blocks: layer) of the relation, with `words` as "
+        "<measure>/best/<relation>": "Accuracy of the best head (for whole blocks: layer) for the relation, with `words` as "
         "candidates; selected on one half of the corpus and scored on the other, for both halves.",
         "gain/<sinks>": "What norms add to weights: accuracy over `all` relations of the best head by `attn_n` minus that of "
         "the best head by `attn_w`, with all other tokens (`with_sinks`) or only words (`sinks_masked`) as candidates.",
         "<measure>/uuas": "Largest share of undirected arcs in the trees of a whole block or layer.",
         "<measure>/best_head_uuas": "Largest share of undirected arcs in the trees of a single head.",
-        "probe/<model>/<measure>/<maps>": "Share of the words whose head the probe finds.",
+        "probe/<model>/<measure>/<maps>": "Share of the words whose syntactic head the probe finds.",
         "right_branching/<score>": "The baseline: accuracy over `all` relations (`all`) and share of undirected arcs (`uuas`).",
         "dropped/<reason>": "Number of arcs that were excluded: between words that share the same tokens (`inside` a "
         "multi-word token), or at a word without a token (`missing`).",
