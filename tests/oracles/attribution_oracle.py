@@ -311,9 +311,9 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
         rest = sorted((method for method in own if method != first), key=lambda method: own[method])
         if len(rest) > 1:
             ends = [f"{percent(own[method])} ({TITLES[method]})" for method in (rest[0], rest[-1])]
-            text += f"; the other methods say between {ends[0]} and {ends[1]}"
+            text += f"; the other methods put the token's own share between {ends[0]} and {ends[1]}"
         elif rest:
-            text += f"; {TITLES[rest[0]]} says {percent(own[rest[0]])}"
+            text += f"; {TITLES[rest[0]]} puts the token's own share at {percent(own[rest[0]])}"
         sentences.append(f"{text}.")
     falls = {method: metrics[f"{quantity}/comprehensiveness/{method}"] for method in (*methods, "random")}
     ranked = sorted(falls, key=lambda method: -falls[method])
@@ -335,7 +335,7 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
             f"on average ({TITLES[best]}), and {chance} without as many random ones."
         )
     if len(methods) > 1:
-        sentences.append(f"This fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
+        sentences.append(f"Mean fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")
     pairs = {name: value for name, value in metrics.items() if name.startswith("agreement/")}
     if pairs:
         least, most = (choose(pairs, key=pairs.__getitem__) for choose in (min, max))

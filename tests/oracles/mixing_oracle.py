@@ -112,12 +112,16 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     whole = "attnresln_n/mean" in metrics
     name = "attnresln_n" if whole else "attnres_n"
     mean, low, high = (metrics[f"{name}/{statistic}"] for statistic in ("mean", "min", "max"))
-    counted = "vectors, residual connection and layer normalisation" if whole else "vectors and residual connection"
+    included = (
+        "the vectors, the residual connection and the layer normalisation"
+        if whole
+        else "the vectors and the residual connection"
+    )
     origin = "the source"
     if "attn_w/mean" in metrics:
         origin = f"other tokens; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
     return [
         f"On average, {percent(mean)} of a token's output vector comes from {origin}.",
-        f"This mixing ratio, which counts {counted}, ranges from {percent(low)} to {percent(high)} over single tokens: the "
-        f"blocks mostly {'mix' if mean >= 0.5 else 'preserve'}.",
+        f"This mixing ratio, which includes {included}, ranges from {percent(low)} to {percent(high)} across tokens; on "
+        f"average, the blocks {'mix more than they preserve' if mean >= 0.5 else 'preserve more than they mix'}.",
     ]

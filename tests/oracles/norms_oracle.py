@@ -324,7 +324,7 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
         )
     mean, low, high, inputs = (percent(metrics[name]) for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
     sentences.append(
-        f"In an average head, ‖f(x)‖ varies by {mean} of its mean ({low} to {high} over heads); the norm ‖x‖ of the inputs "
-        f"varies by {inputs}."
+        f"In an average head, the coefficient of variation of ‖f(x)‖ is {mean} ({low} to {high} over heads); that of the norm "
+        f"‖x‖ of the inputs is {inputs}."
     )
     return sentences

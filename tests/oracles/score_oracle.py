@@ -411,8 +411,8 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     below_ninety, below_half = metrics["heads_below_90_percent/share"], metrics["heads_below_half/share"]
     if below_ninety:
         sentences.append(
-            f"{bias}; in {percent(below_ninety)} of the heads the dimensions never explain 90% of it, in {percent(below_half)} "
-            "not even half, and the mean numbers of dimensions leave those heads out."
+            f"{bias}; in {percent(below_ninety)} of the heads, the dimensions never explain 90% of it, and in "
+            f"{percent(below_half)} not even half: the mean numbers of dimensions leave those heads out."
         )
     elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
         sentences.append(f"{bias}.")
@@ -425,7 +425,9 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         most = max(changes, key=lambda category: abs(changes[category]))
         before, after = (metrics[f"intervention/{most}/{column}"] for column in ("before", "after"))
         random = metrics.get(f"intervention/{most}/controls_mean")
-        comparison = "" if random is None else f"; without as many random dimensions, it is {percent(before + random)}"
+        comparison = ""
+        if random is not None:
+            comparison = f"; with as many random dimensions removed instead, it is {percent(before + random)}"
         change = f"{'rises' if changes[most] > 0 else 'falls'} from {percent(before)} to {percent(after)}"
         if percent(before) == percent(after):
             change = f"stays at {percent(before)}"

@@ -216,14 +216,14 @@ def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Pictur
 
 def _sentences(metrics: Mapping[str, Any]) -> list[str]:
     with_bias, cosine = metrics["with_bias"], metrics["cosine"]
-    verb = "take away" if with_bias < 0 else "add"
+    verb = "subtract" if with_bias < 0 else "add"
     categories = {name[len("category/") :]: value for name, value in metrics.items() if name.startswith("category/")}
     del categories["bias"]
     first = max(categories, key=categories.__getitem__)
     sentences = [
         f"The mean cosine similarity of {metrics['pairs']} pairs of texts is {_digits(cosine)}: pairs of tokens add "
         f"{_digits(cosine - with_bias)}, and the model's biases, which depend on no word, {verb} {_digits(abs(with_bias))}.",
-        f"Of the categories of tokens, {spoken(first)} contributes most to the mean: {_digits(categories[first])}.",
+        f"Among the token categories, {spoken(first)} contributes most to the mean cosine: {_digits(categories[first])}.",
     ]
     if "gold/spearman" in metrics:
         sentences.append(

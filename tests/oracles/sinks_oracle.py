@@ -501,7 +501,7 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
         changes = f"leaves the loss at {before}" if before == zero else f"changes the loss from {before} to {zero}"
         to_mean = "leaves it at" if before == mean else "changes the loss to"
         sentences += [
-            f"Setting the massive activations to zero {changes} nats; setting as many random dimensions to zero, to "
+            f"Setting the massive activations to zero {changes} nats; with as many random dimensions set to zero, it is "
             f"{controls}.",
             f"Setting the massive activations to their mean {to_mean} {mean} nats.",
         ]

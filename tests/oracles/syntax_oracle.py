@@ -561,7 +561,7 @@ def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[st
         f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
         f"(those {BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "
         f"{percent(metrics['right_branching/uuas'])}.",
-        f"A probe on all heads finds the head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
+        f"A probe on all heads finds the syntactic head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
         f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; on a random model of the same "
         f"shape, it finds {percent(metrics['probe/random/attn_w/raw'])} by weights.",
     ]

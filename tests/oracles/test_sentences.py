@@ -65,24 +65,24 @@ CASES = {
             MIXING,
             [
                 "On average, 25.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
-                "This mixing ratio, which counts vectors and residual connection, ranges from 10.0% to 40.0% over single "
-                "tokens: the blocks mostly preserve.",
+                "This mixing ratio, which includes the vectors and the residual connection, ranges from 10.0% to 40.0% across "
+                "tokens; on average, the blocks preserve more than they mix.",
             ],
         ),
         (
             WHOLE,
             [
                 "On average, 50.0% of a token's output vector comes from the source.",
-                "This mixing ratio, which counts vectors, residual connection and layer normalisation, ranges from 20.0% to "
-                "90.0% over single tokens: the blocks mostly mix.",
+                "This mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges "
+                "from 20.0% to 90.0% across tokens; on average, the blocks mix more than they preserve.",
             ],
         ),
         (
             MIXING | WHOLE,
             [
                 "On average, 50.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
-                "This mixing ratio, which counts vectors, residual connection and layer normalisation, ranges from 20.0% to "
-                "90.0% over single tokens: the blocks mostly mix.",
+                "This mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges "
+                "from 20.0% to 90.0% across tokens; on average, the blocks mix more than they preserve.",
             ],
         ),
     ],
@@ -118,8 +118,8 @@ CASES = {
             {"pairs": 1500.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/bias": 0.4},
             [
                 "The mean cosine similarity of 1,500 pairs of texts is 0.500: pairs of tokens add 0.600, and the model's "
-                "biases, which depend on no word, take away 0.100.",
-                "Of the categories of tokens, [CLS] contributes most to the mean: 0.200.",
+                "biases, which depend on no word, subtract 0.100.",
+                "Among the token categories, [CLS] contributes most to the mean cosine: 0.200.",
             ],
         ),
         (
@@ -157,7 +157,7 @@ CASES = {
         (
             {f"probe/{model}/{measure}/raw": value for (model, measure), value in PROBES.items()},
             [
-                "A probe on all heads finds the head of 60.0% of the words by weights and of 62.0% by norms; on a "
+                "A probe on all heads finds the syntactic head of 60.0% of the words by weights and of 62.0% by norms; on a "
                 "random model of the same shape, it finds 15.0% by weights.",
             ],
         ),
@@ -196,8 +196,8 @@ CASES = {
         (
             VARIATION,
             [
-                "In an average head, ‖f(x)‖ varies by 30.0% of its mean (10.0% to 70.0% over heads); the norm ‖x‖ of the "
-                "inputs varies by 5.0%."
+                "In an average head, the coefficient of variation of ‖f(x)‖ is 30.0% (10.0% to 70.0% over heads); that of "
+                "the norm ‖x‖ of the inputs is 5.0%."
             ],
         ),
     ],
@@ -248,15 +248,15 @@ CASES = {
                 "heads_below_half/share": 0.25,
             },
             [
-                f"{BIAS.format('0.0%')}; in 50.0% of the heads the dimensions never explain 90% of it, in 25.0% not even "
-                "half, and the mean numbers of dimensions leave those heads out."
+                f"{BIAS.format('0.0%')}; in 50.0% of the heads, the dimensions never explain 90% of it, and in 25.0% "
+                "not even half: the mean numbers of dimensions leave those heads out."
             ],
         ),
         (
             CLS | SEP | OTHER,
             [
                 "Without the outlier dimensions' part of the scores, the attention weight on [SEP] tokens falls from 50.0% to "
-                "20.0%; without as many random dimensions, it is 52.0%."
+                "20.0%; with as many random dimensions removed instead, it is 52.0%."
             ],
         ),
         (
@@ -295,8 +295,8 @@ CASES = {
         (
             {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
             [
-                "According to rollout of weights, 10.0% of a token's output vector comes from the token itself; ALTI says "
-                "25.0%.",
+                "According to rollout of weights, 10.0% of a token's output vector comes from the token itself; ALTI puts "
+                "the token's own share at 25.0%.",
             ],
         ),
         (
@@ -309,7 +309,7 @@ CASES = {
             },
             [
                 "According to DecompX, 50.0% of a token's output vector comes from the token itself and 12.5% from biases; the "
-                "other methods say between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
+                "other methods put the token's own share between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
             ],
         ),
         (
@@ -328,7 +328,7 @@ CASES = {
             [
                 "No method is more faithful than a random order: without the tokens that rank highest, the cosine with the "
                 "untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 without as many random ones.",
-                "This fall by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
+                "Mean fall by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
             ],
         ),
         (
@@ -465,8 +465,8 @@ CASES = {
         (
             ZEROED | {"ablation/zero/loss_controls": 3.42},
             [
-                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; setting as many random "
-                "dimensions to zero, to 3.42.",
+                "Setting the massive activations to zero changes the loss from 3.40 to 9.00 nats; with as many random "
+                "dimensions set to zero, it is 3.42.",
                 "Setting the massive activations to their mean changes the loss to 3.41 nats.",
             ],
         ),

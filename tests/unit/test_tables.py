@@ -131,7 +131,7 @@ def test_the_key_bias_has_its_share_of_the_spread(family):
         concentration["half"].dropna().astype(int).mean()
     )
     text = " ".join(result.sentences)
-    assert (f"{missing['ninety'] / heads:.1%} of the heads the dimensions never explain 90%" in text) == (
+    assert (f"{missing['ninety'] / heads:.1%} of the heads, the dimensions never explain 90%" in text) == (
         family != "bert"
     )
     assert ("key bias" in text) == (family != "bert")
@@ -156,8 +156,8 @@ def test_what_the_sentence_says_of_the_key_bias():
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
     assert sentences_of(metrics) == [
         "In an average head, 3.00 dimensions explain half of the spread of a query's scores, and 9.00 explain 90%.",
-        "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads the dimensions "
-        "never explain 90% of it, in 12.5% not even half, and the mean numbers of dimensions leave those heads out.",
+        "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads, the "
+        "dimensions never explain 90% of it, and in 12.5% not even half: the mean numbers of dimensions leave those heads out.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
     assert sentences_of(metrics)[0] == (

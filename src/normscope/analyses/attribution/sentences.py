@@ -23,12 +23,12 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
         text += f" and {percentage(bias)} from biases"
     others = sorted((share, method) for method, share in own.items() if method != chosen)
     if len(others) == 1:
-        text += f"; {METHODS[others[0][1]]} says {percentage(others[0][0])}"
+        text += f"; {METHODS[others[0][1]]} puts the token's own share at {percentage(others[0][0])}"
     elif others:
         (low, lowest), (high, highest) = others[0], others[-1]
         text += (
-            f"; the other methods say between {percentage(low)} ({METHODS[lowest]}) and {percentage(high)} "
-            f"({METHODS[highest]})"
+            f"; the other methods put the token's own share between {percentage(low)} ({METHODS[lowest]}) and "
+            f"{percentage(high)} ({METHODS[highest]})"
         )
     return [Sentence(f"{text}.", figure="by_category", table="by_category")]
 
@@ -48,7 +48,7 @@ def _faithfulness(metrics: Mapping[str, float]) -> list[Sentence]:
         sentences.append(Sentence(_best(words, *methods[0], random), figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
-            sentences.append(Sentence(f"This fall by method: {order}.", figure="faithfulness", table="ranking"))
+            sentences.append(Sentence(f"Mean fall by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 

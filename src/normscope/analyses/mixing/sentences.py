@@ -18,9 +18,13 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     name = "attnresln_n" if whole else "attnres_n"
     suggestion = "" if by_weights is None else f"; attention weights alone suggest {percentage(by_weights)}"
     others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
-    counted = "vectors, residual connection and layer normalisation" if whole else "vectors and residual connection"
+    included = (
+        "the vectors, the residual connection and the layer normalisation"
+        if whole
+        else "the vectors and the residual connection"
+    )
     low, high = percentage(metrics[f"{name}/min"]), percentage(metrics[f"{name}/max"])
-    verb = "preserve" if by_block < 0.5 else "mix"
+    more, less = ("preserve", "mix") if by_block < 0.5 else ("mix", "preserve")
     return [
         Sentence(
             f"On average, {percentage(by_block)} of a token's output vector comes from {others}{suggestion}.",
@@ -28,8 +32,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             table="by_layer",
         ),
         Sentence(
-            f"This mixing ratio, which counts {counted}, ranges from {low} to {high} over single tokens: the blocks mostly "
-            f"{verb}.",
+            f"This mixing ratio, which includes {included}, ranges from {low} to {high} across tokens; on average, the blocks "
+            f"{more} more than they {less}.",
             figure="heatmap",
             table="by_layer",
         ),

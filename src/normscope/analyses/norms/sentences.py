@@ -45,8 +45,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         mean, low, high, inputs = (metrics[name] for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
         sentences.append(
             Sentence(
-                f"In an average head, ‖f(x)‖ varies by {percentage(mean)} of its mean ({percentage(low)} to {percentage(high)} "
-                f"over heads); the norm ‖x‖ of the inputs varies by {percentage(inputs)}.",
+                f"In an average head, the coefficient of variation of ‖f(x)‖ is {percentage(mean)} ({percentage(low)} to "
+                f"{percentage(high)} over heads); that of the norm ‖x‖ of the inputs is {percentage(inputs)}.",
                 table="dispersion_summary",
             )
         )

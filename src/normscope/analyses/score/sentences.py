@@ -43,7 +43,9 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     if before is None or after is None:
         return []
     comparison = (
-        "" if controls is None else f"; without as many random dimensions, it is {percentage(before + controls)}"
+        ""
+        if controls is None
+        else f"; with as many random dimensions removed instead, it is {percentage(before + controls)}"
     )
     text = (
         f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens "
@@ -59,8 +61,8 @@ def _key_bias(metrics: Mapping[str, float]) -> list[Sentence]:
     if not below_ninety and abs(share) < 0.0005:  # 0.0% when written
         return []
     heads = (
-        f"; in {percentage(below_ninety)} of the heads the dimensions never explain 90% of it, in {percentage(below_half)} "
-        "not even half, and the mean numbers of dimensions leave those heads out"
+        f"; in {percentage(below_ninety)} of the heads, the dimensions never explain 90% of it, and in "
+        f"{percentage(below_half)} not even half: the mean numbers of dimensions leave those heads out"
     )
     text = (
         f"The key bias b_K explains {percentage(share)} of the spread of a query's scores over its keys"

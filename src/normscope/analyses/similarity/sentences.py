@@ -14,7 +14,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is not None and cosine is not None and with_bias is not None:
-        verb = "add" if with_bias >= 0 else "take away"
+        verb = "add" if with_bias >= 0 else "subtract"
         sentences.append(
             Sentence(
                 f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {number(cosine)}: pairs of tokens add "
@@ -30,7 +30,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         first = max(tokens, key=lambda category: tokens[category])
         sentences.append(
             Sentence(
-                f"Of the categories of tokens, {category_name(first)} contributes most to the mean: {number(tokens[first])}.",
+                f"Among the token categories, {category_name(first)} contributes most to the mean cosine: "
+                f"{number(tokens[first])}.",
                 figure="by_similarity",
                 table="by_category",
             )

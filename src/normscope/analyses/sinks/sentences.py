@@ -129,7 +129,7 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
     if before is None:
         return []
     controls = metrics.get("ablation/zero/loss_controls")
-    random = "" if controls is None else f"; setting as many random dimensions to zero, to {number(controls)}"
+    random = "" if controls is None else f"; with as many random dimensions set to zero, it is {number(controls)}"
     whole = number(before)
     after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
     changes = f"leaves the loss at {whole}" if after == whole else f"changes the loss from {whole} to {after}"

@@ -49,7 +49,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if probes[0] is not None and probes[1] is not None and norms is not None:
         sentences.append(
             Sentence(
-                f"A probe on all heads finds the head of {percentage(probes[0])} of the words by weights and of "
+                f"A probe on all heads finds the syntactic head of {percentage(probes[0])} of the words by weights and of "
                 f"{percentage(norms)} by norms; on a random model of the same shape, it finds {percentage(probes[1])} by "
                 "weights.",
                 table="probe",
