@@ -34,6 +34,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.pooling import Pooling
 from normscope.running.memory import run_batch
+from normscope.statistics.pair_histogram import PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation
 
 _TINY: dict[str, Any] = {
@@ -354,13 +355,13 @@ def correlation_costs(repeats: int) -> Iterator[str]:
     torch.manual_seed(0)
     weights = torch.softmax(torch.randn(8, 12, 128, 128) * 2, dim=-1)
     norms, group = torch.rand(8, 12, 128) * 3 + 1, torch.zeros(8, 128, dtype=torch.long)
-    pairs = weights.numel()
+    pairs, parts = weights.numel(), [PairsPart(weights)]
     for name, budget in (("estimated", 0), ("exact", 10**12)):
         updates, ends = [], []
         for _ in range(repeats):
             correlation = RankCorrelation(1, 1, WEIGHT_AXIS, NORM_AXIS, budget)
-            correlation.update(0, weights, norms, group)  # allocates memory
-            updates.append(duration(lambda: correlation.update(0, weights, norms, group)) / pairs)  # noqa: B023
+            correlation.update(0, norms, group, parts)  # allocates memory
+            updates.append(duration(lambda: correlation.update(0, norms, group, parts)) / pairs)  # noqa: B023
             ends.append(duration(lambda: correlation.compute()) / (4 * pairs))  # noqa: B023 - two updates, ranked twice
         update, end = statistics.median(updates) * 1e9, statistics.median(ends) * 1e9
         if name == "estimated":

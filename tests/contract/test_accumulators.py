@@ -19,7 +19,7 @@ from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
-from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_means import SequenceMeans
@@ -60,7 +60,7 @@ def _feed_pairs(accumulator: RankCorrelation, values: torch.Tensor) -> None:
         second = values.exp().transpose(0, 1)
         # Unlike the second, and on a grid of its own: a state that mixes up the two is another state.
         first = second[:, :, :, None] / second[:, :, None]
-        accumulator.update(layer, first, second, group.clamp(min=-1))
+        accumulator.update(layer, second, group.clamp(min=-1), [PairsPart(first)])
 
 
 def _feed_sample(accumulator: UniformSample, values: torch.Tensor) -> None:
@@ -340,7 +340,7 @@ def test_rank_correlation_equals_scipy_and_its_estimate_keeps_its_bound(generato
         first, second = first.round(decimals=0), second.round(decimals=1) + 0.1
     exact, estimate = (RankCorrelation(1, 1, *AXES, budget) for budget in (10**6, 0))
     for correlation in (exact, estimate):
-        correlation.update(0, first, second, torch.zeros(1, count, dtype=torch.long))
+        correlation.update(0, second, torch.zeros(1, count, dtype=torch.long), [PairsPart(first)])
     (pooled,), (alone,) = exact.compute()
     assert pooled == alone
     estimated = estimate.compute()[0][0]
@@ -358,7 +358,7 @@ def test_rank_correlation_equals_scipy_and_its_estimate_keeps_its_bound(generato
 
 def test_too_few_pairs_have_a_reason():
     correlation = RankCorrelation(1, 2, *AXES, 100)
-    correlation.update(0, torch.ones(1, 1, 1, 2), torch.ones(1, 1, 2), torch.zeros(1, 2, dtype=torch.long))
+    correlation.update(0, torch.ones(1, 1, 2), torch.zeros(1, 2, dtype=torch.long), [PairsPart(torch.ones(1, 1, 1, 2))])
     few, none = correlation.compute()[0]
     assert (few.spearman, few.count, few.reason) == (None, 2, "fewer than three pairs")
     assert (none.spearman, none.count, none.reason) == (None, 0, "no pairs")
@@ -368,7 +368,9 @@ def test_kept_pairs_never_exceed_the_budget():
     correlation = RankCorrelation(1, 1, *AXES, 50)
     for seed in range(4):
         numbers = torch.rand(2, 20, generator=torch.Generator().manual_seed(seed))
-        correlation.update(0, numbers[:1, None, None], numbers[1:, None], torch.zeros(1, 20, dtype=torch.long))
+        correlation.update(
+            0, numbers[1:, None], torch.zeros(1, 20, dtype=torch.long), [PairsPart(numbers[:1, None, None])]
+        )
         kept = correlation.state_dict().get("first_0", torch.zeros(0))
         assert len(kept) in (20 * (seed + 1), 0)
         assert len(kept) <= 50
@@ -397,6 +399,6 @@ def test_pairs_of_the_two_hundredth_group_stay_in_it():
     correlation, again = (RankCorrelation(1, 200, *AXES, 100) for _ in range(2))
     numbers = torch.arange(1.0, 6.0)
     group = torch.full((1, 5), 199)
-    correlation.update(0, numbers.view(1, 1, 1, 5), numbers.view(1, 1, 5), group)
+    correlation.update(0, numbers.view(1, 1, 5), group, [PairsPart(numbers.view(1, 1, 1, 5))])
     again.load_state_dict(correlation.state_dict())
     assert again.compute()[0][199].count == 5

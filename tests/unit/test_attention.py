@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from normscope.maths import attention as maths
-from normscope.maths import kernels, masks
+from normscope.maths import kernels, masks, weight_tiles
 from normscope.maths import received as received_maths
 from normscope.maths.masks import Mask
 
@@ -69,8 +69,8 @@ def received_weights(monkeypatch, *arguments):
     """Σ_i α_ij in each way there is: in tiles as large as they are on a CPU, in small ones, and by a fused kernel."""
     yield received_maths.weight_received(*arguments)
     with monkeypatch.context() as patched:
-        patched.setattr(received_maths, "ENTRIES_AT_ONCE", 1)
-        patched.setattr(received_maths, "SMALLEST_TILE", {True: 2, False: 4})
+        patched.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", 1)
+        patched.setattr(weight_tiles, "SMALLEST_TILE", {True: 2, False: 4})
         yield received_maths.weight_received(*arguments)
         patched.setattr(received_maths, "_in_tiles", received_maths._by_kernel)
         yield received_maths.weight_received(*arguments)
@@ -93,6 +93,33 @@ def test_attention_is_that_of_the_whole_matrix(qkv, kind, strip, monkeypatch):
     seen = token_mask if mask is None or mask.keys is None else token_mask & mask.keys[:, None]
     for received in received_weights(monkeypatch, query, key, normaliser, REAL, mask, SCALE):
         torch.testing.assert_close(received[seen], expected[seen], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, {True: 2, False: 4}), (200, {True: 4, False: 4}), (2**18, {True: 64, False: 128})]
+)
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("kind", MASKS)
+def test_tiles_are_parts_of_the_whole_matrix(qkv, kind, cap, sizes, monkeypatch):
+    monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", sizes[0])
+    monkeypatch.setattr(weight_tiles, "SMALLEST_TILE", sizes[1])
+    mask, (query, key, _) = MASKS[kind], qkv
+    scores = maths.capped(query @ key.transpose(-1, -2) * SCALE, cap) + explicit(mask)
+    lone = REAL & (torch.rand(REAL.shape, generator=torch.Generator().manual_seed(3)) > 0.5)
+    alpha = scores.softmax(-1) * REAL[:, None, :, None]
+    alpha.diagonal(dim1=-2, dim2=-1).masked_fill_(lone.unsqueeze(1), 1)
+    whole, covered = torch.zeros_like(alpha), torch.zeros_like(alpha)
+    tiles = weight_tiles.weight_tiles(query, key, scores.logsumexp(-1), REAL, mask, SCALE, cap, lone)
+    for some, rows, columns, weights in tiles:
+        whole[some, :, rows, columns] = weights
+        covered[some, :, rows, columns] += 1
+    assert (covered <= 1).all()
+    assert (alpha[covered == 0] == 0).all()
+    torch.testing.assert_close(whole, alpha)
+    hidden = (scores == float("-inf")) | ~REAL[:, None, :, None]
+    hidden.diagonal(dim1=-2, dim2=-1).logical_and_(~lone.unsqueeze(1))
+    assert (whole[hidden] == 0).all(), "exactly"
+    assert (whole.diagonal(dim1=-2, dim2=-1)[lone[:, None].expand(-1, 3, -1)] == 1).all(), "exactly"
 
 
 @pytest.mark.parametrize("kind", MASKS)

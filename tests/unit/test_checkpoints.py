@@ -18,7 +18,7 @@ from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.distributed import ProcessGroup
 from normscope.running.reduction import Reduction
 from normscope.statistics.counts import Counts
-from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_sample import SequenceSample
@@ -56,7 +56,7 @@ class Counting(Analysis):
         tokens, token_mask = torch.randint(9, (1, 1, 4), generator=made), torch.ones(1, 4, dtype=torch.bool)
         self.accumulators["sequences"].update((number,), tokens, token_mask)
         groups = torch.zeros(1, 3, dtype=torch.int64)
-        self.accumulators["ranks"].update(0, values, torch.rand(1, 1, 3, generator=made), groups)
+        self.accumulators["ranks"].update(0, torch.rand(1, 1, 3, generator=made), groups, [PairsPart(values)])
 
 
 def same(left: dict, right: dict) -> bool:

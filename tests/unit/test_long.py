@@ -5,6 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batch
+from normscope.analyses.norms.pairs import pairs_of
+from normscope.maths import weight_tiles
 from normscope.models import block as blocks
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
@@ -18,6 +20,8 @@ TOKENS = 3072
 def parts(monkeypatch):
     """Makes every sequence count as long: four queries at a time."""
     monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 0)
+    monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", 0)
+    monkeypatch.setattr(weight_tiles, "SMALLEST_TILE", {True: 2, False: 4})
     for module in ("normscope.maths.masks", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 4)
 
@@ -50,6 +54,30 @@ def test_parts_of_the_weights_are_those_of_the_whole(family, family_model):
 
     with Observer(family_model, layout_of(family)) as observer:
         observer.run(token_batch(family_model, (9, 4)), visit)
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.kinds
+def test_parts_of_the_pairs_are_those_of_the_whole(family, family_model):
+    batch = random_batch((3, 9), family_model.config.vocab_size)
+
+    def visit(block):
+        pairs = pairs_of(block, batch)
+        heads, seen = block.query.shape[1], block.visible().expand_as(block.weights)
+        received, seeing, counted = torch.zeros_like(block.weights[:, :, 0]), torch.zeros(3, 1, 9, dtype=torch.long), 0
+        for part in pairs.parts():
+            queries = part.first.shape[2]
+            assert queries <= 4
+            received[part.sequences, :, part.keys] += part.first.sum(dim=2)
+            seeing[part.sequences, :, part.keys] += queries - part.unseen
+            counted += part.pairs
+        assert counted == int(seen.sum()) == int(pairs.visible_counts.sum()) * heads
+        real = block.key_mask.unsqueeze(1)
+        assert torch.equal(seeing * real, seen[:, :1].sum(dim=2))
+        torch.testing.assert_close(received, (block.weights * seen).sum(dim=2), rtol=1e-6, atol=1e-9)
+
+    with Observer(family_model, layout_of(family)) as observer:
+        observer.run(batch.model_inputs(), visit)
 
 
 def test_padding_in_front_leaves_no_trace():
@@ -118,6 +146,7 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
     metrics = {}
     for limit in (2**26, 0):
         monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", limit)
+        monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", limit)
         sampled = "null" if limit else "6"
         folder = f"output_dir={tmp_path / str(limit)}"
         outcome = run_here(capsys, monkeypatch, *given, f"analysis.norms.sampled_queries={sampled}", folder)

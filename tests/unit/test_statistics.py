@@ -1,6 +1,7 @@
 """What accumulators compute, number by number; that batches and merging change nothing is the contract's own suite."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.mean import Mean
-from normscope.statistics.pair_histogram import Axis, PairHistogram
+from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_means import SequenceMeans
@@ -150,6 +151,15 @@ def test_cells_are_counted_up_from_the_lowest(axis):
     assert axis.cells == len(grid(axis))
 
 
+def in_parts(pairs: PairsPart) -> Iterator[PairsPart]:
+    """The same pairs by sequence, and by the first two keys and the others."""
+    for row, keys in itertools.product(range(len(pairs.first)), (slice(0, 2), slice(2, None))):
+        some = slice(row, row + 1)
+        seen = None if pairs.seen is None else pairs.seen[some, :, :, keys]
+        unseen = None if pairs.unseen is None else pairs.unseen[some, :, keys]
+        yield PairsPart(pairs.first[some, :, :, keys], some, keys, seen if row else (lambda seen=seen: seen), unseen)
+
+
 @pytest.mark.parametrize(("piece", "stored"), [(1, 0), (2**19, 0), (2**19, 2**24)])
 @pytest.mark.parametrize("masked", [False, True, "with zeros"])
 def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, masked):
@@ -165,12 +175,10 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, m
         group = torch.randint(-1, 3, (3, 5), generator=generator)
         seen = torch.rand(3, 1, 4, 5, generator=generator) > 0.4 if masked else None
         part = PairHistogram(*AXES, 3)
-        if masked == "with zeros":
-            given, unseen = (first * seen, second, group, None), (~seen).sum(dim=2)
-        else:
-            given, unseen = (first, second, group, seen), None
-        part.add(*given, unseen=unseen)
-        whole[0].add(*given, unseen=unseen)
+        zeros = masked == "with zeros"
+        pairs = PairsPart(first * seen, unseen=(~seen).sum(dim=2)) if zeros else PairsPart(first, seen=seen)
+        part.add(second, group, [pairs])
+        whole[0].add(second, group, in_parts(pairs))
         whole[1].merge(part.low, part.counts)
         for b, h, q, k in np.ndindex(*first.shape):
             if group[b, k] >= 0 and (seen is None or seen[b, 0, q, k]):
@@ -195,11 +203,13 @@ def test_merged_counts_outgrow_32_bits():
 
 def test_a_histogram_counts_a_single_pair_and_takes_none():
     histogram = PairHistogram(*AXES, 2)
-    histogram.add(torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1), 3.0), torch.ones(1, 1, dtype=torch.long), None)
+    histogram.add(
+        torch.full((1, 1, 1), 3.0), torch.ones(1, 1, dtype=torch.long), [PairsPart(torch.full((1, 1, 1, 1), 0.5))]
+    )
     for shape in ((1, 1, 0, 3), (0, 1, 2, 3), (1, 1, 2, 0)):  # no query, no sequence, no key
         batch, heads, _, keys = shape
         group = torch.zeros(batch, keys, dtype=torch.long)
-        histogram.add(torch.ones(shape), torch.full((batch, heads, keys), 30.0), group, None)
+        histogram.add(torch.full((batch, heads, keys), 30.0), group, [PairsPart(torch.ones(shape))])
     assert (histogram.low, histogram.counts.shape[1]) == (cell(AXES[1], 3.0), 1), (
         "nothing is held for what is not there"
     )
@@ -214,7 +224,7 @@ def test_a_histogram_is_copied_only_when_it_grows(monkeypatch, stored, stays):
     group = torch.zeros(1, 1, dtype=torch.long)
 
     def add(second: float) -> int:
-        histogram.add(torch.ones(1, 1, 1, 1), torch.full((1, 1, 1), second), group, None)
+        histogram.add(torch.full((1, 1, 1), second), group, [PairsPart(torch.ones(1, 1, 1, 1))])
         return histogram._flat.data_ptr()
 
     held = [add(second) for second in (2.0, 2.0, 8.0, 4.0, 2.0, 1.0)]
@@ -234,7 +244,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(saved):
         group = torch.randint(-1, 2, (2, 7), generator=generator)
         seen = torch.rand(2, 1, 5, 7, generator=generator) > 0.3
         for correlation in (at_once, counted, interrupted):
-            correlation.update(0, first, second, group, seen)
+            correlation.update(0, second, group, [PairsPart(first, seen=seen)])
         assert ("first_0" in interrupted.state_dict()) == (saved == "kept" and batch == 0)
         state = {name: tensor.clone() for name, tensor in interrupted.state_dict().items()}
         interrupted = RankCorrelation(1, 2, *grids, budget)
@@ -249,7 +259,7 @@ def test_ties_share_a_rank_in_every_dtype(dtype):
     first = torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], dtype=dtype)
     second = torch.tensor([0.5, 0.25, 0.5, 0.5, 2.0, 4.0], dtype=dtype)
     correlation = RankCorrelation(1, 1, *AXES, 100)
-    correlation.update(0, first[None, None, None], second[None, None], torch.zeros(1, 6, dtype=torch.long))
+    correlation.update(0, second[None, None], torch.zeros(1, 6, dtype=torch.long), [PairsPart(first[None, None, None])])
     # Ranks 5 1½ 5 3 5 1½ and 3 1 3 3 5 6, by hand: Σ(r − 3½)(s − 3½) = 1, Σ(r − 3½)² = 15, Σ(s − 3½)² = 15.5
     assert correlation.compute()[0][0].spearman == pytest.approx(1 / (15 * 15.5) ** 0.5, abs=1e-12)
 
@@ -267,7 +277,7 @@ def test_correlations_are_by_layer_and_group_over_the_pairs_that_count(way):
         first = first + second.unsqueeze(2) * (0.05 if layer else -0.02) + 0.2
         group = torch.randint(-1, 2, (2, 5), generator=generator)
         seen = torch.rand(2, 1, 4, 5, generator=generator) > 0.3
-        parts[number if "merged" in way else 0].update(layer, first, second, group, seen)
+        parts[number if "merged" in way else 0].update(layer, second, group, in_parts(PairsPart(first, seen=seen)))
         for b, h, q, k in np.ndindex(*first.shape):
             if group[b, k] >= 0 and seen[b, 0, q, k]:
                 pairs[layer, int(group[b, k])].append((float(first[b, h, q, k]), float(second[b, h, k])))
@@ -294,7 +304,9 @@ def test_the_bound_reaches_no_further_than_a_correlation_can(same):
     first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
     order = [0, 1, 2, 5, 6, 3, 4, 7, 8, 9]
     second = first[order] if same else first.flip(0)[order]
-    correlation.update(0, first[None, None, None], second[None, None], torch.zeros(1, 10, dtype=torch.long))
+    correlation.update(
+        0, second[None, None], torch.zeros(1, 10, dtype=torch.long), [PairsPart(first[None, None, None])]
+    )
     found = correlation.compute()[0][0]
     assert found.spearman == pytest.approx(0.2 if same else -0.2)
     assert found.error_bound == pytest.approx(1.2)
@@ -306,9 +318,8 @@ def test_pairs_with_cells_of_their_own_are_ranked_exactly(pairs):
     correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3), 0)
     numbers = torch.tensor([2.0**power * (1 + step / 8) for power, step in grid(Axis(0, 8, 3))][:pairs])
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(pairs))
-    correlation.update(
-        0, numbers[None, None, None], numbers[order][None, None], torch.zeros(1, pairs, dtype=torch.long)
-    )
+    parts = [PairsPart(numbers[None, None, None])]
+    correlation.update(0, numbers[order][None, None], torch.zeros(1, pairs, dtype=torch.long), parts)
     found = correlation.compute()[0][0]
     assert found.spearman == pytest.approx(scipy.stats.spearmanr(range(pairs), order).statistic)
     assert found.error_bound == pytest.approx(0, abs=1e-9)

@@ -161,7 +161,7 @@ def check_maps(block, batch):
 def check_pairs(block, batch):
     pairs = pairs_of(block, batch)
     assert pairs.keys is pairs.batch is batch.measured
-    strips = list(pairs.strips())
+    parts = list(pairs.parts())
     for row in range(2):
         words = Words(block, row)
         some = slice(0, len(words.members))
@@ -174,16 +174,16 @@ def check_pairs(block, batch):
         inputs = np.stack([words.x[word].mean(axis=0) for word in words.members])
         close(pairs.input_norms[row, some], np.linalg.norm(inputs, axis=-1))
         of_row = [
-            (weights[row - sequences.start], seen().expand(-1, 1, weights.shape[2], -1)[row - sequences.start])
-            for sequences, _, weights, seen, _, _ in strips
-            if sequences.start <= row < sequences.stop
+            (part.first[row - start], part.known().expand(-1, 1, part.first.shape[2], -1)[row - start])
+            for part in parts
+            if (start := part.sequences.start) <= row < part.sequences.stop
         ]
         close(torch.cat([weights for weights, _ in of_row], dim=1)[:, some, some].permute(1, 2, 0), alpha)
         seen = torch.cat([mask for _, mask in of_row], dim=1)[0, some, some]
         assert torch.equal(seen, torch.from_numpy((alpha > 0).any(axis=-1)))
         assert pairs.visible_counts[row, some].tolist() == (alpha > 0).any(axis=-1).sum(axis=-1).tolist()
         chosen = np.array([4, 1])
-        rows = torch.cat([strip.weights[0] for strip in pairs.of_queries(row, chosen)], dim=1)
+        rows = torch.cat([part.first[0] for part in pairs.of_queries(row, chosen)], dim=1)
         close(rows[:, :, some].permute(1, 2, 0), alpha[chosen])
         query, rank = torch.tensor([4, 2, 1]), torch.tensor([3, 1, 0])
         key = [np.flatnonzero((alpha > 0).any(axis=-1)[q])[r] for q, r in zip(query, rank, strict=True)]

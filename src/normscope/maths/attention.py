@@ -161,12 +161,9 @@ def attention_weights(
             time of a softmax. Rows whose ℓ is ∞ are zero.
     """
     if log_normaliser is not None and cap is None and query.dtype == log_normaliser.dtype:
-        # The term and −ℓ are where the products' sums begin: nothing reads the scores again to add them.
-        start = -log_normaliser.unsqueeze(-1)
-        start = ((start if term is None else start + term) * LOG2_E).expand(*query.shape[:-1], key.shape[2])
-        keys = key.flatten(0, 1).transpose(1, 2)
-        scores = torch.baddbmm(start.flatten(0, 1), query.flatten(0, 1), keys, alpha=scale * LOG2_E)
-        return scores.exp2_().view(*query.shape[:-1], key.shape[2])
+        operands = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
+        start = (-LOG2_E * log_normaliser).unsqueeze(-1)
+        return exponents(start, None if term is None else LOG2_E * term, *operands, scale).exp2_()
     scores = _scores(query, key, term, scale, cap)
     if log_normaliser is not None:
         return scores.sub_(log_normaliser.unsqueeze(-1)).exp_()
@@ -174,6 +171,30 @@ def attention_weights(
         return scores.softmax(dim=-1)
     sink = sinks.to(scores.dtype)[:, None].expand(scores.shape[:-1])
     return (scores - torch.logaddexp(scores.logsumexp(dim=-1), sink).unsqueeze(-1)).exp()
+
+
+def exponents(
+    start: Float[Tensor, "batch head query 1"],
+    term: Float[Tensor, "#batch #head #query key"] | None,
+    query: Float[Tensor, "rows query head_dim"],
+    key: Float[Tensor, "rows head_dim key"],
+    scale: float,
+) -> Float[Tensor, "batch head query key"]:
+    """log₂ of weights: start + term + log₂ e · scale·q·k. The sums of products begin at the first two, which saves a pass.
+
+    Args:
+        start: −ℓ_i · log₂ e.
+        term: Term added to the scores, times log₂ e, or None.
+        query: Queries of all heads of all sequences.
+        key: Keys, likewise.
+        scale: Factor on q·k before the softmax.
+    """
+    shape = (*start.shape[:3], key.shape[-1])
+    if term is None:
+        scores = torch.baddbmm(start.flatten(0, 1).expand(-1, -1, shape[-1]), query, key, alpha=scale * LOG2_E)
+    else:
+        scores = (start + term).flatten(0, 1).baddbmm_(query, key, alpha=scale * LOG2_E)
+    return scores.view(shape)
 
 
 def capped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:

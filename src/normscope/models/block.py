@@ -26,6 +26,7 @@ from normscope.maths.pieces import pieces
 from normscope.maths.received import weight_received
 from normscope.maths.scores import part_of_keys
 from normscope.maths.transfers import to_device
+from normscope.maths.weight_tiles import Tile, weight_tiles
 from normscope.maths.words import WordGroups, merged_head_norms, word_weights
 
 WEIGHTS_AT_ONCE = {"cpu": 2**22}
@@ -36,10 +37,6 @@ WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
-
-QUERIES_PER_STRIP = 128
-"""Queries in a strip of α if later queries see keys that earlier ones do not. Smaller strips hold fewer hidden keys, but take
-more operations."""
 
 
 def full_precision(tensor: Tensor) -> Tensor:
@@ -139,29 +136,39 @@ class AttentionBlock:
             weights.diagonal(dim1=-2, dim2=-1).masked_fill_(self._lone.unsqueeze(1), 1)
         return weights
 
-    def weight_strips(self) -> Iterator[tuple[slice, slice, slice, Float[Tensor, "some head _ _"]]]:
-        """α in strips, each with its sequences, its queries, and a range of keys that includes all they see.
+    def weight_tiles(self) -> Iterator[Tile]:
+        """α in tiles (see `maths/weight_tiles.py`).
 
-        Rows of padding are zero. Whoever goes through all of them leaves `received` behind, which is their sum.
+        Whoever goes through all of them leaves `received` behind, which is their sum.
         """
-        sequences, queries, keys = self._lengths
-        mask = self.mask or Mask()
-        rows = min(queries, self.queries_at_once)
-        if mask.causal or mask.reach is not None:
-            parts = mask.strips(queries, keys, min(rows, QUERIES_PER_STRIP))
-        else:
-            parts = ((part, slice(0, keys)) for part in pieces(slice(0, queries), rows))
-        known = self.own_weights if self.log_normaliser is None else self.log_normaliser
-        assert known is not None
-        received = known.new_zeros(*self.query.shape[:2], keys)
-        for part, columns in parts:
-            size = (part.stop - part.start) * (columns.stop - columns.start)
-            for some in pieces(slice(0, sequences), self.queries_at_once * keys // size):
-                weights = self.weights_of(part, some, columns, padding=False)
-                received[some, :, columns] += weights.sum(dim=2)
-                yield some, part, columns, weights
+        received = (self.value if self.log_normaliser is None else self.log_normaliser).new_zeros(
+            *self.query.shape[:2], self.key.shape[2]
+        )
+        for tile in self._tiles():
+            received[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
+            yield tile
         # Where `cached_property` keeps it.
         vars(self)["received"] = received.masked_fill_(~self.key_mask.unsqueeze(1), 0)
+
+    def _tiles(self) -> Iterator[Tile]:
+        if self.own_weights is None:
+            assert self.log_normaliser is not None
+            yield from weight_tiles(
+                self.query,
+                self.key,
+                self.log_normaliser,
+                self.token_mask,
+                self.mask,
+                self.scale,
+                self.cap,
+                self._lone,
+            )
+            return
+        sequences, queries, keys = self._lengths
+        for some in pieces(slice(0, sequences), self.queries_at_once // queries):
+            for part in pieces(slice(0, queries), self.queries_at_once):
+                weights = self.weights_of(part, some, padding=False)
+                yield Tile(some, part, slice(0, keys), weights)
 
     @cached_property
     def weight_to_nowhere(self) -> Float[Tensor, "batch head query"] | None:

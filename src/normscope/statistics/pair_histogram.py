@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,11 +13,14 @@ from torch import Tensor
 from normscope.maths.pieces import pieces
 from normscope.maths.transfers import to_device
 
+Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
+"""Which pairs of a query and a key count."""
+
 _INT32_MAX = 2**31 - 1
 _WHOLE = 2**24  # pragma: no mutate
 """Most cells of a grid that is stored whole: 64 MiB. Larger grids would take too much of an accelerator's memory."""
 # Pairs counted at a time, few enough that their cells stay in the processor's cache.
-_PIECE = 2**17  # pragma: no mutate
+_PIECE = 2**18  # pragma: no mutate
 _PIECE_ON_ACCELERATORS = 2**24  # pragma: no mutate
 
 
@@ -58,6 +63,25 @@ class Axis:
         return places.clamp_(self.origin, self.origin + self.cells - 1)
 
 
+class PairsPart(NamedTuple):
+    """Some queries' pairs with some keys."""
+
+    first: Float[Tensor, "some head query key"]
+    """The number that depends on the query; ≥ 0."""
+    sequences: slice = slice(None)
+    keys: slice = slice(None)
+    seen: Seen | None = None
+    """Which pairs count, or a function that returns this; None if all do."""
+    unseen: Int[Tensor, "some #head #key"] | None = None
+    """For each key, how many of the queries' pairs with it do not count, if `first` is zero there. It spares `seen`."""
+    pairs: int | None = None
+    """How many pairs count; None if it is not known."""
+
+    def known(self) -> Bool[Tensor, "#some #head #query #key"] | None:
+        """Which pairs count; None if all do."""
+        return self.seen() if callable(self.seen) else self.seen
+
+
 class PairHistogram:
     """Counts pairs by group.
 
@@ -94,50 +118,38 @@ class PairHistogram:
 
     def add(
         self,
-        first: Float[Tensor, "batch head query key"],
         second: Float[Tensor, "batch head key"],
         group: Int[Tensor, "batch key"],
-        seen: Bool[Tensor, "#batch #head #query #key"] | None,
-        *,
-        unseen: Int[Tensor, "batch #head #key"] | None = None,
+        parts: Iterable[PairsPart],
     ) -> None:
-        """Count the pairs (first_bhqk, second_bhk).
+        """Count pairs (first_bhqk, second_bhk).
 
         Args:
-            first: The number that depends on the query.
-            second: The number that does not.
+            second: The number of each key.
             group: Group of each key; −1 leaves the key out.
-            seen: Which pairs count; None if all do.
-            unseen: Instead of `seen`, if `first` is zero wherever a pair does not count: for each key, the number of queries
-                whose pair with it does not count. These are counted with the others, then subtracted from the first cell.
+            parts: The pairs, with the number that depends on the query. `unseen` is subtracted from the first cell.
         """
-        if first.numel() == 0:
-            return
-        cells = self._second.cell(second)
-        self._pairs += first.numel()
-        self._hold(*cells.aminmax())
-        elsewhere = self._flat.numel() - self._first.cells
-        rows_of = cells.sub_(self._start).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
-        rows_of.masked_fill_((group < 0)[:, None, :], elsewhere)
-        base = (rows_of - self._first.origin).unsqueeze(2)
-        hidden = None if seen is None else ~seen.expand(len(first), -1, -1, -1)
-        sequences, heads, *pairs = first.shape
-        at_once = max(1, (_PIECE if self._flat.device.type == "cpu" else _PIECE_ON_ACCELERATORS) // math.prod(pairs))
-        size = max(1, min(sequences, at_once // heads)) * min(heads, at_once) * math.prod(pairs)
-        # Used again for every piece, so that they stay in the cache.
-        places, index = (torch.empty(size, dtype=dtype, device=base.device) for dtype in (torch.int32, torch.int64))
-        ones = self._flat.new_ones(size)
-        for some in pieces(slice(0, sequences), at_once // heads):
-            for of in pieces(slice(0, heads), at_once):
-                part = first[some, of]
-                count = part.numel()
-                place = self._first.place(part, out=places[:count].view(part.shape)).add_(base[some, of])
-                if hidden is not None:
-                    place.masked_fill_(hidden[some, of if hidden.shape[1] > 1 else slice(None)], elsewhere)
-                # Twice as fast as `index_add_` or `bincount` on a CPU.
-                self._flat.scatter_add_(0, index[:count].copy_(places[:count]), ones[:count])
-        if unseen is not None:
-            self._flat.index_add_(0, rows_of.flatten(), -unseen.to(self._flat.dtype).expand_as(rows_of).flatten())
+        rows: Tensor | None = None
+        unseen: Tensor | None = None
+        for part in parts:
+            if part.first.numel() == 0:
+                continue
+            if rows is None:
+                rows = self._rows_of(second, group)
+                base = (rows - self._first.origin).unsqueeze(2)
+                counter = _Counter(self._first, base.device)
+            self._make_room_for(part.first.numel())
+            hidden = None
+            if part.unseen is None:
+                seen = part.known()
+                hidden = None if seen is None else ~seen.expand(len(part.first), -1, -1, -1)
+            counter.count(self._flat, part.first, base[part.sequences, :, :, part.keys], hidden, self._elsewhere)
+            if part.unseen is not None:
+                if unseen is None:
+                    unseen = torch.zeros_like(rows)
+                unseen[part.sequences, :, part.keys] += part.unseen
+        if rows is not None and unseen is not None:
+            self._flat.index_add_(0, rows.flatten(), unseen.neg_().to(self._flat.dtype).flatten())
 
     def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:
         """Add the counts of another histogram of the same grids."""
@@ -159,6 +171,26 @@ class PairHistogram:
         stored = self._flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
         return stored[:, low - self._start : high + 1 - self._start]
 
+    @property
+    def _elsewhere(self) -> int:
+        """Where pairs are counted that do not count."""
+        return self._flat.numel() - self._first.cells
+
+    def _rows_of(
+        self, second: Float[Tensor, "batch head key"], group: Int[Tensor, "batch key"]
+    ) -> Int[Tensor, "batch head key"]:
+        """Where the cells of each key begin."""
+        cells = self._second.cell(second)
+        self._hold(*cells.aminmax())
+        rows = cells.sub_(self._start).mul_(self._groups).add_(group.int()[:, None, :]).mul_(self._first.cells)
+        return rows.masked_fill_((group < 0)[:, None, :], self._elsewhere)
+
+    def _make_room_for(self, pairs: int) -> None:
+        """Count in 64 bits as soon as there may be more pairs than 32 bits hold."""
+        self._pairs += pairs
+        if self._pairs > _INT32_MAX and self._flat.dtype != torch.int64:
+            self._hold(self._low, self._high)
+
     def _hold(self, low: Int[Tensor, ""], high: Int[Tensor, ""]) -> None:
         """Make room for a range of cells of the second axis, on its device, and for as many pairs as there are now."""
         device = low.device
@@ -173,6 +205,58 @@ class PairHistogram:
             if counts.numel():
                 self._cells(first, first + counts.shape[1] - 1).copy_(counts)
         self._low, self._high = low, high
+
+
+class _Counter:
+    """Counts numbers in the cells of a grid, piece by piece, in memory that is used again.
+
+    Args:
+        axis: The grid.
+        device: Where the numbers are.
+    """
+
+    def __init__(self, axis: Axis, device: torch.device) -> None:
+        self._axis, self._device = axis, device
+        self._at_once = _PIECE if device.type == "cpu" else _PIECE_ON_ACCELERATORS
+        self._hold(0)
+
+    def _hold(self, size: int) -> None:
+        self._places, self._index = (
+            torch.empty(size, dtype=dtype, device=self._device) for dtype in (torch.int32, torch.int64)
+        )
+
+    def count(
+        self,
+        counts: Int[Tensor, " cell"],
+        numbers: Float[Tensor, "batch head query key"],
+        base: Int[Tensor, "batch head 1 key"],
+        hidden: Bool[Tensor, "batch #head #query #key"] | None,
+        elsewhere: int,
+    ) -> None:
+        """Add one to a cell for each number.
+
+        Args:
+            counts: The counts, which are updated.
+            numbers: The numbers.
+            base: Where the cells of each key begin, less the grid's `origin`.
+            hidden: Which numbers do not count; None if all do.
+            elsewhere: Where these are counted.
+        """
+        sequences, heads, *pairs = numbers.shape
+        at_once = max(1, self._at_once // math.prod(pairs))
+        size = max(1, min(sequences, at_once // heads)) * min(heads, at_once) * math.prod(pairs)
+        if len(self._places) < size:
+            self._hold(size)
+        ones = counts.new_ones(size)
+        for some in pieces(slice(0, sequences), at_once // heads):
+            for of in pieces(slice(0, heads), at_once):
+                part = numbers[some, of]
+                number = part.numel()
+                place = self._axis.place(part, out=self._places[:number].view(part.shape)).add_(base[some, of])
+                if hidden is not None:
+                    place.masked_fill_(hidden[some, of if hidden.shape[1] > 1 else slice(None)], elsewhere)
+                # Twice as fast as `index_add_` or `bincount` on a CPU.
+                counts.scatter_add_(0, self._index[:number].copy_(self._places[:number]), ones[:number])
 
 
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Int[Tensor, " cell"]:

@@ -1,7 +1,7 @@
 """Spearman's ρ of a stream of pairs: exact within a memory budget, with a bounded error beyond it."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
-from normscope.statistics.pair_histogram import Axis, PairHistogram
+from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 
 # With fewer than three pairs, or if one side is constant, the correlation is undefined.
 FEWEST_PAIRS = 3
-
-
-Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
-"""Which pairs of a query and a key count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,38 +59,44 @@ class RankCorrelation(Accumulator):
     def update(
         self,
         layer: int,
-        first: Float[Tensor, "batch head query key"],
         second: Float[Tensor, "batch head key"],
         group: Int[Tensor, "batch key"],
-        seen: Seen | None = None,
-        *,
-        pairs: int | None = None,
-        unseen: Int[Tensor, "batch #head #key"] | None = None,
+        parts: Iterable[PairsPart],
     ) -> None:
         """Add the pairs (first_bhqk, second_bhk) of one layer.
 
         Args:
             layer: Index of the layer, from 0.
-            first: The number that depends on the query; ≥ 0.
-            second: The number that does not; ≥ 0.
+            second: The number of each key; ≥ 0.
             group: Group of each key; −1 leaves the key out.
-            seen: Which pairs count, or a function that returns this; None if all do.
-            pairs: How many pairs count. Without it they are counted, and the host waits for the device.
-            unseen: For each key, how many queries' pairs with it do not count, if `first` is zero there. It spares `seen`.
+            parts: The pairs, with the number that depends on the query. While pairs are kept, those of a part that does not say
+                how many it has are counted, and the host waits for the device.
         """
-        if self._exact:
-            counted = (group >= 0)[:, None, None, :]
-            counted = counted if seen is None else counted & _known(seen)
-            # `counted` may broadcast over heads or queries.
-            self._pairs += int(counted.sum()) * (first.numel() // counted.numel()) if pairs is None else pairs
-            if self._pairs <= self._budget:
-                # Unchanged: selecting the pairs that count and expanding `second` can wait until the end. Lower
-                # precision would turn distinct numbers into ties.
-                self._kept[layer].append(_Kept(first, second, group, counted))
-                return
-            self._give_up_exactness()
-        hidden = None if seen is None or unseen is not None else _known(seen)
-        self._histograms[layer].add(first, second, group, hidden, unseen=unseen)
+        self._histograms[layer].add(second, group, self._not_kept(layer, second, group, parts))
+
+    def _not_kept(self, layer: int, second: Tensor, group: Tensor, parts: Iterable[PairsPart]) -> Iterator[PairsPart]:
+        """Keep parts while memory allows; the others."""
+        for part in parts:
+            if self._exact and self._keep(layer, second, group, part):
+                continue
+            if self._exact:
+                self._give_up_exactness()
+            yield part
+
+    def _keep(self, layer: int, second: Tensor, group: Tensor, part: PairsPart) -> bool:
+        """Keep a part if memory allows."""
+        first, group = part.first, group[part.sequences, part.keys]
+        counted, seen = (group >= 0)[:, None, None, :], part.known()
+        counted = counted if seen is None else counted & seen
+        # `counted` may broadcast over heads or queries.
+        pairs = int(counted.sum()) * (first.numel() // counted.numel()) if part.pairs is None else part.pairs
+        self._pairs += pairs
+        if self._pairs > self._budget:
+            return False
+        # Unchanged: selecting the pairs that count and expanding `second` can wait until the end. Lower precision would turn
+        # distinct numbers into ties.
+        self._kept[layer].append(_Kept(first, second[part.sequences, :, part.keys], group, counted))
+        return True
 
     def settle(self) -> None:
         """Move the pairs that are kept to CPU memory."""
@@ -149,7 +151,7 @@ class RankCorrelation(Accumulator):
         for kept, histogram in zip(self._kept, self._histograms, strict=True):
             while kept:
                 update = kept.pop()
-                histogram.add(update.first, update.second, update.group, update.counted)
+                histogram.add(update.second, update.group, [PairsPart(update.first, seen=update.counted)])
 
     def _exact_of(self, layers: Iterable[int], group: int | None) -> Correlation:
         chosen = [update.of_group(group) for layer in layers for update in self._kept[layer]]
@@ -169,10 +171,6 @@ class RankCorrelation(Accumulator):
         for low, counts in parts:
             table[:, low - start : low - start + counts.shape[1]] += counts
         return _binned(table)
-
-
-def _known(seen: Seen) -> Bool[Tensor, "#batch #head #query #key"]:
-    return seen if isinstance(seen, Tensor) else seen()
 
 
 class _Kept(NamedTuple):

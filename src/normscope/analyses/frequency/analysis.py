@@ -22,7 +22,7 @@ from normscope.maths.transfers import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.accumulator import EmptyAccumulatorError
-from normscope.statistics.pair_histogram import Axis
+from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
@@ -179,7 +179,7 @@ class FrequencyAnalysis(Analysis):
         first = measures[:, None, None]
         second = tokens.ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
         for group, pairs in tokens.groups:
-            self._ranks.update(row, first, second, group, pairs=pairs)
+            self._ranks.update(row, second, group, [PairsPart(first, pairs=pairs)])
 
     def _add_to_sample(self, means: Tensor, tokens: Tensor, batch: Batch) -> None:
         rows = torch.cat([self._rank[tokens].double()[None], means.double()]).T

@@ -48,10 +48,8 @@ class PairCorrelation:
         if layer == 0:
             self.queries.update(0, torch.tensor([used.sum(), lengths.sum()]))
         drawn = [] if (used == lengths).all() else self._drawn(batch, used)
-        strips = (strip for row in enumerate(drawn) for strip in pairs.of_queries(*row)) if drawn else pairs.strips()
-        for some, keys, weights, seen, unseen, count in strips:
-            each = norms[some, :, keys], categories[some, keys]
-            self.correlation.update(layer, weights, *each, seen, pairs=count, unseen=unseen)
+        parts = (part for row in enumerate(drawn) for part in pairs.of_queries(*row)) if drawn else pairs.parts()
+        self.correlation.update(layer, norms, categories, parts)
 
     def _drawn(self, batch: Batch, sizes: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " query"]]:
         """The indices of the queries drawn from each sequence."""

@@ -2,9 +2,8 @@
 
 import abc
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +17,7 @@ from normscope.maths.pieces import pieces
 from normscope.maths.transfers import to_device
 from normscope.maths.words import WordGroups, merged_head_norms
 from normscope.models.block import AttentionBlock
-
-
-class Strip(NamedTuple):
-    """The weights of some queries of some sequences."""
-
-    sequences: slice
-    keys: slice
-    """A range that contains every key that the queries see."""
-    weights: Float[Tensor, "some head query key"]
-    """α, zero at keys that are not visible."""
-    seen: Callable[[], Bool[Tensor, "some #head #query #key"]]
-    """Returns which keys are visible."""
-    unseen: Int[Tensor, "some #head #key"] | None
-    """How many of the queries, padding included, do not see each key; None where rows of padding are not zero."""
-    pairs: int
-    """Number of pairs of a query and a key that it sees, over all heads."""
+from normscope.statistics.pair_histogram import PairsPart
 
 
 class Pairs(abc.ABC):
@@ -67,7 +51,7 @@ class Pairs(abc.ABC):
     @property
     @abc.abstractmethod
     def received(self) -> Float[Tensor, "batch head key"]:
-        """Σ_i α_ij; cheap after `strips`."""
+        """Σ_i α_ij; cheap after `parts`."""
 
     @property
     @abc.abstractmethod
@@ -75,11 +59,11 @@ class Pairs(abc.ABC):
         """Σ_i ‖α_ij f(x_j)‖, likewise."""
 
     @abc.abstractmethod
-    def strips(self) -> Iterator[Strip]:
+    def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
 
     @abc.abstractmethod
-    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
+    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[PairsPart]:
         """α of some queries of one sequence."""
 
     @property
@@ -131,14 +115,17 @@ class TokenPairs(Pairs):
         """Σ_i ‖α_ij f(x_j)‖."""
         return self.received * self.norms
 
-    def strips(self) -> Iterator[Strip]:
+    def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
-        block = self.block
-        for some, part, keys, weights in block.weight_strips():
+        block, before = self.block, None
+        for some, part, keys, weights in block.weight_tiles():
             place = part.start, part.stop, keys.start, keys.stop
             unseen = self.batch.once(("unseen", block.mask, *place), functools.partial(self._unseen, part, keys))
             seen = functools.partial(self._seen, part, keys, some)
-            yield Strip(some, keys, weights, seen, unseen[some], self._pairs(some, part))
+            # The first tile of some queries counts their pairs with all keys.
+            pairs = 0 if (some, part) == before else self._pairs(some, part)
+            yield PairsPart(weights, some, keys, seen, unseen[some], pairs)
+            before = some, part
 
     def _seen(self, queries: slice, keys: slice, sequences: slice = slice(None)) -> Bool[Tensor, "some 1 query #key"]:
         if self.block.everything_visible:
@@ -149,13 +136,13 @@ class TokenPairs(Pairs):
         # The same in every layer and, unlike the mask, small enough to be kept until the last.
         return (~self._seen(queries, keys)).sum(dim=2)
 
-    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
+    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[PairsPart]:
         """α of some queries of one sequence."""
         some, keys = slice(row, row + 1), slice(0, self.norms.shape[2])
         for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
             chosen = to_device(torch.from_numpy(queries[part]), self.norms.device)
             weights, seen = self.block.weights_of(chosen, some), functools.partial(self.block.visible, chosen, some)
-            yield Strip(some, keys, weights, seen, None, self._pairs(some, queries[part]))
+            yield PairsPart(weights, some, keys, seen, pairs=self._pairs(some, queries[part]))
 
     @property
     def visible_counts(self) -> Int[np.ndarray, "batch query"]:
@@ -218,12 +205,12 @@ class WordPairs(Pairs):
     @property
     def _received(self) -> tuple[Tensor, Tensor]:
         if self._sums is None:
-            for _ in self.strips():
+            for _ in self.parts():
                 pass
         assert self._sums is not None
         return self._sums
 
-    def strips(self) -> Iterator[Strip]:
+    def parts(self) -> Iterator[PairsPart]:
         """α of all target words. Norms are measured on the way, since they need α as well."""
         groups, block = self._groups, self.block
         vectors = block.value @ block.parameters.norm_factors
@@ -236,10 +223,10 @@ class WordPairs(Pairs):
             norms[some] += merged_head_norms(means, vectors[some], of_some).sum(dim=2)
             seen = functools.partial(self._seen_by, some, words)
             unseen = (~seen()).sum(dim=2)
-            yield Strip(some, slice(0, groups.count), weights, seen, unseen, self._pairs(some, words))
+            yield PairsPart(weights, some, slice(0, groups.count), seen, unseen, self._pairs(some, words))
         self._sums = received, norms
 
-    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[Strip]:
+    def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[PairsPart]:
         """α of some target words of one sequence."""
         some, units = slice(row, row + 1), slice(0, self._groups.count)
         for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
@@ -247,7 +234,7 @@ class WordPairs(Pairs):
             means = self.block.word_rows(self._groups, some, words)
             weights = self._groups.part(some).sums(means)
             seen = functools.partial(self._seen_by, some, to_device(words, self.norms.device))
-            yield Strip(some, units, weights, seen, None, self._pairs(some, queries[part]))
+            yield PairsPart(weights, some, units, seen, pairs=self._pairs(some, queries[part]))
 
     def _seen_by(self, sequences: slice, words: slice | Tensor) -> Bool[Tensor, "some 1 chosen key"]:
         return self._seen[sequences, None, words]

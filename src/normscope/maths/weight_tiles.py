@@ -1,0 +1,111 @@
+"""α in tiles: as many weights at once as stay in a processor's cache while they are computed, added up and counted."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from normscope.maths.attention import LOG2_E, capped, exponents
+from normscope.maths.masks import Mask
+from normscope.maths.pieces import pieces
+
+ENTRIES_AT_ONCE = {"cpu": 2**18}
+"""Weights in a tile, by device: 1 MiB in float32."""
+
+ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
+"""The same on other devices, which need large pieces of work to be busy."""
+
+SMALLEST_TILE = {True: 64, False: 128}
+"""Least number of queries and keys in a tile, in causal attention and in other attention. In causal attention, small tiles hold
+fewer pairs that no query sees."""
+
+
+class Tile(NamedTuple):
+    """The weights of some queries and keys."""
+
+    sequences: slice
+    queries: slice
+    keys: slice
+    weights: Float[Tensor, "some head query key"]
+    """α; zero at keys that are not visible, and in rows of padding."""
+
+
+def weight_tiles(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch head key head_dim"],
+    log_normaliser: Float[Tensor, "batch head query"],
+    token_mask: Bool[Tensor, "batch query"],
+    mask: Mask | None,
+    scale: float,
+    cap: float | None = None,
+    lone: Bool[Tensor, "batch query"] | None = None,
+) -> Iterator[Tile]:
+    """α, tile by tile; tiles that no query sees are left out.
+
+    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Sums of products begin at b_ij − ℓ_i, which saves a pass over the tile.
+
+    Args:
+        query: Queries.
+        key: Keys, one head per query head.
+        log_normaliser: ℓ_i of each query.
+        token_mask: Queries that are not padding.
+        mask: Which keys a query sees, and any positional bias; None if every query sees every key.
+        scale: Factor on q·k before the softmax.
+        cap: Soft cap of the scores; see `attention`.
+        lone: Queries that see themselves only: their weight is set to 1, which exp(s − ℓ) is only up to rounding.
+
+    Yields:
+        The tiles, in the dtype of the log-normaliser.
+    """
+    mask = Mask() if mask is None else mask
+    (sequences, heads, queries, _), keys = query.shape, key.shape[2]
+    start = (-LOG2_E * log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf")).unsqueeze(-1)
+    query, key = query.to(start.dtype).flatten(0, 1), key.to(start.dtype).flatten(0, 1).transpose(1, 2)
+    only_causal = mask.causal and mask.keys is None and mask.bias is None and mask.shift is None
+    at_once = ENTRIES_AT_ONCE.get(query.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
+    size = 2 ** int(math.log2(max(1, at_once // (sequences * heads))) / 2)
+    size = min(max(size, SMALLEST_TILE[only_causal]), max(queries, keys))
+    for some in pieces(slice(0, sequences), at_once // (heads * size**2)):
+        of = slice(some.start * heads, some.stop * heads)
+        for rows, columns in mask.strips(queries, keys, size):
+            for part in pieces(columns, size):
+                term = None if only_causal else _term(mask, some, rows, part, (sequences, queries, keys), query)
+                weights = _exponents(start[some, :, rows], term, query[of, rows], key[of, :, part], scale, cap).exp2_()
+                if only_causal and part.stop > rows.start + 1:
+                    weights.tril_(rows.start - part.start)
+                if lone is not None:
+                    _set_own(weights, lone[some], rows, part)
+                yield Tile(some, rows, part, weights)
+
+
+def _term(
+    mask: Mask, sequences: slice, queries: slice, keys: slice, lengths: tuple[int, int, int], like: Tensor
+) -> Tensor | None:
+    """The mask's term of a tile, for exponents of 2."""
+    # With a bias, the term of each tile would be kept, although only its visibility is shared by layers.
+    known = mask.bias is None
+    place = queries, keys, lengths, like
+    term = mask.term(*place) if known else mask.chosen_term(slice(None), *place)
+    if term is None:
+        return None
+    term = term if len(term) == 1 else term[sequences]
+    return term if mask.bias is None and mask.shift is None else term * LOG2_E  # 0 and −∞ remain as they are
+
+
+def _exponents(
+    start: Tensor, term: Tensor | None, query: Tensor, key: Tensor, scale: float, cap: float | None
+) -> Tensor:
+    if cap is None:
+        return exponents(start, term, query, key, scale)
+    scores = capped(query @ key * scale, cap).mul_(LOG2_E).view(*start.shape[:3], -1).add_(start)
+    return scores if term is None else scores.add_(term)
+
+
+def _set_own(weights: Tensor, lone: Tensor, queries: slice, keys: slice) -> None:
+    """Set the weight of some queries on themselves to 1."""
+    both = slice(max(queries.start, keys.start), min(queries.stop, keys.stop))
+    if both.start < both.stop:
+        own = weights.diagonal(queries.start - keys.start, dim1=-2, dim2=-1)
+        own.masked_fill_(lone[:, None, both], 1)
