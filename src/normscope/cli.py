@@ -250,7 +250,7 @@ def _overrides() -> list[str]:
         )
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
     if given.experimental_rerun is not None:  # it would read a pickle
-        raise InputError("--experimental-rerun: not supported; reproduce=FOLDER makes a run again")
+        raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)
 
 
@@ -498,7 +498,7 @@ def _moment() -> str:
 def _run_folder(options: RunOptions, hydra: Any) -> tuple[Path, bool]:
     """The folder of a single run, `output_dir` or a dated one, and whether it must be new."""
     if not str(hydra.run.dir or "").strip():
-        raise InputError("hydra.run.dir=: expected a folder; better, set output_dir")
+        raise InputError("hydra.run.dir=: expected a folder; set output_dir instead")
     if hydra.run.dir != ".":  # the user has set Hydra's own key
         return Path(hydra.runtime.output_dir), False
     if options.output_dir is not None:

@@ -82,7 +82,7 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
         (["--info=nope"], "argument --info/-i: invalid choice: 'nope'"),
         (
             ["--experimental-rerun=nope.pickle"],
-            "--experimental-rerun: not supported; reproduce=FOLDER makes a run again",
+            "--experimental-rerun: not supported; reproduce=FOLDER repeats a run",
         ),
         (["resume="], "resume='': expected a value, got an empty one"),
         (["reproduce=' '"], "reproduce=' ': expected a value, got an empty one"),

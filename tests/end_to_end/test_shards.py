@@ -167,10 +167,10 @@ def test_shards_need_what_is_prepared(refused, given, tmp_path):
         "analysis=frequency needs the token counts of the whole corpus: make them once with `normscope prepare`" in said
     )
     assert "dataset.limit was 24 there and is 23 now" in refused(*options, prepared, *shard, "dataset.limit=23")
-    assert "expected the folder that `normscope prepare` has made" in refused(*options, "prepared=/nowhere", *shard)
+    assert "expected the folder that `normscope prepare` has written" in refused(*options, "prepared=/nowhere", *shard)
     assert "prepare=true: expected no shard" in refused("prepare", *options, *shard)
     nothing = refused("prepare", *options, "analysis=mixing", f"output_dir={tmp_path / 'run'}")
-    assert "the enabled analyses need nothing of the whole corpus" in nothing
+    assert "the enabled analyses need nothing from the whole corpus" in nothing
 
 
 def test_a_damaged_state_is_named(refused, shards, tmp_path):

@@ -385,5 +385,5 @@ def _notes(read: Mapping[int, Pair], total: int) -> list[str]:
             words = f"1 {side} word: it is" if lost == 1 else f"{lost:,} {side} words: they are"
             notes.append(f"the tokenizer drops {words} never aligned")
     if len(read) < total:
-        notes.append(f"error rates cover {len(read):,} of {total:,} pairs, those that were read")
+        notes.append(f"error rates cover only the {len(read):,} of {total:,} pairs that were read")
     return notes

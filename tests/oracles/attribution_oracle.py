@@ -358,5 +358,5 @@ def _notes(every: Sequence[Attributed], options: AttributionOptions) -> list[str
             f"the model's files name no pooling that can be used: the embedding is {embedding} (analysis.attribution.pooling)"
         )
     if options.erasure is None and every[0].specimen.loaded.tokenizer.mask_token_id is None:
-        notes.append("the tokenizer has no mask token: erased tokens are taken out (analysis.attribution.erasure)")
+        notes.append("the tokenizer has no mask token: erased tokens are removed (analysis.attribution.erasure)")
     return notes

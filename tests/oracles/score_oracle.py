@@ -49,7 +49,7 @@ def expected(
         f"({outliers_oracle.criterion(specimen, outliers_options)})"
     ]
     if len(outliers) > 8 and (options.interventions or options.ablation):
-        notes.append(f"of the {len(outliers)} outlier dimensions only the 8 most prominent are removed alone")
+        notes.append(f"only the 8 most prominent of the {len(outliers)} outlier dimensions are removed individually")
     prominent = sorted(outliers, key=lambda j: -np.abs(scores[:, j]).max())[:8]
     reported = [category for category in categories if category != "all"]
     if outliers and options.interventions:
@@ -59,7 +59,7 @@ def expected(
         drawn = _drawn(specimen, outliers, options.ablation_controls, options.seed, alone=False)
         tables["ablation"], loss = _ablation(specimen, layers, reported, outliers, prominent, drawn)
         if _head(specimen) is None:
-            notes.append("the checkpoint has no language-modelling head: no loss under ablation")
+            notes.append("the checkpoint has no language-modelling head, so the loss under ablation is not measured")
         else:
             tables["ablation_loss"] = loss
     metrics = _metrics(tables)

@@ -424,4 +424,4 @@ def test_analyses_of_tokens_are_refused(name, tmp_path, capsys, monkeypatch):
     outcome = run_here(capsys, monkeypatch, f"analysis={name}", "level=word", f"output_dir={tmp_path}/run")
     assert outcome.status == 2
     assert outcome.err.strip().count("\n") == 0
-    assert f"level=word: analysis={name} is about tokens" in outcome.err
+    assert f"level=word: analysis={name} is not defined for words" in outcome.err

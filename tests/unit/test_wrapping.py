@@ -326,7 +326,7 @@ def test_modules_that_compute_something_else(tokenizer):
     refused(r"model: encoder\.layer\.1 has a forward hook, .*lambda.*; remove it first", model, tokenizer)
     handle.remove()
     model.encoder.layer[0].forward = model.encoder.layer[0].forward
-    refused(r"model: encoder\.layer\.0 has a forward of its own", model, tokenizer)
+    refused(r"model: encoder\.layer\.0 has a custom forward", model, tokenizer)
     del model.encoder.layer[0].forward
     model.requires_grad_(False)
     model.encoder.layer[0].attention.output.dense.weight.data = torch.zeros(24, 24, dtype=torch.int8)

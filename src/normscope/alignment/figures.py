@@ -86,7 +86,7 @@ def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
         value="value",
         frame="gold",
         caption=(
-            f"Row {row} of the corpus: what each target word takes from each source word, by each method in its best layer. "
-            "Human links are framed; a dashed frame means only possible."
+            f"Row {row} of the corpus: what each target word receives from each source word, by each method in its best "
+            "layer. Frames mark the reference's links; dashed frames mark links that are only possible."
         ),
     )

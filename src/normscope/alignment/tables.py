@@ -199,7 +199,7 @@ class AlignmentReport:
                 )
         if len(self.links) < len(self.reference.pairs):
             notes.append(
-                f"error rates cover {len(self.links):,} of {len(self.reference.pairs):,} pairs, those that were read"
+                f"error rates cover only the {len(self.links):,} of {len(self.reference.pairs):,} pairs that were read"
             )
         return notes
 

@@ -96,7 +96,9 @@ class Callback(TrainerCallback):
         table = self.history.query("metric == @metric")
         if table.empty:
             names = ", ".join(sorted(set(self.history["metric"])))
-            raise InputError(f"metric={metric!r}: expected one of {names or 'none yet, for nothing has been measured'}")
+            raise InputError(
+                f"metric={metric!r}: expected one of {names or 'none yet, since nothing has been measured'}"
+            )
         by_layer = table[table["layer"] > 0]
         shown = table if by_layer.empty else by_layer
         layers = sorted(set(shown["layer"]))

@@ -150,7 +150,7 @@ def check(options: RunOptions) -> None:
 def _check_shards(options: RunOptions) -> None:
     at_least(1, "shards", options.shards)
     if options.prepare and (options.shard is not None or options.merge is not None or options.prepared is not None):
-        raise InputError("prepare=true: expected no shard, merge or prepared: what is made is for the whole corpus")
+        raise InputError("prepare=true: expected no shard, merge or prepared, since it prepares the whole corpus")
     if options.shard is None and options.shards > 1:
         raise InputError(f"shards={options.shards}: expected shard as well, from 0 to {options.shards - 1}")
     if options.shard is not None and not 0 <= options.shard < options.shards:
@@ -165,7 +165,7 @@ def _check_level(options: RunOptions) -> None:
         if not known[name].supports_words:
             others = [other for other, info in known.items() if info.supports_words]
             raise InputError(
-                f"level=word: analysis={name} is about tokens and not defined for words; set level=token, or choose from "
+                f"level=word: analysis={name} is not defined for words; set level=token, or choose from "
                 f"{', '.join(others)}"
             )
 

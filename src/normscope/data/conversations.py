@@ -26,7 +26,7 @@ _DATE = (
 _PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
 
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
-REFUSED = "messages that the chat template refuses (dataset.chat_template)"
+REFUSED = "messages that the chat template rejects (dataset.chat_template)"
 
 
 class Message(NamedTuple):

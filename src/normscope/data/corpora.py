@@ -32,7 +32,7 @@ def open_corpus(options: DatasetOptions) -> Corpus:
             corpus = _text(options)
         case DatasetKind.hub:
             corpus = HubDataset(
-                _path(options, "the name of a data set on the Hub"),
+                _path(options, "the name of a dataset on the Hub"),
                 options.config,
                 options.split,
                 options.revision,

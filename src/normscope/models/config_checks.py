@@ -17,9 +17,9 @@ _NOT_EXACT: dict[str, tuple[tuple[str, object, str], ...]] = {
         (
             "apply_residual_connection_post_layernorm",
             False,
-            "the residual connections carry what the norms give, instead of what they read",
+            "the residual connections carry the output of the norms instead of their input",
         ),
-        ("slow_but_exact", False, "projections are computed in slices that no module computes"),
+        ("slow_but_exact", False, "projections are computed in slices, outside any module"),
     ),
     "falcon": (
         ("alibi", False, "transformers adds the position biases a second time when it returns attention weights"),

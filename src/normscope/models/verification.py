@@ -228,8 +228,8 @@ class _Comparison:
     def _check(self, layer: int, part: str, error: float, bound: float) -> None:
         if math.isnan(error):
             raise InputError(
-                f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are of no "
-                "use; check the config's values, or set device.dtype=float64"
+                f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are "
+                "unusable; check the config's values, or set device.dtype=float64"
             )
         if error >= bound:
             raise InputError(
@@ -258,7 +258,7 @@ def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
             raise
         if dtype not in (torch.bfloat16, torch.float16):
             raise InputError(
-                f"model.name={name}: the model fails on a probe, so its config makes no sense: {one_line(error)}"
+                f"model.name={name}: the model fails on a probe, so its config is invalid: {one_line(error)}"
             ) from error
         # Some families' own code mixes formats (DeBERTa's does).
         kind = str(dtype).removeprefix("torch.")

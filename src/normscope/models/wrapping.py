@@ -209,7 +209,7 @@ def _check_copyable(model: PreTrainedModel) -> None:
         where = f"model: {name or type(model).__name__}"
         if "forward" in vars(module):
             raise InputError(
-                f"{where} has a forward of its own, from accelerate or other code, that cannot be copied; pass a model whose "
+                f"{where} has a custom forward, from accelerate or other code, that cannot be copied; pass a model whose "
                 "modules are unchanged, on one device"
             )
         for hooks in (module._forward_hooks, module._forward_pre_hooks):

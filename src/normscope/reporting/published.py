@@ -104,6 +104,6 @@ def published(paper: str) -> list[dict[str, Any]]:
     """
     known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
     if paper not in known:
-        raise InputError(f"recipe.paper={paper}: no published numbers; expected one of {', '.join(known)}")
+        raise InputError(f"recipe.paper={paper}: it has no published numbers; expected one of {', '.join(known)}")
     groups: list[dict[str, Any]] = yaml.safe_load((PAPERS / paper / "published.yaml").read_text(encoding="utf-8"))
     return groups

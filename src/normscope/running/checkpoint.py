@@ -173,12 +173,12 @@ class Checkpoint:
         return identity, position, tensors
 
     def _unreadable(self, error: Exception) -> InputError:
-        return InputError(f"{self.path}: the checkpoint cannot be read: {one_line(error)}; remove it to start again")
+        return InputError(f"{self.path}: the checkpoint cannot be read: {one_line(error)}; remove it to start over")
 
     def _load(self, analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
         problem = loading_problem(analyses, tensors)
         if problem:
-            raise InputError(f"{self.path}: the checkpoint cannot be used: {problem}; remove it to begin again")
+            raise InputError(f"{self.path}: the checkpoint cannot be used: {problem}; remove it to start over")
 
     def _compare(self, saved: Mapping[str, Any]) -> None:
         current = json.loads(json.dumps(self._identity))
@@ -188,7 +188,7 @@ class Checkpoint:
             raise InputError(
                 f"resume: {key} was {saved.get(key)!r} when the run was stopped and is {current.get(key)!r} now"
                 + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
-                + "; start a new run, or set it back"
+                + "; start a new run, or change it back"
             )
 
 

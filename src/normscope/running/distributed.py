@@ -167,7 +167,7 @@ class ProcessGroup:
         if printing == self.rank:
             assert error is not None
             raise error
-        raise PeerError(f"process {printing} of {self.size} found bad input") from error
+        raise PeerError(f"process {printing} of {self.size} found invalid input") from error
 
     def shared(self, value: str) -> str:
         """The main process's value, in all processes."""

@@ -84,7 +84,7 @@ def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: b
         for key in ("shard", "merge"):
             value = getattr(options, key)
             if value is not None and group.size > 1:
-                raise InputError(f"{key}={value}: not for several processes; start it without torchrun")
+                raise InputError(f"{key}={value}: not supported with several processes; start it without torchrun")
         if options.merge is not None:
             complete_set(options.merge)  # before a model is loaded
         check_installed(options.tracking)

@@ -32,7 +32,9 @@ def prepare(session: Session, results: RunFolder, _tracker: Tracker) -> Preparat
         InputError: If they need nothing, or the run folder is not writable.
     """
     if not session.states:
-        raise InputError("prepare: the enabled analyses need nothing of the whole corpus; start the shards without it")
+        raise InputError(
+            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
+        )
     content = {"identity": session.prepared_identity, "resources": list(session.states)}
     tensors = {f"{name}/{part}": tensor for name, state in session.states.items() for part, tensor in state().items()}
     results.write(FILE, packed(content, tensors))

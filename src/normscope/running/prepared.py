@@ -59,7 +59,7 @@ def saved_states(
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, State]]:
     if not path.is_file():
-        raise InputError(f"prepared={path.parent}: expected the folder that `normscope prepare` has made")
+        raise InputError(f"prepared={path.parent}: expected the folder that `normscope prepare` has written")
     try:
         content, tensors = unpacked(path)
         states: dict[str, State] = {

@@ -72,5 +72,5 @@ def _answer(store: Store, name: str, size: int, timeout: datetime.timedelta) -> 
             if store.check([f"normscope/met/{name}/{rank}"]):
                 absent.remove(rank)
         if absent and time.monotonic() > end:
-            raise RuntimeError(f"processes {', '.join(map(str, sorted(absent)))} of {size} did not come")
+            raise RuntimeError(f"processes {', '.join(map(str, sorted(absent)))} of {size} did not join")
         time.sleep(_PAUSE if absent else 0)

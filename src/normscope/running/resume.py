@@ -37,15 +37,15 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
         return "", None
     if len(given) > 1:
         raise InputError(
-            f"resume={config.resume} and reproduce={config.reproduce} are both set; expected one of them: a run goes on, or "
-            "is made again"
+            f"resume={config.resume} and reproduce={config.reproduce} are both set; expected only one: resume continues a "
+            "run, reproduce repeats one"
         )
     folder = Path(config[given[0]]).expanduser()
     own = config.output_dir is None or Path(config.output_dir).absolute() == folder.absolute()
     if given == ["resume"] and not own and not sweeping:
         raise InputError(
-            f"resume={config.resume} and output_dir={config.output_dir} are both set, but a run goes on in its own folder; "
-            "leave output_dir out"
+            f"resume={config.resume} and output_dir={config.output_dir} are both set, but a resumed run stays in its own "
+            "folder; leave output_dir out"
         )
     return given[0], folder
 
@@ -82,7 +82,7 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
             before, now = _plain(saved, name), _plain(config, name)
             if before != now:
                 raise InputError(
-                    f"{key}={folder}: {_difference(name, before, now)}; leave {override} out, or begin a new run"
+                    f"{key}={folder}: {_difference(name, before, now)}; leave {override} out, or start a new run"
                 )
     options = OmegaConf.to_object(saved)
     assert isinstance(options, RunOptions)
@@ -114,7 +114,7 @@ def metrics_of(folder: Path) -> dict[str, float]:
         raise InputError(f"reproduce={folder}: expected the folder of a completed run: {error}") from error
     status = results["status"]
     if status != "completed":
-        raise InputError(f"reproduce={folder}: that run is {status}; only a completed one can be made again")
+        raise InputError(f"reproduce={folder}: that run is {status}; only a completed run can be repeated")
     return {str(name): float(value) for name, value in results["metrics"].items()}
 
 
@@ -122,7 +122,7 @@ def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bo
     """Whether two runs' metrics agree, and a sentence on how far."""
     if set(before) != set(now):
         name = sorted(set(before) ^ set(now))[0]
-        return False, f"reproduction: the runs do not have the same metrics: {name} is in one of them alone"
+        return False, f"reproduction: the runs do not have the same metrics: only one of them has {name}"
     differences = {name: abs(now[name] - value) / max(abs(value), 1e-12) for name, value in before.items()}
     equal = sum(difference == 0 for difference in differences.values())
     if equal == len(differences):

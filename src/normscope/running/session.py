@@ -341,7 +341,7 @@ def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -
     for kind in kinds:
         if kind.info.requires_cross_attention and not model.is_cross_attention:
             raise InputError(
-                f"analysis={kind.info.name} needs cross-attention, which {model.name} does not show; set model.stack=cross"
+                f"analysis={kind.info.name} needs cross-attention, which is not observed here; set model.stack=cross"
             )
         if model.is_cross_attention and not kind.info.supports_cross_attention:
             others = [name for name, info in known_analyses().items() if info.supports_cross_attention]

@@ -41,7 +41,7 @@ class KeptShard:
         self.results.finish(Status.SHARD, {}, session.provenance.facts())
         session.remove_checkpoints()
         say(f"shard {options.shard} of {options.shards} is complete: {self.results.path}")
-        say("when every shard is complete, normscope merge RUN… makes one run of them")
+        say("when every shard is complete, normscope merge RUN… combines them into one run")
         return {}
 
 

@@ -100,7 +100,7 @@ class AttributionAnalysis(Analysis):
             figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
             summary=summary,
             summary_digits=3,
-            summary_caption=f"how far the {quantity} falls without the tokens of the highest scores, and with these alone",
+            summary_caption=f"fall of the {quantity} without the highest-scoring tokens, and with only these",
             sentences=sentences_of(metrics),
             notes=self._notes(attributed),
         )
@@ -114,11 +114,11 @@ class AttributionAnalysis(Analysis):
                 f"{_GUESSED[str(readout.pooling)]} (analysis.attribution.pooling)"
             )
         if self.options.erasure is None and attributed.erasure is Erasure.remove:
-            notes.append("the tokenizer has no mask token: erased tokens are taken out (analysis.attribution.erasure)")
+            notes.append("the tokenizer has no mask token: erased tokens are removed (analysis.attribution.erasure)")
         if attributed.untested:
             notes.append(
                 f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary "
-                f"{attributed.noun}: they are not tested"
+                f"{attributed.noun} and are not tested"
             )
         return notes
 

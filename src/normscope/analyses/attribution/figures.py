@@ -47,8 +47,8 @@ def describe_figures(
             value_label="share of the vector (%)",
             limits=(0.0, 100.0),
             caption=(
-                "Where the vectors of each layer come from, by method: the token itself, other tokens by category, and of the "
-                "rest its neighbours and others. Shares are from the input up to the layer; rows add up to 100%."
+                "Where the vectors of each layer come from, by method: the token itself, other tokens by category and, of the "
+                "remaining tokens, neighbours and others. Shares are from the input up to the layer; rows add up to 100%."
             ),
         )
     if len(agreement):
@@ -79,8 +79,8 @@ def _agreement(agreement: pd.DataFrame) -> HeatmapPanels:
         value_label="Spearman's ρ × 100",
         limits=(0.0, 100.0),
         caption=(
-            "How far two methods agree: rank correlation of the scores that they give to a sequence's tokens, and of the rows "
-            "of their maps through all layers, averaged over sequences. Negative values look like zero."
+            "How well two methods agree: rank correlation between their scores for a sequence's tokens, and between the rows "
+            "of their maps through all layers, averaged over sequences. Negative values have the colour of zero."
         ),
     )
 

@@ -88,7 +88,7 @@ class FeedForwardAnalysis(Analysis):
             by_sequence=self._ratios.by_sequence(set(overall["method"])),
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
             summary_digits=1,
-            summary_caption="how much of a token's vector comes from other tokens after each step of the feed-forward block",
+            summary_caption="how much of a token's vector comes from other tokens after each step of the layer",
             summary=percentages(summary),
             notes=[]
             if self._rule is BiasRule.SUMMAND

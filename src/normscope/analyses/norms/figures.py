@@ -67,7 +67,7 @@ def _per_key(table: pd.DataFrame) -> Lines:
         y_label="mean weight per key",
         caption=(
             "Attention weight from a query to a single key of each category: the mean over keys and heads, not the sum over "
-            "the category's keys. Rare categories stand out here although their sum is small."
+            "the category's keys. Rare categories stand out here even if their sum is small."
         ),
     )
 
@@ -118,7 +118,7 @@ def _singular_values(table: pd.DataFrame) -> Lines:
         sharey=True,
         floor=_floor(table),
         caption=(
-            "Singular values of each head's map from x to f(x), one line per head. They depend on the weights alone. Values "
+            "Singular values of each head's map from x to f(x), one line per head. They depend only on the weights. Values "
             "below a thousandth of the largest are not shown."
         ),
     )

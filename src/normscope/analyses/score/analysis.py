@@ -112,11 +112,11 @@ class ScoreAnalysis(Analysis):
         tables = report.tables()
         notes = [f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({self._moments.criterion})"]
         if len(outliers) > ALONE and (self._interventions is not None or self._ablations is not None):
-            notes.append(f"of the {len(outliers)} outlier dimensions only the {ALONE} most prominent are removed alone")
-        if self.context.has_position_terms:
             notes.append(
-                "scores of this family have terms of position beside q·k: contributions are those of q·k alone"
+                f"only the {ALONE} most prominent of the {len(outliers)} outlier dimensions are removed individually"
             )
+        if self.context.has_position_terms:
+            notes.append("scores of this family also have position terms: contributions cover only q·k")
         if self._interventions is not None:
             tables["intervention"] = self._interventions
         if self._ablations is not None:
@@ -124,7 +124,7 @@ class ScoreAnalysis(Analysis):
             if len(self._ablations.loss):
                 tables["ablation_loss"] = self._ablations.loss
             if self._ablations.without_loss is not None:
-                notes.append(f"{self._ablations.without_loss}: no loss under ablation")
+                notes.append(f"{self._ablations.without_loss}, so the loss under ablation is not measured")
         metrics = report.metrics(tables)
         return Findings(
             tables=tables,

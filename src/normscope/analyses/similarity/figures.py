@@ -40,8 +40,8 @@ def describe_figures(
             series_titles={category: category for category in parts.columns},
             caption=(
                 "What the tokens of each category, and the biases, add to the cosine similarity, from the least to the most "
-                f"similar pairs of texts ({groups['group'].nunique()} groups of equal size). A line that rises makes the "
-                "difference between dissimilar and similar texts; a flat one is the same for all."
+                f"similar pairs of texts ({groups['group'].nunique()} groups of equal size). A category whose line rises "
+                "distinguishes similar from dissimilar texts; one whose line is flat adds the same to all pairs."
             ),
         )
     return figures | {name: _pair(text) for name, text in texts.items()}

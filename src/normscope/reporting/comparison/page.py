@@ -106,7 +106,7 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
     """The tables for the page's script, each without minima and maxima, which have tables of their own."""
     whole = {"metrics-table": (comparison.metrics, "Metrics of the runs")}
     if len(comparison.metrics.columns) > 2:
-        whole["differences-table"] = (_differences(comparison), f"Metrics less those of {comparison.baseline}")
+        whole["differences-table"] = (_differences(comparison), f"Metrics minus those of {comparison.baseline}")
     if len(comparison.seeds):
         whole["seeds-table"] = (comparison.seeds, "Means over seeds")
     tables = {}
