@@ -184,7 +184,7 @@ class Findings:
     the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     text_pairs: Mapping[str, TextPair] = dataclasses.field(default_factory=dict)
-    """Pairs of texts by the name of a figure. Reports show them to click through, in the place of that figure."""
+    """Pairs of texts by the name of a figure. Reports show them as interactive maps instead of that figure."""
     summary: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """The main numbers, ready to print in the terminal."""
     summary_digits: int = 2

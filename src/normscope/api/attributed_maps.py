@@ -29,7 +29,7 @@ from normscope.running.token_maps import texts_of
 from normscope.statistics.tidy import tidy
 
 _METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
-"""The methods by default; of a translation, ALTI+ alone."""
+"""The methods by default; for a translation, only ALTI+."""
 
 _TITLES = {
     MapMethod.ROLLOUT: "rollout of the weights",
@@ -47,22 +47,22 @@ class AttributionMap:
 
     method: str
     tokens: tuple[str, ...]
-    """The tokens of the text, one per row; of a translation, those that the decoder reads."""
+    """The tokens of the text, one per row; for a translation, those that the decoder reads."""
     total: Float[np.ndarray, "query key"]
     """Through all layers; `decompx` has one more column, for the bias."""
     layers: Float[np.ndarray, "layer query key"] | None
-    """The map of each layer alone; None where a method has none (`decompx`). Of a translation, each layer of the decoder, whose
-    first columns are the encoder's outputs."""
+    """The map of each layer by itself; None where a method has none (`decompx`). For a translation, each layer of the
+    decoder, whose first columns are the encoder's outputs."""
     cumulative: Float[np.ndarray, "layer query key"]
     """From the input up to each layer."""
     level: Level = Level.token
     """Whether rows and columns are tokens or words."""
     source_tokens: tuple[str, ...] | None = None
-    """The source's tokens, the first columns, of a translation; otherwise None."""
+    """For a translation, the source's tokens, which are the first columns; otherwise None."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of the columns: the tokens (of a translation, the source's first) and, for `decompx`, the bias."""
+        """The names of the columns: the tokens (for a translation, the source's first) and, for `decompx`, the bias."""
         tokens = (*(self.source_tokens or ()), *self.tokens)
         return (*tokens, "bias") if self.total.shape[1] > len(tokens) else tokens
 
@@ -125,7 +125,7 @@ def attribution_maps(
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer. For a translation, by a
             model loaded with `stack="cross"`: the source and the target so far.
         methods: Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing` and `decompx`; by default `rollout`,
-            `norm_rollout`, `alti` and `decompx`. Of a translation, `alti` alone: ALTI+ (Ferrando et al. 2022b).
+            `norm_rollout`, `alti` and `decompx`. For a translation, only `alti`: ALTI+ (Ferrando et al. 2022b).
         bias: Where `decompx` puts the value biases: all in the bias column (`token`), or those of the first layer with the
             tokens whose values they belong to (`decompx`), as the authors' code does.
         stage: The vectors whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n`, or the whole `layer`.

@@ -30,13 +30,13 @@ class Attribution:
     """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
 
     tokens: tuple[str, ...]
-    """The tokens of the text; of a translation, those of the source, then those of the target so far."""
+    """The tokens of the text; for a translation, those of the source, then those of the target so far."""
     scores: Float[np.ndarray, " token"]
     """How much each token adds to the target."""
     bias: float
     """What the model's biases add."""
     remainder: float
-    """What is left if the target is not linear in the last hidden vectors; otherwise 0 up to rounding."""
+    """What remains if the target is not linear in the last hidden vectors; otherwise 0 up to rounding."""
     target: float
     """The target's value."""
     what: str
@@ -44,7 +44,7 @@ class Attribution:
     error: float
     """How far the parts miss the target, relative to the sum of their sizes: rounding error only."""
     sources: int | None = None
-    """How many of the tokens are the source's; None if the text is no translation."""
+    """How many of the tokens are the source's; None if the text is not a translation."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -94,9 +94,10 @@ def attribute(
         model: See `load`.
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer. For the next token of a
             translation, by a model loaded with `stack="cross"`: the source, and the target so far.
-        target: What to attribute. `Label`, or a class's name or number, is a class's logit; `NextToken` and `MaskedToken`
-            are a token's; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
-            (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
+        target: What to attribute. `Label`, or a class's name or number, is the logit of a class; `NextToken` and `MaskedToken`
+            are the logit of a token; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden
+            vectors (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the
+            rest.
         bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
             belong to (`decompx`), as in the official code of DecompX.
         level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.

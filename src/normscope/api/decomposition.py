@@ -43,7 +43,7 @@ class Decomposition:
     tokens: tuple[str, ...]
     """The tokens (or words) that receive; in cross-attention, those of the target."""
     key_tokens: tuple[str, ...]
-    """The tokens that contribute: the same, or in cross-attention those of the source."""
+    """The tokens that contribute: those of `tokens`, or in cross-attention those of the source."""
     weights: Float[Tensor, "layer query key"]
     """α, averaged over heads."""
     vectors: Float[Tensor, "layer query key"]
@@ -59,7 +59,7 @@ class Decomposition:
     head_weights: Float[Tensor, "layer head query key"] | None = None
     """α of every head; None unless `heads=True`."""
     head_vectors: Float[Tensor, "layer head query key"] | None = None
-    """‖αf(x_j)‖ of every head, likewise."""
+    """‖αf(x_j)‖ of every head; None unless `heads=True`."""
     text: str = ""
     """The text as the tokenizer decodes it; source → target in an encoder–decoder's decoder."""
     is_cross_attention: bool = False
@@ -68,10 +68,10 @@ class Decomposition:
     """The word that each token is part of, from 0; None if words are decomposed, the tokenizer does not mark words, or no word
     has two tokens."""
     key_words: tuple[int, ...] | None = None
-    """The same for the tokens that give."""
+    """The word that each contributing token is part of, as in `words`."""
     feed_forward: Mapping[str, Float[Tensor, "layer query key"]] = dataclasses.field(default_factory=dict)
     """Through the feed-forward network: `atbff_n` (the network), `atbffres_n` (with its residual connection) and
-    `atbffresln_n` (with its normalisation), as far as the family has them; empty unless asked for."""
+    `atbffresln_n` (with its normalisation), as far as the family has them; empty unless `feed_forward=True`."""
     level: Level = Level.token
     """Whether tokens or words were decomposed."""
 
@@ -184,7 +184,7 @@ class Decomposition:
         )
 
     def explorer(self) -> Explorer:
-        """Token maps to click through, as in a report: every layer and measure, and heads if they were asked for.
+        """Interactive token maps, as in a report: every layer and measure, and heads if they were kept.
 
         Raises:
             InputError: If there are too many values for one page.
@@ -262,7 +262,7 @@ class Decompositions(Sequence[Decomposition]):
         return self.pairs
 
     def explorer(self) -> Explorer:
-        """Token maps of all texts to click through, as in a report.
+        """Interactive token maps of all texts, as in a report.
 
         Raises:
             InputError: If there are no texts, or too many values for one page.
@@ -314,17 +314,17 @@ def decompose(
     """Decompose a text: how much does each token receive from every other, layer by layer?
 
     Norms of pair vectors come from Gram matrices of the heads' vectors, in float64, from the model's activations: no tensor
-    of size query × key × model is built. Each text passes through the model alone, so its numbers depend on no other text.
+    of size query × key × model is built. Each text passes through the model by itself, so its numbers depend on no other text.
 
     Args:
         model: See `load` and `wrap`.
         text: A text, a pair (tuple) of texts, a list of these, or a BatchEncoding from the model's tokenizer. For the decoder
             of an encoder–decoder: pairs of a source and its translation.
-        heads: Whether to keep the maps of single heads as well.
+        heads: Whether to keep the maps of individual heads as well.
         feed_forward: Whether to follow the vectors through the feed-forward network, too, with its biases as summands. Its
             last projection then runs once per pair of tokens.
-        level: `token`, or `word` for whole words: vectors are averaged over the tokens of a word that receives, added up over
-            those of a word that gives, and then measured. Words are those of the tokenizer. To use your own, pass
+        level: `token`, or `word` for whole words: vectors are averaged over the tokens of a receiving word, added up over
+            those of a contributing word, and then measured. Words are those of the tokenizer. To use your own, pass
             `model.tokenizer(words, is_split_into_words=True)`.
 
     Returns:

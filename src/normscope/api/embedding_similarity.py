@@ -73,7 +73,7 @@ class Similarity:
         )
 
     def explorer(self) -> PairExplorer:
-        """Both texts and the map to click through, as a page that notebooks display."""
+        """Both texts and the map as an interactive page, which notebooks display."""
         pair = TextPair(f"cosine similarity {self.value:.3f}", self.tokens_a, self.tokens_b, self.matrix)
         return PairExplorer(self.figure(), pair)
 
@@ -128,7 +128,7 @@ def similarity(
     Args:
         model: A sentence encoder; see `load`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer.
-        text_b: The other text, likewise.
+        text_b: The other text, in the same forms.
         pooling: `mean`, `cls` or `last`. By default, what the model's sentence-transformers files say.
         bias: Where the value biases go; see `attribute`.
 

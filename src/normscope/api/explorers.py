@@ -1,4 +1,4 @@
-"""The report's views to click through, for notebooks and files."""
+"""The report's interactive views, for notebooks and files."""
 
 import abc
 import dataclasses
@@ -15,7 +15,7 @@ from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.explorer_page import explorer_page, pairs_page
 
 _HEIGHT = 820
-"""Pixels of the frame, enough for the controls and the map of a sentence; the reader can pull it longer."""
+"""Pixels of the frame, enough for the controls and the map of a sentence; the reader can make it taller."""
 
 _LARGEST = 4_000_000
 """Values of one page. Each takes 2.7 bytes."""
@@ -23,7 +23,7 @@ _LARGEST = 4_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Framed(abc.ABC):
-    """A page to click through, which notebooks display and which can be saved. Neither needs a network.
+    """An interactive page, which notebooks display and which can be saved. Neither needs a network.
 
     Where scripts do not run (GitHub, a notebook that is not trusted, nbconvert to PDF), a picture stands in for it.
     """

@@ -56,10 +56,10 @@ def load(
         random_init: Use random weights of the same shapes, as a control.
         seed: Seed of the random weights. torch's generators keep their state.
         source_language: Source language of a multilingual translation model, as a code of its tokenizer.
-        target_language: Its target language, likewise.
+        target_language: Target language of such a model, as a code of its tokenizer.
         allow_pickle: Whether to read pickled weights, which can run code; by default only safetensors are read.
         trust_remote_code: Whether to run the Python files that come with a checkpoint. They can do anything that you can, so
-            read them first. Unknown families are refused all the same.
+            read them first. Unknown families are rejected nevertheless.
 
     Raises:
         InputError: If the model cannot be loaded, its family is not supported, or observation changes its results.

@@ -36,7 +36,7 @@ class Picture:
             width: `page` (6.9 inches), `column` (3.35 inches), or a number of inches.
             caption: Whether to write the caption below the panels.
             dpi: Pixels per inch.
-            style: A matplotlib style sheet, or the name of an installed style, on top of ours.
+            style: A matplotlib style sheet, or the name of an installed style, that overrides the default style.
 
         Raises:
             InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.

@@ -27,7 +27,7 @@ class Label:
 
 @dataclasses.dataclass(frozen=True)
 class NextToken:
-    """The logit of a token as the next one after the text, from a causal language model, or of a translation."""
+    """The logit of a token as the next one after the text, from a causal language model or a translation model."""
 
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""

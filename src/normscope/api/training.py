@@ -24,7 +24,7 @@ COLUMNS = ("step", "metric", "layer", "value")
 
 
 class Callback(TrainerCallback):
-    """Runs analyses on a few texts every so many steps of training.
+    """Runs analyses on a few texts at regular intervals during training.
 
     ```python
     callback = normscope.Callback("mixing", texts=held_out, tokenizer=tokenizer, every=500)
@@ -33,13 +33,13 @@ class Callback(TrainerCallback):
     callback.figure("mixing/attnresln_n/mean")   # its curves by layer over training
     ```
 
-    The model is measured before the first step, every `every` steps, and after the last. Training goes on as if nothing had
-    happened: the model stays in its mode, its weights are shared rather than copied, and torch's random number generators are
-    restored. Metrics go to the active W&B run, if there is one, on the trainer's own axis (`train/global_step`). The history is
-    also kept in `<name>.csv` in the trainer's output directory, from where resumed training continues it.
+    The model is measured before the first step, every `every` steps, and after the last. Training is unaffected: the model
+    stays in its mode, its weights are shared rather than copied, and torch's random number generators are restored. Metrics go
+    to the active W&B run, if there is one, on the trainer's own axis (`train/global_step`). The history is also kept in
+    `<name>.csv` in the trainer's output directory, where resumed training continues it.
 
     In distributed training, only the main process measures. It must hold the whole model, so FSDP and DeepSpeed's ZeRO-3 are
-    refused.
+    rejected.
     """
 
     def __init__(

@@ -47,14 +47,14 @@ RUN_TABLES = {
             "key": "Position of the key, from 0.",
             "query_token": "The query's token.",
             "key_token": "The key's token.",
-            "attn_w": "α; of all heads together, its mean.",
-            "attn_n": "‖αf(x)‖; of all heads together, ‖F‖, the norm of the sum.",
-            "attnres_n": "‖R‖: with the residual connection; of all heads together only.",
-            "attnresln_n": "‖T‖: with the residual connection and the layer normalisation; of all heads together only.",
+            "attn_w": "α; for all heads together, its mean.",
+            "attn_n": "‖αf(x)‖; for all heads together, ‖F‖, the norm of the sum.",
+            "attnres_n": "‖R‖: with the residual connection; only for all heads together.",
+            "attnresln_n": "‖T‖: with the residual connection and the layer normalisation; only for all heads together.",
             "atbff_n": "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
-            "two are of all heads together only.",
+            "two are only for all heads together.",
             "atbffres_n": "‖FF + T‖: with the network's residual connection.",
-            "atbffresln_n": "The same with its layer normalisation: the whole layer.",
+            "atbffresln_n": "‖LN(FF + T)‖: with the network's layer normalisation, so for the whole layer.",
             "rollout": "Rollout of weights, if an analysis attributes. This and the next five: from the input up to the layer.",
             "norm_rollout": "Rollout of norms.",
             "globenc": "GlobEnc.",
@@ -73,7 +73,7 @@ RUN_TABLES = {
             "difference": "Measured minus published.",
             "tolerance": "Largest difference that counts as agreement.",
             "within": "Whether the difference is within the tolerance.",
-            "source": "Where the paper has the number.",
+            "source": "Where the number is in the paper.",
         },
     ),
 }
@@ -95,15 +95,15 @@ COMPARISON = TableInfo(
 )
 """The table `comparison.parquet` of a sweep, or of `normscope.reporting.comparison.compare`."""
 
-_TRAINING_GROUP = "What distinguishes the training from others; shared by its seeds."
+_TRAINING_GROUP = "What distinguishes the training run from others; shared by its seeds."
 _MEASURE = {"metric": "Name of the metric or curve.", "layer": "Layer of a curve; 0 for a metric."}
 _INTERVAL = {
-    "low": "Lower end of its 95% confidence interval (Student's t); missing for one run.",
-    "high": "Upper end, likewise.",
+    "low": "Lower end of the mean's 95% confidence interval (Student's t); missing for one run.",
+    "high": "Upper end of the mean's 95% confidence interval (Student's t); missing for one run.",
 }
 
 TRAINING = TableInfo(
-    row="training, metric, layer and training step, if runs are checkpoints of a training",
+    row="training run, metric, layer and training step, if the runs are checkpoints",
     columns={
         "group": _TRAINING_GROUP,
         **_MEASURE,
@@ -116,13 +116,13 @@ TRAINING = TableInfo(
 """The table `training.parquet` of a sweep over checkpoints."""
 
 CROSSINGS = TableInfo(
-    row="training, metric and layer: the first training step beyond a threshold",
+    row="training run, metric and layer: the first training step beyond a threshold",
     columns={
         "group": _TRAINING_GROUP,
         **_MEASURE,
         "threshold": "The threshold: `--threshold METRIC=VALUE`, or half-way between the means at the first and the last step.",
         "runs": "Number of seeds.",
-        "crossed": "How many of them cross the threshold.",
+        "crossed": "Number of seeds that cross the threshold.",
         "step": "First measured step at which the value is on the other side of the threshold than at the first step; mean "
         "over the seeds that cross.",
         **_INTERVAL,

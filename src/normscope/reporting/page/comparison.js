@@ -63,7 +63,7 @@ function familySpec({ title, panels }, kind, along) {
   const range = alike ? sharedRange(shown, kind) : null;
   return {
     usermeta: { across: Math.min(5, shown.length), panels: true }, description: `${title} by ${along === "layer" ? "layer" : "relative depth"}`,
-    ...(alike && shown.length > 1 && !range ? { title: { text: "The panels have ranges of their own.", fontWeight: "normal", fontSize: 11 } } : {}),
+    ...(alike && shown.length > 1 && !range ? { title: { text: "Each panel has its own range.", fontWeight: "normal", fontSize: 11 } } : {}),
     concat: shown.map((panel, at) => panelSpec({ ...panel, lines: panel[kind], domain, along, first: at === 0, range })),
   };
 }

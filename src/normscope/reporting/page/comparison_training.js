@@ -68,7 +68,7 @@ function trainingSpec({ title, panels }, group, view) {
   const range = alike ? sharedRange(shown.map(({ rows }) => ({ own: asRange(rows) })), "own") : null;
   return {
     usermeta: { across: Math.min(5, shown.length), panels: true }, description: `${title} of ${group} over training`,
-    ...(alike && shown.length > 1 && !range ? { title: { text: "The panels have ranges of their own.", fontWeight: "normal", fontSize: 11 } } : {}),
+    ...(alike && shown.length > 1 && !range ? { title: { text: "Each panel has its own range.", fontWeight: "normal", fontSize: 11 } } : {}),
     concat: shown.map(({ panel, rows }) => (view === "map" ? trainingMap(panel, rows, range) : trainingLines(panel, rows, view, range))),
     ...(range ? {} : { resolve: { scale: { color: view === "map" ? "independent" : "shared" } } }),
   };

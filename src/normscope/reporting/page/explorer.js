@@ -150,7 +150,7 @@ class Explorer {
     const key = (kind, text) => make("span", { className: `key ${kind}` }, make("i", {}), text);
     this.arcs.replaceChildren(drawing, make("figcaption", {}, "Above, the treebank’s arcs from heads to dependents; below, heads that the map prefers.",
       key("found", `the head has the largest value among the other words of the dependent’s row (${found} of ${arcs})`),
-      key("gold", `another word has it (${arcs - found})`), key("instead", "this other word")));
+      key("gold", `another word has the largest value (${arcs - found})`), key("instead", "the word with the largest value instead")));
   }
 
   scaleOf(map) {

@@ -108,7 +108,7 @@ class PairView {
   drawLists() {
     const [a, b] = this.tokens;
     const pairs = a.flatMap((one, row) => b.map((other, column) => [`${one} – ${other}`, this.value(row, column)]));
-    const listed = [[1, "Pairs that add most"], [-1, "Pairs that take most away"]].map(([sign, title]) => {
+    const listed = [[1, "Pairs that add most"], [-1, "Pairs that subtract most"]].map(([sign, title]) => {
       const some = pairs.filter(([, value]) => sign * value > WORTH_LISTING * this.scale.largest);
       const entries = some.sort(([, one], [, other]) => sign * (other - one)).slice(0, LISTED_PAIRS);
       return entries.length ? [valueList(title, entries, { signed: true, colour: `rgb(${this.colours(0.5 + 0.3 * sign)})` })] : [];
@@ -132,8 +132,8 @@ class PairView {
       span.classList.toggle("chosen", focus?.side === side && focus.at === at);
     }));
     this.view.markPinned(...(focus ? [[focus.at, undefined], [undefined, focus.at]][focus.side] : []));
-    const chosen = focus && `“${this.tokens[focus.side][focus.at]}” adds ${formatNumber(this.sums[focus.side][focus.at], true)} in all; the other text shows with which tokens.`;
-    this.hint.textContent = chosen || "Each token has the colour of what it adds together with all tokens of the other text. Point at a token, or tap it, to see with which.";
+    const chosen = focus && `“${this.tokens[focus.side][focus.at]}” adds ${formatNumber(this.sums[focus.side][focus.at], true)} in total; the colours of the other text show with which tokens.`;
+    this.hint.textContent = chosen || "The colour of a token is what it adds together with all tokens of the other text. Hover over or tap a token to see with which.";
   }
 
   reading(at) {
