@@ -223,12 +223,12 @@ def _run(folder, *, seed=0, name="model", metrics=None, curves=(), **config):
                 {"dataset__name": "sample", "dataset__kind": "sample"},
             ],
             ["dataset.name=squad", "dataset.name=sample"],
-            "2 data sets of model",
+            "2 datasets of model",
         ),
         (
             [{"dataset__path": "old/text.txt"}, {"dataset__path": "new/text.txt"}],
             ["dataset.path=old/text.txt", "dataset.path=new/text.txt"],
-            "2 data sets of model",
+            "2 datasets of model",
         ),
         (
             [{"name": name, "seed": seed} for name in "ab" for seed in range(3)],

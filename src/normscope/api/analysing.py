@@ -63,7 +63,7 @@ def run(
         batch_tokens: Maximum number of tokens in a batch, padding included. A batch that does not fit into memory is split.
         seed: Seed of samples and masks.
         progress: Whether to show a progress bar for analyses that run the model again.
-        **options: Options of the analyses, for every one that has them; `norms={…}` sets options of that analysis alone.
+        **options: Options of the analyses, for every one that has them; `norms={…}` sets options of only that analysis.
 
     Raises:
         InputError: If an argument is invalid, or no text can be used.

@@ -135,7 +135,7 @@ def generators_restored() -> AbstractContextManager[None]:
 def _check_alone(device_map: object, **others: object) -> None:
     for name, value in others.items():
         if value:
-            raise InputError(f"device_map={device_map!r}: expected it alone, got {name}={value!r} as well")
+            raise InputError(f"device_map={device_map!r}: cannot be combined with {name}={value!r}; leave one out")
 
 
 def _stack(stack: str | None) -> ModelStack | None:

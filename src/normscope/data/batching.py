@@ -35,7 +35,7 @@ class Batch:
     categories: Int[Tensor, "batch token"]
     """Index into the names of the encoder's categories; −1 at padding."""
     fingerprints: tuple[int, ...]
-    """A number for each sequence that depends on its tokens alone."""
+    """A number for each sequence that depends only on its tokens."""
     source: "Batch | None" = None
     """The encoder's input, if this batch is the decoder's."""
     is_cross_attention: bool = False

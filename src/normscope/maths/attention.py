@@ -64,7 +64,7 @@ def attention(
         mask: Which keys a query sees, and any positional bias; None if every query sees every key.
         scale: Factor on q·k before the softmax.
         cap: c of a soft cap: the score is c·tanh(scale·q·k / c); None without one. Biases are added after it.
-        sinks: Each head's learned score of no key at all; None without sinks.
+        sinks: Each head's learned score for attending to no key; None without sinks.
 
     Returns:
         Output and log-normaliser; the latter in float32 or better, with the sink inside.

@@ -246,7 +246,7 @@ class Composition:
             value: v, with b_V inside.
             output_weight: W_O.
             groups: The words.
-            stages: The stages to measure; all by default, in cross-attention F alone.
+            stages: The stages to measure; by default all, in cross-attention only F.
         """
         stages = list(stages or (self.stages if groups.is_self_attention else self.stages[:1]))
         norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}

@@ -21,7 +21,7 @@ from normscope.maths.composition import STAGES, Composition, NormPosition, Stage
 
 
 class Method(enum.StrEnum):
-    """The five measures in K21 of how much a block mixes, from the weights alone to the attention block."""
+    """The five measures in K21 of how much a block mixes, from only the weights to the whole attention block."""
 
     ATTN_W = "attn_w"
     ATTN_N = "attn_n"
@@ -48,7 +48,7 @@ METHODS: Mapping[NormPosition, tuple[Method, ...]] = {
 """The methods defined for a block, by the position of its norm."""
 
 CROSS_ATTENTION_METHODS = (Method.ATTNRES_N, Method.ATTNRESLN_N)
-"""The methods for cross-attention. No key is the token itself there, so the residual connection alone preserves it."""
+"""The methods for cross-attention. No key is the token itself there, so only the residual connection preserves it."""
 
 
 def preserving_vectors(

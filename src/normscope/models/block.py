@@ -109,7 +109,7 @@ class AttentionBlock:
     token_mask: Bool[Tensor, "batch query"]
     """True at tokens, False at padding. Rows of padding hold meaningless but finite numbers in every tensor."""
     key_mask: Bool[Tensor, "batch key"]
-    """The same for the keys."""
+    """True at keys that are tokens, False at padding."""
     is_cross_attention: bool
     """Whether keys and queries come from different sequences, so that no key is the token itself."""
     key_map: KeyMap
@@ -119,7 +119,7 @@ class AttentionBlock:
     cap: float | None = None
     """c of a soft cap: the score is c·tanh(scale·q·k / c); None without one."""
     sinks: Float[Tensor, " head"] | None = None
-    """Each head's learned score of no key at all, which takes part in the softmax; None if α sums to one."""
+    """Each head's learned score for attending to no key, which takes part in the softmax; None if α sums to one."""
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch head query key"]:
@@ -139,7 +139,7 @@ class AttentionBlock:
     def weight_tiles(self) -> Iterator[Tile]:
         """α in tiles (see `maths/weight_tiles.py`).
 
-        Whoever goes through all of them leaves `received` behind, which is their sum.
+        Iterating over all of them also computes their sum, `received`.
         """
         received = (self.value if self.log_normaliser is None else self.log_normaliser).new_zeros(
             *self.query.shape[:2], self.key.shape[2]
@@ -254,7 +254,7 @@ class AttentionBlock:
         Args:
             queries: Which queries.
             sequences: Which sequences.
-            keys: Which keys, those of the queries among them; None for all.
+            keys: Which keys, including those of the queries; None for all.
             padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
         """
         tokens = self.token_mask[sequences][:, None, queries]
@@ -490,7 +490,7 @@ class AttentionBlock:
     def word_mixing_ratios(self, groups: WordGroups) -> Mapping[Method, Float[Tensor, "batch word"]]:
         """The mixing ratio of every word by the methods of `mixing_ratios`.
 
-        What the word's tokens take from each other counts as taken from the word itself.
+        What the word's tokens take from one another counts as taken from the word itself.
 
         Args:
             groups: The words; see `maths/words.py`.

@@ -101,7 +101,7 @@ def _observed_part(whole: PreTrainedModel, layout: BlockLayout) -> PreTrainedMod
         ) from error
     if layout.stack == "encoder" and layers and _reads_encoder(layers[0].whole, layout):
         raise InputError(
-            f"model: expected an encoder or a whole encoder–decoder, got the decoder {type(whole).__name__} alone"
+            f"model: expected an encoder or a whole encoder–decoder, got only the decoder {type(whole).__name__}"
         )
     assert isinstance(base, PreTrainedModel)
     return base

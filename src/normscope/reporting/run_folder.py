@@ -169,7 +169,7 @@ class RunFolder:
 
     def _refuse_finished(self) -> None:
         if not (self.path / CONFIG).exists():
-            raise InputError(f"resume={self.path}: expected a run folder with a {CONFIG}")
+            raise InputError(f"resume={self.path}: expected a run directory with a {CONFIG}")
         if not (self.path / RESULTS).exists():
             return
         try:

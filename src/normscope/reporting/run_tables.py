@@ -20,7 +20,7 @@ RUN_TABLES = {
         "over a corpus",
         columns={
             "metric": "Name of the metric, `<analysis>/<metric>`.",
-            "sequence": "A number that depends on the sequence's tokens alone.",
+            "sequence": "A number that depends only on the sequence's tokens.",
             "count": "Number of tokens; those of equal sequences together.",
             "value": "Mean over the sequence's tokens.",
         },

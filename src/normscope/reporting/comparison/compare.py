@@ -270,10 +270,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that contain run folders"
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="run directories, or folders that contain them"
     )
     parser.add_argument(
-        "--baseline", type=Path, help="folder of the run to measure differences from (default: the first run)"
+        "--baseline", type=Path, help="directory of the run to measure differences from (default: the first run)"
     )
     parser.add_argument(
         "--output", type=Path, help="folder for the comparison (default: the sweep's folder, or outputs/comparison)"

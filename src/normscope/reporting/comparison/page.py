@@ -81,7 +81,7 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
 def _runs(comparison: "RunComparison", folder: Path) -> pd.DataFrame:
     """One row per run: a link to its report, what was swept, and the size of the run."""
     facts = comparison.runs
-    titles = short_keys(comparison.swept, parts=1) | {"model.name": "model", "dataset.name": "data set"}
+    titles = short_keys(comparison.swept, parts=1) | {"model.name": "model", "dataset.name": "dataset"}
     columns: dict[str, Any] = {"run": pd.Series([_link(run, folder) for run in comparison.folders], dtype=object)}
     columns |= {titles[key]: facts[key] for key in comparison.swept}
     if (facts["status"] != "completed").any():

@@ -17,8 +17,8 @@ _NOUNS = {
     "model.revision": "checkpoints",
     "model.sha256": "checkpoints",
     "model.step": "checkpoints",
-    "dataset.name": "data sets",
-    "dataset.path": "data sets",
+    "dataset.name": "datasets",
+    "dataset.path": "datasets",
     "layers": "choices of layers",
     "analysis": "sets of analyses",
 }
@@ -95,7 +95,7 @@ def title(runs: Sequence[Run]) -> str:
         words = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
     if "models" not in counts:
         words += f" of {_last_part(str(runs[0].config.get('model.name')))}"
-    return words if "data sets" in counts else f"{words} on {_corpus(runs[0])}"
+    return words if "datasets" in counts else f"{words} on {_corpus(runs[0])}"
 
 
 def _inherits(seed: str, runs: Sequence[Run]) -> bool:

@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that contain run folders"
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="run directories, or folders that contain them"
     )
     parser.add_argument("--entity", required=True)
     parser.add_argument("--project", default="normscope")
