@@ -161,8 +161,10 @@ def in_parts(pairs: PairsPart) -> Iterator[PairsPart]:
 
 
 @pytest.mark.parametrize(("piece", "stored"), [(1, 0), (2**19, 0), (2**19, 2**24)])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("masked", [False, True, "with zeros"])
-def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, masked):
+def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, masked, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr("normscope.statistics.pair_histogram._WHOLE", stored)
     monkeypatch.setattr("normscope.statistics.pair_histogram._PIECE", piece)
     monkeypatch.setattr("normscope.statistics.pair_histogram._INT32_MAX", 40)  # the counts outgrow int32 on the way

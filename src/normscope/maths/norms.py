@@ -39,7 +39,9 @@ def transformed_norms(
     Returns:
         Norms ≥ 0, in units of the residual stream.
     """
-    return torch.linalg.vector_norm(value @ factors, dim=-1)
+    # One product per head, for all sequences at once: the model's own layout has the heads of a token side by side.
+    by_head = value.transpose(1, 2).flatten(0, 1).transpose(0, 1) @ factors
+    return torch.linalg.vector_norm(by_head, dim=-1).unflatten(1, (len(value), -1)).transpose(0, 1)
 
 
 def weighted_norms(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.pieces import pieces
+from normscope.maths.pieces import lanes, pieces
 from normscope.maths.transfers import to_device
 
 Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
@@ -98,9 +98,9 @@ class PairHistogram:
         self._is_whole = first.cells * second.cells * groups <= _WHOLE
         self._start = 0
         """First cell of the second axis that is stored."""
-        # Axes second × group × first, so that a key's cells are neighbours in memory; then extra cells for pairs that do not
-        # count.
-        self._flat = torch.zeros(first.cells, dtype=torch.int32)
+        # Axes lane, and second × group × first, so that a key's cells are neighbours in memory; then extra cells for pairs that
+        # do not count. The counts are the sums over lanes, each of which is counted by another thread.
+        self._flat = torch.zeros(1, first.cells, dtype=torch.int32)
         # First and last cell of the second axis that occur, on the device.
         self._low = torch.tensor(second.cells, dtype=torch.int32)
         self._high = torch.tensor(-1, dtype=torch.int32)
@@ -114,7 +114,12 @@ class PairHistogram:
     @property
     def counts(self) -> Int[Tensor, "first second group"]:
         """The counts; the second axis covers the cells that occur, from `low` on."""
-        return self._cells(self.low, int(self._high))
+        return self._cells(self.low, int(self._high)).sum(dim=0, dtype=self._flat.dtype)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no pair has been counted."""
+        return int(self._high) < 0
 
     def add(
         self,
@@ -149,7 +154,7 @@ class PairHistogram:
                     unseen = torch.zeros_like(rows)
                 unseen[part.sequences, :, part.keys] += part.unseen
         if rows is not None and unseen is not None:
-            self._flat.index_add_(0, rows.flatten(), unseen.neg_().to(self._flat.dtype).flatten())
+            self._flat[0].index_add_(0, rows.flatten(), unseen.neg_().to(self._flat.dtype).flatten())
 
     def merge(self, low: int, counts: Int[Tensor, "first second group"]) -> None:
         """Add the counts of another histogram of the same grids."""
@@ -159,22 +164,22 @@ class PairHistogram:
         self._pairs += int(counts.sum())
         self._hold(*torch.tensor([low, high], dtype=torch.int32, device=self._flat.device))
         with torch.inference_mode():  # counts from a forward pass cannot be updated in place outside it
-            self._cells(low, high).add_(counts.to(self._flat))
+            self._cells(low, high)[0].add_(counts.to(self._flat))
 
     def table(self, group: int | None) -> tuple[int, np.ndarray]:
         """First cell of the second axis, and the counts (first × second) of one group, or of all if None."""
         counts = self.counts.sum(dim=-1) if group is None else self.counts[:, :, group]
         return self.low, counts.cpu().numpy().astype(np.int64)
 
-    def _cells(self, low: int, high: int) -> Int[Tensor, "first second group"]:
+    def _cells(self, low: int, high: int) -> Int[Tensor, "lane first second group"]:
         """The stored counts of a range of the second axis."""
-        stored = self._flat[: -self._first.cells].view(-1, self._groups, self._first.cells).permute(2, 0, 1)
-        return stored[:, low - self._start : high + 1 - self._start]
+        stored = self._flat[:, : -self._first.cells].unflatten(1, (-1, self._groups, self._first.cells))
+        return stored.permute(0, 3, 1, 2)[:, :, low - self._start : high + 1 - self._start]
 
     @property
     def _elsewhere(self) -> int:
         """Where pairs are counted that do not count."""
-        return self._flat.numel() - self._first.cells
+        return self._flat.shape[1] - self._first.cells
 
     def _rows_of(
         self, second: Float[Tensor, "batch head key"], group: Int[Tensor, "batch key"]
@@ -199,11 +204,12 @@ class PairHistogram:
         dtype = torch.int64 if self._pairs > _INT32_MAX else torch.int32
         start, stop = (0, self._second.cells) if self._is_whole else (int(low), int(high) + 1)
         size = self._first.cells * ((stop - start) * self._groups + 1)
-        if (self._flat.numel(), self._flat.dtype, self._flat.device) != (size, dtype, device):
+        shape = (lanes(device), size)
+        if (self._flat.shape, self._flat.dtype, self._flat.device) != (shape, dtype, device):
             first, counts = self.low, self.counts
-            self._start, self._flat = start, _zeros(size, dtype, device)
+            self._start, self._flat = start, _zeros(shape, dtype, device)
             if counts.numel():
-                self._cells(first, first + counts.shape[1] - 1).copy_(counts)
+                self._cells(first, first + counts.shape[1] - 1)[0].copy_(counts)
         self._low, self._high = low, high
 
 
@@ -218,16 +224,17 @@ class _Counter:
     def __init__(self, axis: Axis, device: torch.device) -> None:
         self._axis, self._device = axis, device
         self._at_once = _PIECE if device.type == "cpu" else _PIECE_ON_ACCELERATORS
-        self._hold(0)
+        self._hold(0, torch.int32)
 
-    def _hold(self, size: int) -> None:
-        self._places, self._index = (
-            torch.empty(size, dtype=dtype, device=self._device) for dtype in (torch.int32, torch.int64)
-        )
+    def _hold(self, size: int, dtype: torch.dtype) -> None:
+        """Make room for a number of places, and for what each number adds to counts of a dtype."""
+        self._places = torch.empty(size, dtype=torch.int32, device=self._device)
+        self._index = torch.empty(size, dtype=torch.int64, device=self._device)
+        self._ones = torch.ones(size, dtype=dtype, device=self._device)
 
     def count(
         self,
-        counts: Int[Tensor, " cell"],
+        counts: Int[Tensor, "lane cell"],
         numbers: Float[Tensor, "batch head query key"],
         base: Int[Tensor, "batch head 1 key"],
         hidden: Bool[Tensor, "batch #head #query #key"] | None,
@@ -244,23 +251,29 @@ class _Counter:
         """
         sequences, heads, *pairs = numbers.shape
         at_once = max(1, self._at_once // math.prod(pairs))
-        size = max(1, min(sequences, at_once // heads)) * min(heads, at_once) * math.prod(pairs)
-        if len(self._places) < size:
-            self._hold(size)
-        ones = counts.new_ones(size)
         for some in pieces(slice(0, sequences), at_once // heads):
             for of in pieces(slice(0, heads), at_once):
-                part = numbers[some, of]
-                number = part.numel()
-                place = self._axis.place(part, out=self._places[:number].view(part.shape)).add_(base[some, of])
-                if hidden is not None:
-                    place.masked_fill_(hidden[some, of if hidden.shape[1] > 1 else slice(None)], elsewhere)
-                # Twice as fast as `index_add_` or `bincount` on a CPU.
-                counts.scatter_add_(0, self._index[:number].copy_(self._places[:number]), ones[:number])
+                part = None if hidden is None else hidden[some, of if hidden.shape[1] > 1 else slice(None)]
+                self._count_piece(counts, numbers[some, of], base[some, of], part, elsewhere)
+
+    def _count_piece(
+        self, counts: Tensor, numbers: Tensor, base: Tensor, hidden: Tensor | None, elsewhere: int
+    ) -> None:
+        number, by_lane = numbers.numel(), (len(counts), -(-numbers.numel() // len(counts)))
+        if len(self._ones) < math.prod(by_lane) or self._ones.dtype != counts.dtype:
+            self._hold(math.prod(by_lane), counts.dtype)
+        places = self._axis.place(numbers, out=self._places[:number].view(numbers.shape)).add_(base)
+        if hidden is not None:
+            places.masked_fill_(hidden, elsewhere)
+        index = self._index[: math.prod(by_lane)]
+        index[:number].copy_(places.view(-1))
+        index[number:] = elsewhere
+        # Twice as fast as `index_add_` or `bincount` on a CPU.
+        counts.scatter_add_(1, index.view(by_lane), self._ones[: len(index)].view(by_lane))
 
 
-def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Int[Tensor, " cell"]:
+def _zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Int[Tensor, "lane cell"]:
     """Zeros. On a CPU they are NumPy's, which take no memory until they are written to."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(size, dtype=np.int64 if dtype == torch.int64 else np.int32))
-    return torch.zeros(size, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(shape, dtype=np.int64 if dtype == torch.int64 else np.int32))
+    return torch.zeros(shape, dtype=dtype, device=device)

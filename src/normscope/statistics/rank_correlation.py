@@ -116,7 +116,7 @@ class RankCorrelation(Accumulator):
             EmptyAccumulatorError: If no pair has been added.
         """
         self.settle()
-        if not any(self._kept) and not any(histogram.counts.numel() for histogram in self._histograms):
+        if not any(self._kept) and all(histogram.is_empty for histogram in self._histograms):
             raise EmptyAccumulatorError("no pair has been added up")
         of = self._exact_of if self._exact else self._binned_of
         every = range(self._layers)

@@ -1,6 +1,7 @@
 """Mean and spread of the hidden vectors, dimension by dimension, and which dimensions are outliers."""
 
 import dataclasses
+import math
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,7 +14,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
-from normscope.maths.pieces import cached_rows
+from normscope.maths.pieces import cached_rows, lanes
 from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.mean import Mean
 
@@ -109,14 +110,17 @@ def _sums(
 ) -> Float[Tensor, "group 2 model"]:
     """Σ x and Σ x² over the tokens of each group."""
     device = accumulation_device(vectors.device)
-    weights = members.flatten(1).to(device).double()
-    pieces = cached_rows(vectors.flatten(0, 1).to(device))
-    first, second = torch.zeros(2, len(members), vectors.shape[-1], dtype=torch.float64, device=device)
+    rows, weights = vectors.flatten(0, 1).to(device), members.flatten(1).to(device).double()
+    parts = math.gcd(len(rows), lanes(device))
+    pieces = cached_rows(rows.unflatten(0, (parts, -1)).transpose(0, 1))
+    weights = weights.unflatten(1, (parts, -1)).transpose(0, 1)
+    sums = weights.new_zeros(parts, len(members), 2 * rows.shape[-1])
     # Used again for every piece, so that it stays in the cache.
-    wide = torch.empty(pieces[0].shape, dtype=torch.float64, device=device)
-    for piece, some in zip(pieces, weights.split([len(piece) for piece in pieces], dim=1), strict=True):
+    powers = weights.new_empty(parts, len(pieces[0]), 2, rows.shape[-1])
+    for piece, some in zip(pieces, weights.split([len(piece) for piece in pieces], dim=2), strict=True):
         # E[x²] − E[x]² cancels where the deviation is small compared to the mean: float64 has digits to spare.
-        numbers = wide[: len(piece)].copy_(piece)
-        first.addmm_(some, numbers)
-        second.addmm_(some, numbers.square_())
-    return torch.stack([first, second], dim=1)
+        of_piece = powers[:, : len(piece)]
+        numbers, squares = of_piece.unbind(dim=2)
+        torch.square(numbers.copy_(piece.transpose(0, 1)), out=squares)
+        sums.baddbmm_(some, of_piece.flatten(2))
+    return sums.sum(dim=0).unflatten(1, (2, -1))
