@@ -395,6 +395,7 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
                 for (layer, head, inputs, bos), row in rows.iterrows()
                 for name, title in titles.items()
             },
+            {"limits": (0.0, 1.0)},
         )
     norms = tables["norms"]["norm"]
     figures["norms"] = Picture(

@@ -103,6 +103,15 @@ def test_heat_maps_hold_every_cell():
     (part,) = chart(grid)["concat"]
     assert rows(part)["value"].tolist() == pytest.approx(GRID["value"].tolist(), rel=1e-3)
     assert part["spec"]["encoding"]["color"]["scale"]["domain"] == pytest.approx([-2.9, 2.9])
+    for values, limits, domain in (
+        (1.0, None, [0, 1]),
+        (0.3, None, [0, 0.3]),
+        (0.0, None, [0, 1]),
+        (0.3, (0, 1), [0, 1]),
+    ):
+        grid = HeatmapGrid(GRID.assign(value=values), "category", {"value": "a value"}, "layer", "head", "caption")
+        (part,) = chart(dataclasses.replace(grid, limits=limits))["concat"]
+        assert part["spec"]["encoding"]["color"]["scale"]["domain"] == domain
 
 
 def test_profiles_hold_the_furthest_series():

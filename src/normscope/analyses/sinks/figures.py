@@ -37,6 +37,7 @@ def describe_figures(
             values={"sink_rate": "sink rate", "received": "weight received, α_k"},
             row="layer",
             column="head",
+            limits=(0.0, 1.0),  # of a rate as of a weight
             caption=(
                 f"How often {of} {is_a} of each head, with a mean weight above ε over the queries that see {seen}, and how "
                 f"much weight {receive} from a query on average: on text, on random tokens, and on one token repeated."

@@ -181,7 +181,9 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
         order = {"axis": _SMALL | {"labelAngle": -40, "labelOverlap": False}, "sort": None}
     maps = []
     for value, title in figure.values.items():
-        scale: Spec = _PLAIN | ({"domain": list(figure.limits)} if figure.limits else {})
+        # From 0, as in the figures on disk: Vega would start at the smallest value, and equal values would be half dark.
+        most = float(table[value].max())
+        scale = _PLAIN | {"domain": list(figure.limits or (0.0, most if most > 0 else 1.0))}
         if figure.diverging:
             scale = _PLAIN | {"domain": [-extreme, extreme], "range": "diverging"}
         rows = table[[figure.grid_row, figure.row, figure.column]].assign(value=table[value])
