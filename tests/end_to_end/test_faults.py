@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import signal
 import subprocess
 import threading
 
@@ -13,7 +14,9 @@ from normscope.analyses.frequency.analysis import FrequencyAnalysis
 from normscope.analyses.norms.analysis import NormsAnalysis
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, mounted, python, results, torchrun
+from tests.end_to_end.forks import Fork
 from tests.end_to_end.shell import run_here
+from tests.end_to_end.wandb_file import contents
 
 
 def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_path, saved_model):
@@ -257,8 +260,9 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
         "import os, runpy, signal, subprocess\n"
         "from normscope.running import pipeline\n"
         "accumulate = pipeline.accumulate\n"
-        "def accumulate_and_kill(*arguments):\n"
-        "    accumulate(*arguments)\n"
+        "def accumulate_and_kill(session, tracker):\n"
+        "    accumulate(session, tracker)\n"
+        "    tracker.curves({})\n"  # which waits until it has started
         "    found = subprocess.check_output(['pgrep', '-P', str(os.getpid()), 'wandb'], text=True).split()\n"
         "    assert found\n"
         "    for process in found: os.kill(int(process), signal.SIGKILL)\n"
@@ -271,3 +275,41 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
     assert outcome.err.count("Weights & Biases failed") == 1
     assert "Traceback" not in outcome.err
     assert results(tmp_path / "run")["status"] == "completed"
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, signals):
+    """Its status is recorded, and W&B is told once it has started; a second signal does not wait for that."""
+    folder = tmp_path / "run"
+    waits = len(signals) == 1
+    (tmp_path / "late.py").write_text(
+        "import runpy, signal, threading, wandb\n"
+        "from pathlib import Path\n"
+        "from normscope.reporting import background\n"
+        "from normscope.running import pipeline\n"
+        "init, wait, ending = wandb.init, background._StartingTracker.wait, threading.Event()\n"
+        "def start(**arguments):\n"
+        "    ending.wait()\n"
+        f"    {'' if waits else 'threading.Event().wait()'}\n"
+        "    return init(**arguments)\n"
+        "def accumulate(*_):\n"
+        f"    Path({str(folder)!r}, 'reading').touch()\n"
+        "    signal.pause()\n"
+        "def end(tracker):\n"
+        "    ending.set()\n"
+        f"    Path({str(folder)!r}, 'ending').touch()\n"
+        "    return wait(tracker)\n"
+        "wandb.init, pipeline.accumulate, background._StartingTracker.wait = start, accumulate, end\n"
+        "runpy.run_path('run.py', run_name='__main__')\n"
+    )
+    arguments = [f"model.name={saved_model}", "tracking=offline", "dataset.limit=4", "report.enabled=false"]
+    process = Fork(*arguments, f"output_dir={folder}", program=tmp_path / "late.py")
+    for number, file in zip(signals, ("reading", "ending"), strict=False):
+        process.wait_until((folder / file).exists)
+        process.send_signal(number)
+    outcome = process.wait()
+    assert outcome.status == (143 if signal.SIGTERM in signals else 130), outcome.err
+    assert outcome.err.splitlines()[1:] == ["interrupted"]
+    assert results(folder)["status"] == "interrupted"
+    ends = [contents(path)["exit"] for path in folder.glob("wandb/offline-run-*/*.wandb")]
+    assert ends == ([1] if waits else [])

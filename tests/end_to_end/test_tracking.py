@@ -46,6 +46,7 @@ def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
     folder.mkdir(exist_ok=True)
     capsys.readouterr()
     with tracking.track(options(**chosen), folder) as tracker:
+        tracker.curves({})  # which waits until it has started
         during()
         tracker.summary({"mixing/mean": 0.5}, {"tokens": 3})
         tracker.summary({"mixing/last": 0.25}, {"tokens": 3})
@@ -340,6 +341,36 @@ def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
     (line,) = tracked(capsys, tmp_path / "run", die_everywhere)
     assert "ZeroDivisionError: of a thread" in line
     assert others == [ZeroDivisionError]  # ours keeps its traceback
+
+
+def test_a_run_that_fails_before_w_and_b_has_started(monkeypatch, tmp_path):
+    """What its start reads is what holds during the run, and it is told how the run ended."""
+    failed, init, seen = threading.Event(), wandb.init, {}
+
+    def start_late(**arguments):
+        assert failed.wait(10)
+        seen.update(os.environ)
+        return init(**arguments)
+
+    monkeypatch.setattr(wandb, "init", start_late)
+    monkeypatch.setenv("WANDB_MODE", "garbage")
+    before = dict(os.environ)
+    (tmp_path / "run").mkdir()
+
+    def run_and_fail() -> None:
+        with tracking.track(options(), tmp_path / "run") as tracker:
+            tracker.progress(3, {"tokens_per_second": 12.5})
+            threading.Timer(0.02, failed.set).start()
+            raise InputError("bad")
+
+    with pytest.raises(InputError, match="bad"):
+        run_and_fail()
+    assert (seen["WANDB_MODE"], seen["WANDB_DATA_DIR"]) == ("offline", str(tmp_path / "run/wandb"))
+    assert {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} == before
+    run = recorded(tmp_path / "run")
+    assert run["exit"] == 1
+    assert [row["progress/tokens_per_second"] for row in run["history"]] == [12.5]
+    assert (tmp_path / "run/wandb/run_id").read_text() == run["id"]
 
 
 def test_errors_of_the_run_propagate(tmp_path):

@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 import normscope
 from normscope.errors import InputError
+from normscope.reporting.trackers.weights_and_biases import log_to_active_run
 
 TEXTS = ["the old river", "a cat sees it, and walks"]
 METRIC = "mixing/attnresln_n/mean"
@@ -92,6 +93,12 @@ def test_metrics_go_to_the_active_run_of_wandb(train, tokenizer, monkeypatch):
             for _, metric, layer, value in expected.itertuples(index=False)
         }
         assert named == {name: value for name, value in row.items() if name != "train/global_step"}
+
+
+def test_wandb_may_still_be_being_imported(monkeypatch):
+    """By the thread of a tracker that starts."""
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    log_to_active_run({"mixing/attn_w/mean": 0.5}, 3)
 
 
 def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.config.schema import TrackingOptions, flat
+from normscope.reporting.background import started_in_background
 from normscope.reporting.run_description import parameters
 from normscope.reporting.run_folder import CSV_ROWS
 from normscope.reporting.threads import contained_threads
@@ -42,17 +43,28 @@ def mlflow_run(options: TrackingOptions, description: RunDescription, folder: Pa
     failures = Failures("MLflow")
     # MLflow would report its use to its makers.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    with _quiet(), contained_threads("mlflow", failures.note):
-        tracker = failures.attempt(lambda: _start(options, description, folder, failures))
-        if tracker is None:
-            yield NoTracker()
-            return
-        status = "FAILED"
-        try:
-            yield tracker
-            status = "FINISHED"
-        finally:
-            tracker.finish(status)
+    with (
+        _quiet(),
+        contained_threads("mlflow", failures.note),
+        started_in_background(_tracker(options, description, folder, failures)) as tracker,
+    ):
+        yield tracker
+
+
+@contextlib.contextmanager
+def _tracker(
+    options: TrackingOptions, description: RunDescription, folder: Path, failures: Failures
+) -> Iterator[Tracker]:
+    tracker = failures.attempt(lambda: _start(options, description, folder, failures))
+    if tracker is None:
+        yield NoTracker()
+        return
+    status = "FAILED"
+    try:
+        yield tracker
+        status = "FINISHED"
+    finally:
+        tracker.finish(status)
 
 
 class _MLflow(Tracker):

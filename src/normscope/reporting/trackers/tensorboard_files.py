@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.config.schema import TrackingOptions, flat
+from normscope.reporting.background import started_in_background
 from normscope.reporting.run_description import parameters
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
@@ -34,17 +35,27 @@ def tensorboard_run(options: TrackingOptions, description: RunDescription, folde
         folder: The run folder.
     """
     failures = Failures("TensorBoard")
-    with contained_threads("tensorboard", failures.note):
-        writer = failures.attempt(lambda: _writer(folder / "tensorboard"))
-        if writer is None:
-            yield NoTracker()
-            return
-        try:
-            yield _TensorBoard(writer, options, description, failures)
-        finally:
-            failures.attempt(writer.flush)
-            with contextlib.suppress(Exception):  # a writer that has failed does so again
-                writer.close()
+    with (
+        contained_threads("tensorboard", failures.note),
+        started_in_background(_tracker(options, description, folder, failures)) as tracker,
+    ):
+        yield tracker
+
+
+@contextlib.contextmanager
+def _tracker(
+    options: TrackingOptions, description: RunDescription, folder: Path, failures: Failures
+) -> Iterator[Tracker]:
+    writer = failures.attempt(lambda: _writer(folder / "tensorboard"))
+    if writer is None:
+        yield NoTracker()
+        return
+    try:
+        yield _TensorBoard(writer, options, description, failures)
+    finally:
+        failures.attempt(writer.flush)
+        with contextlib.suppress(Exception):  # a writer that has failed does so again
+            writer.close()
 
 
 def _writer(folder: Path) -> Any:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from normscope.config.schema import TrackingMode, TrackingOptions
 from normscope.errors import one_line
+from normscope.reporting.background import started_in_background
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
@@ -195,20 +196,29 @@ def wandb_run(options: TrackingOptions, description: RunDescription, folder: Pat
     logs at most one warning about this.
     """
     outage = _Outage(folder, online=options.mode is TrackingMode.online)
-    with _environment(options, folder), contained_threads("wandb", outage.note):
-        run = _start(options, description, folder, outage)
-        if run is None:
-            yield NoTracker()
-            return
-        # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
-        tracker, status = _Wandb(run, description, outage), 1
-        try:
-            yield tracker
-            status = 0
-        finally:
-            tracker.finish(status)
-            if outage.lost:
-                _discard()
+    with (
+        _environment(options, folder),
+        contained_threads("wandb", outage.note),
+        started_in_background(_tracker(options, description, folder, outage)) as tracker,
+    ):
+        yield tracker
+
+
+@contextlib.contextmanager
+def _tracker(options: TrackingOptions, description: RunDescription, folder: Path, outage: _Outage) -> Iterator[Tracker]:
+    run = _start(options, description, folder, outage)
+    if run is None:
+        yield NoTracker()
+        return
+    # Not `with run`: wandb prints the traceback of whatever passes it, bad input and interrupts among them.
+    tracker, status = _Wandb(run, description, outage), 1
+    try:
+        yield tracker
+        status = 0
+    finally:
+        tracker.finish(status)
+        if outage.lost:
+            _discard()
 
 
 @contextlib.contextmanager
@@ -298,7 +308,8 @@ def _init(tracking: TrackingOptions, description: RunDescription, folder: Path, 
 def log_to_active_run(metrics: Mapping[str, float], training_step: int) -> None:
     """Log to the W&B run that this process has active, if there is one, on the axis that transformers' trainer uses."""
     wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
+    # A module that another thread is importing has no attributes yet.
+    if wandb is not None and getattr(wandb, "run", None) is not None:
         wandb.log({**metrics, "train/global_step": training_step})
 
 
