@@ -1,8 +1,8 @@
 """`make bench`: cost of the analyses relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, corpora (sizes and numbers of
-processes), syntax on made-up treebanks, and the shapes on CUDA if available; `--only` selects some of them. Writes tables and a
-figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
+Measures shapes (models and analyses), attributions, feed-forward networks, sinks, lengths, startup, corpora (sizes and numbers
+of processes), syntax on made-up treebanks, and the shapes on CUDA if available; `--only` selects some of them. Writes tables
+and a figure that name the machine. `--profile` measures the cost of each analysis for one shape instead, and writes a trace.
 """
 
 import argparse
@@ -25,8 +25,9 @@ from benchmarks.scenarios import (
     prepare,
     state_sizes,
 )
+from benchmarks.startup import measured_startup
 
-RUNS = {"corpora": measured_corpora, "syntax": measured_treebanks}
+RUNS = {"startup": measured_startup, "corpora": measured_corpora, "syntax": measured_treebanks}
 """Suites of complete runs."""
 
 

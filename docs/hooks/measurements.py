@@ -19,11 +19,18 @@ WAYS = {
 }
 """What the measurements call combinations of analyses, in words."""
 
+PHASES = ("to_first_batch", "pass", "after_last_batch", "whole")
+
 
 def page() -> str:
     """The page in Markdown."""
     text = (ROOT / "docs" / "guides" / "cost.md").read_text()
-    for marker, content in (("shapes", _shapes()), ("lengths", _lengths()), ("corpora", _corpora())):
+    for marker, content in (
+        ("shapes", _shapes()),
+        ("lengths", _lengths()),
+        ("startup", _startup()),
+        ("corpora", _corpora()),
+    ):
         text = text.replace(f"<!-- {marker} -->", content)
     return text
 
@@ -81,6 +88,13 @@ def _lengths() -> str:
         "all four",
     )
     return table(header, rows)
+
+
+def _startup() -> str:
+    rows = [
+        (row["way"], *(f"{row[name]:.1f}" if row[name] != "" else "" for name in PHASES)) for row in _rows("startup")
+    ]
+    return table(("seconds", "to the first batch", "pass", "after the last batch", "whole"), rows)
 
 
 def _corpora() -> str:

@@ -1,11 +1,17 @@
-"""The benchmark of large language models on CUDA, tried without one."""
+"""The benchmark of large language models on CUDA, tried without one; and that of startup, without new processes."""
 
 import dataclasses
+import json
+import sys
+import time
+from unittest import mock
 
 import pytest
 
+from benchmarks import startup
 from benchmarks.measuring import measured
 from benchmarks.scenarios import BARE, SHAPES, SUITES, dry_run, large_language_model, layers_that_fit
+from normscope import cli
 
 GIBIBYTE = 2**30
 
@@ -44,3 +50,30 @@ def test_without_cuda_its_suite_is_empty(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert not list(SUITES["cuda"]())
     assert dataclasses.replace(large_language_model(), memory=False).packed()
+
+
+def test_startup_is_measured_by_a_run_that_notes_its_first_and_last_batch(monkeypatch, saved_model, tmp_path):
+    monkeypatch.setattr(cli, "_import_pipeline", cli._import_pipeline)
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
+    monkeypatch.setattr(sys, "argv", ["startup.py", *arguments])
+    started = time.monotonic()
+    with pytest.raises(SystemExit, match="0"):
+        startup._run(tmp_path / "times")
+    mock.patch.stopall()
+    first, last = json.loads((tmp_path / "times").read_text())
+    assert started < first < last < time.monotonic()
+
+
+def test_phases_are_medians_and_add_up(monkeypatch):
+    measurements = iter(range(1000))
+
+    def timed(_flag: str, *command: str) -> tuple[float, float]:
+        number = next(measurements)
+        if command[0] == "benchmarks.startup":
+            startup.Path(command[1]).write_text(json.dumps([100 + number, 101 + number]))
+        return 100.0, 2.0 * number
+
+    monkeypatch.setattr(startup, "_timed", timed)
+    bare, run = startup.measured_startup()
+    assert bare == {"way": "bare imports", "whole": 12.0}
+    assert run == {"way": "default run", "to_first_batch": 7, "pass": 1, "after_last_batch": 6, "whole": 14.0}
