@@ -132,17 +132,19 @@ class AnalysisContext:
 
         return batch.once(("members", *self.categories), members)
 
-    def places(self, batch: Batch) -> Sequence[Int[Tensor, " _"]]:
-        """The tokens of each category as indices into the flattened batch, padding included, on the batch's device.
+    def parts(self, batch: Batch) -> Sequence[Int[Tensor, " _"]]:
+        """The tokens of each reported category but `all`, then all others, as indices into the flattened batch on its device.
 
-        They are found in the batch on the host: counting them on the device would make the host wait.
+        They come from the batch on the host: counting tokens on the device would make the host wait.
         """
 
-        def places() -> list[Tensor]:
-            device = batch.input_ids.device
-            return [to_device(group.flatten().nonzero()[:, 0], device) for group in self.members(batch.host)]
+        def parts() -> list[Tensor]:
+            own = dataclasses.replace(self, categories=[category for category in self.categories if category != ALL])
+            groups = own.members(batch.host)
+            others = batch.host.token_mask & ~groups.any(dim=0)
+            return [to_device(group.flatten().nonzero()[:, 0], batch.input_ids.device) for group in (*groups, others)]
 
-        return batch.once(("places", *self.categories), places)
+        return batch.once(("parts", *self.categories), parts)
 
 
 class Analysis(abc.ABC):

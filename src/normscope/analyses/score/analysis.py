@@ -71,7 +71,7 @@ class ScoreAnalysis(Analysis):
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for interventions, and find the tokens of each category."""
-        self.context.places(batch)
+        self.context.parts(batch)
         self._sample.update(*batch.for_samples)
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
@@ -156,8 +156,11 @@ class ScoreAnalysis(Analysis):
             queries_of_key = seen_by(block.query, batch.token_mask, mask)
             score = torch.einsum("bhkd,bhkd,gbk->gh", queries_of_key, block.key, groups)
             queries_of_key = block.key_map.back(queries_of_key)
-            places = self.context.places(batch)
-            sums = visible_contribution_sums(queries_of_key, weights.key_weight, inputs, places)
+            parts = visible_contribution_sums(queries_of_key, weights.key_weight, inputs, self.context.parts(batch))
+            of_part = iter(parts)
+            sums = torch.stack(
+                [parts.sum(dim=0) if category == ALL else next(of_part) for category in self.context.categories]
+            )
             bias = torch.einsum("bhkd,hd,gbk->gh", queries_of_key, weights.key_bias, groups)
             counts = seen_by(torch.ones_like(token_mask)[:, None, :, None], batch.token_mask, mask)
             pairs = (counts[:, 0, :, 0].long() * members).sum(dim=(1, 2))
