@@ -120,8 +120,7 @@ def causal_score_spread(
     queries, keys, ends = (_blocks(vectors) for vectors in (query, key, weighted))
     within = (queries @ keys.transpose(-1, -2)).tril_().transpose(-1, -2) @ ends
     sums = queries.transpose(-1, -2) @ ends
-    later = _sums_to_the_end(sums) - sums
-    directions += (within + keys @ later).flatten(2, 3)[:, :, : query.shape[2]]
+    directions += (within + keys @ _sums_after(sums)).flatten(2, 3)[:, :, : query.shape[2]]
     return ScoreSpread(directions, (directions * key).sum(dim=(0, 2, 3)))
 
 
@@ -193,7 +192,16 @@ def _precise(tensor: Tensor) -> Tensor:
 
 def _sums_to_the_end(vectors: Tensor) -> Tensor:
     """Σ_{m≥n} of the vectors, for every n."""
-    return _precise(vectors).flip(2).cumsum(dim=2).flip(2).to(vectors.dtype)
+    return _sums_after(vectors) + vectors
+
+
+def _sums_after(vectors: Tensor) -> Tensor:
+    """Σ_{m>n} of the vectors, for every n: the sum of all, less the sum up to n.
+
+    Reversing the order twice would take longer, and float64 has digits to spare for the difference.
+    """
+    sums = _precise(vectors).cumsum(dim=2)
+    return (sums[:, :, -1:] - sums).to(vectors.dtype)
 
 
 def _strips(token_mask: Tensor, mask: Mask) -> Iterator[tuple[slice, slice, Tensor]]:
