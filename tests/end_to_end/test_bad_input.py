@@ -46,7 +46,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["dataset.mask_fraction=2"], "dataset.mask_fraction=2.0: expected a share in"),
         (["layers=[0]"], "expected all or numbers from 1 to 6"),
         (["layers=[7]"], "expected all or numbers from 1 to 6"),
-        (["categories=[verbs]"], "unknown category 'verbs'"),
+        (["categories=[verbs]"], "unknown category 'verbs'; expected some of cls, sep, mask, punctuation, other, all"),
         (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
         (["model.name=nobody/nothing"], "the Hub cannot be reached"),
         (["model.sha256=00ff"], "expected 00ff"),
@@ -69,6 +69,25 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
         (["model=brt"], "model=brt: no such preset; did you mean bert? Expected one of albert, "),
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
         (["figures.format=pdf"], "figures.format=pdf: expected a list: 'figures.format=[pdf]'"),
+        (
+            ["figures.format=jpg"],
+            "figures.format=jpg: expected a list of some of png, svg, pdf: 'figures.format=[png]'",
+        ),
+        (
+            ["dataset.categories=[verb]"],
+            "dataset.categories=[verb]: expected values by name, as in '+dataset.categories.",
+        ),
+        (
+            ["analysis=mixing,norms"],
+            "analysis=mixing,norms: expected one value, or a list: 'analysis=[mixing,norms]'; --multirun makes it a sweep",
+        ),
+        (["model=me/mine"], "model=me/mine: no such preset; for a folder or a name on the Hub, set model.name=me/mine"),
+        (
+            ["dataset=a.txt"],
+            "dataset=a.txt: no such preset; for a file, set dataset=text dataset.path=a.txt; expected one",
+        ),
+        (["hydra/launcher=nope"], "hydra/launcher=nope: no such preset; expected one of basic"),
+        (["seed=-1"], "seed=-1: expected a whole number from 0"),
         (["device.nope=1"], "unknown key device.nope; did you mean device.name?"),
         (["model.architecture.x=1"], "model.architecture.x is not set yet; +model.architecture.x=VALUE adds it"),
         (["device=null"], "device=null: "),
@@ -123,6 +142,29 @@ def test_overrides_are_recorded_as_they_were_typed(capsys, monkeypatch, tmp_path
     arguments = ["model.name='${oc.env:MY_MODEL}'", "tracking=disabled", "report.enabled=false", "dataset.limit=2"]
     assert run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}").status == 0
     assert "oc.env:MY_MODEL" in json.loads((tmp_path / "a/results.json").read_text())["provenance"]["command"]
+
+
+def test_files_and_folders_of_other_kinds(capsys, monkeypatch, tmp_path):
+    """A treebank read as text, keys of columns for a file without, and the folder of a training run."""
+    for name in (
+        "a.conllu",
+        "a.txt",
+        "folder/b.conllu",
+        "run/checkpoint-900/config.json",
+        "run/checkpoint-1000/config.json",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a\n")
+    text = "dataset=text"
+    for path in ("a.conllu", "folder"):
+        line = refuse(capsys, monkeypatch, tmp_path, text, f"dataset.path={tmp_path / path}")
+        assert line.endswith("; for a treebank, set dataset=conllu")
+    for key in ("text_column=body", "pair_column=text", "score_column=3", "delimiter=x", "quoting=none"):
+        line = refuse(capsys, monkeypatch, tmp_path, text, f"dataset.path={tmp_path / 'a.txt'}", f"dataset.{key}")
+        assert line.startswith(f"normscope: dataset.{key}: expected a file with columns, got {tmp_path / 'a.txt'}")
+    run = tmp_path / "run"
+    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={run}")
+    assert line.endswith(f"model.name={run}/checkpoint-1000, or model.checkpoints='{run}/checkpoint-*' for all 2")
 
 
 @pytest.mark.parametrize("content", ["\n \n\n", ""])

@@ -1,7 +1,10 @@
 """Why Hydra or OmegaConf cannot compose a config, on one line that names the key."""
 
+import dataclasses
 import difflib
+import enum
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -11,7 +14,14 @@ from normscope.errors import printable
 # OmegaConf keeps only the words of what a resolver of ours raises.
 _FROM_RESOLVER = "InputError raised while resolving interpolation: "
 _MERGING = "Error merging override "
+_SEVERAL = "Ambiguous value for argument '"
+_INSTEAD = {
+    "model": "; for a folder or a name on the Hub, set model.name={}",
+    "dataset": "; for a file, set dataset=text dataset.path={}",
+}
+"""What may have been meant by a name that resembles no preset, by group."""
 _NOT_A_LIST = "is not a ListConfig, list or tuple"
+_NOT_A_MAPPING = "Cannot merge DictConfig with ListConfig"
 
 # Lines of their messages that are of no use to a user; their advice to add a + would get a typo past the schema.
 _ASIDES = ("full_key:", "object_type=", "reference_type=", "To append to your", "See https://", "^")
@@ -33,6 +43,9 @@ def explain(error: Exception) -> str:
     typed = getattr(error, "override", None)  # where the grammar cannot read it
     if isinstance(typed, str):
         return f"{typed}: expected key=value: {_reason(error)}"
+    if _SEVERAL in str(error):
+        name, _, values = str(error).partition(_SEVERAL)[2].partition("'")[0].partition("=")
+        return f"{name}={values}: expected one value, or a list: '{name}=[{values}]'; --multirun makes it a sweep"
     about = next((cause for cause in causes if isinstance(cause, OmegaConfBaseException)), None)
     if about is None:
         return _reason(error)
@@ -45,8 +58,23 @@ def explain(error: Exception) -> str:
     where = said.removeprefix(_MERGING).splitlines()[0] if said.startswith(_MERGING) else key
     if _NOT_A_LIST in str(about) and "=" in where:
         name, _, value = where.partition("=")
+        names = _names_of_items(about)
+        if names and value not in names:
+            return f"{where}: expected a list of some of {', '.join(names)}: '{name}=[{names[0]}]'"
         return f"{where}: expected a list: '{name}=[{value}]'"
+    if _NOT_A_MAPPING in str(about) and "=" in where:
+        name, _, value = where.partition("=")
+        return f"{where}: expected values by name, as in '+{name}.NAME={value}', got a list"
     return f"{where}: {_reason(about)}" if where else _reason(about)
+
+
+def _names_of_items(error: OmegaConfBaseException) -> list[str]:
+    """What the items of the list that an error is about may be; empty if not only names may."""
+    options = error.object_type
+    if not dataclasses.is_dataclass(options):
+        return []
+    of = get_args(get_type_hints(options)[str(error.key)])
+    return [item.name for item in of[0]] if of and issubclass(of[0], enum.Enum) else []
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -62,9 +90,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _missing_preset(file: str, presets: list[str] | None) -> str:
-    group, _, name = file.rpartition("/")
+    # Only Hydra's own groups are nested; elsewhere a slash belongs to a path or to a name on the Hub.
+    group, _, name = file.rpartition("/") if file.startswith("hydra/") else file.partition("/")
     if not presets:
         return f"{file}: no such config"
-    close = difflib.get_close_matches(name, presets, n=1)
+    is_path = "/" in name or "." in name
+    close = [] if is_path else difflib.get_close_matches(name, presets, n=1)
+    own = "" if close else _INSTEAD.get(group, "").format(name)
     advice = f"did you mean {close[0]}? Expected" if close else "expected"
-    return f"{group}={name}: no such preset; {advice} one of {', '.join(presets)}"
+    return f"{group}={name}: no such preset{own}; {advice} one of {', '.join(presets)}"

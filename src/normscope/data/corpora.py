@@ -13,7 +13,7 @@ from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
 from normscope.data.pickled_tokens import PickledTokens
 from normscope.data.segmentation import Segmented, WikiText
-from normscope.data.text_files import TextFile, TextFiles, find_files
+from normscope.data.text_files import TextFile, TextFiles, find_files, has_columns
 from normscope.data.toy_corpus import PAIRS as TOY_PAIRS
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.errors import InputError
@@ -79,6 +79,9 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
     paths = find_files(
         _path(options, "a .txt, .jsonl, .csv, .tsv or .parquet file, a folder or a pattern"), "dataset.path"
     )
+    second = [] if options.pair_path is None else [Path(options.pair_path).expanduser()]
+    if not any(has_columns(path) for path in [*paths, *second]):
+        _refuse_columns(options, paths[0])
     columns = options.text_column, options.pair_column, options.header, options.delimiter, options.quoting
     label, score = _label_column(options), options.score_column
     files = tuple(
@@ -93,11 +96,20 @@ def _text(options: DatasetOptions, plain: bool = False) -> Corpus:
         for path in paths
     )
     corpus: Corpus = files[0] if len(files) == 1 else TextFiles(files)
-    if options.pair_path is None:
+    if not second:
         return corpus
-    return SideBySide(
-        corpus, TextFile(Path(options.pair_path).expanduser(), *columns, key="dataset.pair_path", plain=plain)
-    )
+    return SideBySide(corpus, TextFile(second[0], *columns, key="dataset.pair_path", plain=plain))
+
+
+def _refuse_columns(options: DatasetOptions, path: Path) -> None:
+    """Refuse keys that say how columns are read, for files of lines."""
+    for key in ("text_column", "pair_column", "score_column", "delimiter", "quoting"):
+        value = getattr(options, key)
+        if value is not None:
+            raise InputError(
+                f"dataset.{key}={value}: expected a file with columns, got {path}, each line of which is a text; leave out "
+                f"dataset.{key} or set it to null"
+            )
 
 
 def _parallel(options: DatasetOptions) -> Corpus:

@@ -27,6 +27,7 @@ _COUNTED_BYTES = 256 * 2**20
 # The size of the parts of files that can be read from the middle: a few hundred batches. Batches never cross their boundaries,
 # however many processes read a file, so this number is part of what results depend on.
 PART_BYTES = 2**20
+_TREEBANKS = (".conllu", ".conllx", ".conll")
 # A row with more lines is taken for one with an unclosed quotation mark, which swallows the rows after it.
 _MAX_ROW_LINES = 20
 
@@ -64,6 +65,7 @@ class TextFile(Corpus):
         if kind(self.path) not in _ROWS and not self.plain:
             raise InputError(
                 f"{self.key}={self.path}: expected a file with extension {', '.join(_ROWS)}, optionally followed by .gz"
+                + _hint(self.path)
             )
         if self.path.stat().st_size == 0:
             raise InputError(f"{self.key}={self.path}: the file is empty")
@@ -177,6 +179,16 @@ class TextFiles(Corpus):
             yield from file.examples()
 
 
+def has_columns(path: Path) -> bool:
+    """Whether the rows of a file have columns; otherwise they are lines."""
+    return kind(path) in _ROWS and kind(path) != ".txt"
+
+
+def _hint(*files: Path) -> str:
+    """Advice for files that are not read here."""
+    return "; for a treebank, set dataset=conllu" if any(kind(file) in _TREEBANKS for file in files) else ""
+
+
 def find_files(path: str, key: str) -> list[Path]:
     """The files that a path names: the path itself, or sorted by name the files in a folder or those matching a pattern.
 
@@ -187,7 +199,8 @@ def find_files(path: str, key: str) -> list[Path]:
     if location.is_dir():
         files = sorted(file for file in location.iterdir() if file.is_file() and kind(file) in _ROWS)
         if not files:
-            raise InputError(f"{key}={path}: the folder has no file with extension {', '.join(_ROWS)}")
+            hint = _hint(*location.iterdir())
+            raise InputError(f"{key}={path}: the folder has no file with extension {', '.join(_ROWS)}{hint}")
         return files
     if not location.exists() and any(character in path for character in "*?["):
         files = sorted(Path(file) for file in glob.glob(str(location), recursive=True) if Path(file).is_file())

@@ -68,9 +68,9 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
     if folder.is_dir():
         needed = ("config.json",) if key == "model.name" else _TOKENIZER
         if not any((folder / file).is_file() for file in needed):
-            kind = "model" if key == "model.name" else "tokenizer or model"
+            kind, hint = ("model", _inside(folder)) if key == "model.name" else ("tokenizer or model", "")
             raise InputError(
-                f"{key}={name}: expected a transformers {kind}, got a folder without {' or '.join(needed)}"
+                f"{key}={name}: expected a transformers {kind}, got a folder without {' or '.join(needed)}{hint}"
             )
         if weights:
             _require_weights(folder, name, options.allow_pickle)
@@ -124,6 +124,16 @@ def _require_weights(folder: Path, name: str, allow_pickle: bool) -> None:
             f"model.name={name}: its weights are pickled ({files[0].name}), which can run code; convert them to safetensors, "
             "or set model.allow_pickle=true if you trust them"
         )
+
+
+def _inside(folder: Path) -> str:
+    """Advice for the folder of a training run, which has the checkpoints in it."""
+    names = [file.parent.name for file in folder.glob("checkpoint-*/config.json")]
+    if not names:
+        return ""
+    last = max(names, key=lambda name: (len(name), name))
+    several = f", or model.checkpoints='{folder}/checkpoint-*' for all {len(names)}" if len(names) > 1 else ""
+    return f"; for its last checkpoint, set model.name={folder / last}{several}"
 
 
 def _package_folder(package: str) -> Path | None:
