@@ -65,7 +65,8 @@ def weight_tiles(
     query, key = query.to(start.dtype).flatten(0, 1), key.to(start.dtype).flatten(0, 1).transpose(1, 2)
     only_causal = mask.causal and mask.keys is None and mask.bias is None and mask.shift is None
     at_once = ENTRIES_AT_ONCE.get(query.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
-    size = 2 ** int(math.log2(max(1, at_once // (sequences * heads))) / 2)
+    # A power of two near the square root, so that tiles of full size fill sequences of usual lengths.
+    size = 2 ** int(math.log2(max(1, at_once // (sequences * heads))) / 2 + 0.4)
     size = min(max(size, SMALLEST_TILE[only_causal]), max(queries, keys))
     for some in pieces(slice(0, sequences), at_once // (heads * size**2)):
         of = slice(some.start * heads, some.stop * heads)
