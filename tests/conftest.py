@@ -15,7 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run besid
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-from tests.shapes import check_shapes
+from tests.shapes import begin_test, check_shapes
 
 check_shapes("normscope")
 
@@ -51,6 +51,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_runtest_setup() -> None:
+    begin_test()
 
 
 def pytest_unconfigure() -> None:

@@ -6,8 +6,17 @@ from typing import Any
 
 import jaxtyping
 
-CALLS = 20
-"""How often each function's shapes are checked in a process: tests call some of them a hundred thousand times."""
+CALLS = 3
+"""How often each function's shapes are checked in a test: tests call some of them a hundred thousand times."""
+
+_tests = 0
+"""Number of tests that have begun in this process."""
+
+
+def begin_test() -> None:
+    """Check the next calls again, whatever earlier tests of the process have called."""
+    global _tests
+    _tests += 1
 
 
 def check_shapes(package: str) -> None:
@@ -38,15 +47,18 @@ def _checked(check: Callable[[Any], Any], member: Any) -> Any:
 
 def _at_first(check: Callable[[Any], Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is checked when it is called; making the check takes a millisecond, and many are never called."""
-    calls = 0
-    checked = unchecked
+    calls = test = 0
+    checked = None
 
     @functools.wraps(unchecked)
     def function(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls, checked
-        if calls == 0:
-            checked = check(unchecked)
+        nonlocal calls, test, checked
+        if test != _tests:
+            calls, test = 0, _tests
         calls += 1
-        return (checked if calls <= CALLS else unchecked)(*arguments, **named)
+        if calls > CALLS:
+            return unchecked(*arguments, **named)
+        checked = checked or check(unchecked)
+        return checked(*arguments, **named)
 
     return function
