@@ -249,6 +249,9 @@ def _overrides() -> list[str]:
             else "; put all overrides before or after options such as -m"
         )
         refuse(f"unrecognized arguments: {' '.join(others)}{where}")
+    words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
+    if words:
+        refuse(f"{words[0]}: expected key=value, or merge or prepare as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)
