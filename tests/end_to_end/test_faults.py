@@ -279,7 +279,7 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
 def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, signals):
-    """Its status is recorded, and W&B is told once it has started; a second signal does not wait for that."""
+    """The status is recorded, and the W&B run is finished once it has started; a second signal does not wait for that."""
     folder = tmp_path / "run"
     waits = len(signals) == 1
     (tmp_path / "late.py").write_text(

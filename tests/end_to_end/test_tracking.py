@@ -344,7 +344,7 @@ def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
 
 
 def test_a_run_that_fails_before_w_and_b_has_started(monkeypatch, tmp_path):
-    """What its start reads is what holds during the run, and it is told how the run ended."""
+    """A tracker starts with the environment of the run, and gets the run's exit status."""
     failed, init, seen = threading.Event(), wandb.init, {}
 
     def start_late(**arguments):

@@ -21,7 +21,7 @@ PATIENCE = 10.0
 
 
 class Slow:
-    """A tracker that starts when it is told to, and notes what happens in which thread."""
+    """A tracker whose start the test controls, and which notes the thread of every call."""
 
     def __init__(self) -> None:
         self.may_start, self.events = threading.Event(), list[str]()

@@ -133,7 +133,9 @@ class AnalysisContext:
         return batch.once(("members", *self.categories), members)
 
     def parts(self, batch: Batch) -> Sequence[Int[Tensor, " _"]]:
-        """The tokens of each reported category but `all`, then all others, as indices into the flattened batch on its device.
+        """The tokens of each reported category but `all`, as indices into the flattened batch, on its device.
+
+        If `all` is reported, the last part is the tokens of none of the others, so that the parts cover all tokens.
 
         They come from the batch on the host: counting tokens on the device would make the host wait.
         """
@@ -141,8 +143,8 @@ class AnalysisContext:
         def parts() -> list[Tensor]:
             own = dataclasses.replace(self, categories=[category for category in self.categories if category != ALL])
             groups = own.members(batch.host)
-            others = batch.host.token_mask & ~groups.any(dim=0)
-            return [to_device(group.flatten().nonzero()[:, 0], batch.input_ids.device) for group in (*groups, others)]
+            others = [batch.host.token_mask & ~groups.any(dim=0)] if ALL in self.categories else []
+            return [to_device(group.flatten().nonzero()[:, 0], batch.input_ids.device) for group in (*groups, *others)]
 
         return batch.once(("parts", *self.categories), parts)
 

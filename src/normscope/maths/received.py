@@ -32,45 +32,26 @@ def weight_received(
         In the dtype of the log-normaliser; meaningless at keys that no token sees.
     """
     mask = Mask() if mask is None else mask
-    arguments = query, key, log_normaliser, token_mask, mask, scale, cap
-    # Not measured on other devices, where small tiles would keep little of the device busy.
-    return _in_tiles(*arguments) if query.device.type == "cpu" else _by_kernel(*arguments)
-
-
-def _in_tiles(
-    query: Tensor,
-    key: Tensor,
-    log_normaliser: Tensor,
-    token_mask: Tensor,
-    mask: Mask,
-    scale: float,
-    cap: float | None,
-) -> Float[Tensor, "batch head key"]:
-    """The sum of α, tile by tile: half the kernel's time, which multiplies by values too."""
+    if query.device.type != "cpu":  # where small tiles, which were not measured, would keep little of the device busy
+        shift = (-log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf"))
+        return _by_kernel(query.to(shift.dtype), key.to(shift.dtype), shift, mask, scale, cap)
     if mask.bias is None and mask.shift is None and mask.allowed is None:
         mask = Mask(causal=mask.causal)  # what padding receives means nothing
     received = log_normaliser.new_zeros(*query.shape[:2], key.shape[2])
+    # Half the kernel's time, which multiplies by values too.
     for tile in weight_tiles(query, key, log_normaliser, token_mask, mask, scale, cap):
         received[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
     return received
 
 
 def _by_kernel(
-    query: Tensor,
-    key: Tensor,
-    log_normaliser: Tensor,
-    token_mask: Tensor,
-    mask: Mask,
-    scale: float,
-    cap: float | None,
+    query: Tensor, key: Tensor, shift: Tensor, mask: Mask, scale: float, cap: float | None
 ) -> Float[Tensor, "batch head key"]:
     """By one more pass of a fused kernel.
 
     α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i), so Σ_i α_ij is the exponential of a log-normaliser: that of attention from
     keys to queries, with the scores of query i shifted by −ℓ_i.
     """
-    shift = (-log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf"))
-    query, key = query.to(shift.dtype), key.to(shift.dtype)
     if mask.causal and mask.bias is None:
         # In reverse order, the queries that see a key are those up to its position: attention is causal again.
         query, key, shift = query.flip(2), key.flip(2), shift.flip(2)

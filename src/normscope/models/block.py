@@ -141,9 +141,9 @@ class AttentionBlock:
 
         Iterating over all of them also computes their sum, `received`.
         """
-        received = (self.value if self.log_normaliser is None else self.log_normaliser).new_zeros(
-            *self.query.shape[:2], self.key.shape[2]
-        )
+        known = self.own_weights if self.log_normaliser is None else self.log_normaliser
+        assert known is not None
+        received = known.new_zeros(*self.query.shape[:2], self.key.shape[2])
         for tile in self._tiles():
             received[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
             yield tile
