@@ -143,6 +143,8 @@ def test_alignment_of_pairs_in_memory(tokenizer, tmp_path):
     )
     assert outcome.status == 0, outcome.err
     assert_same_results(results, tmp_path / "run")
+    with pytest.raises(InputError, match=r"^analyses: alignment measures cross-attention, and mixing the encoder"):
+        normscope.run(["alignment", "mixing"], model=tmp_path / "bart", texts=pairs, gold={"path": tmp_path / "gold"})
     encoder, cross = (normscope.load(tmp_path / "bart", stack=stack, device="cpu") for stack in ("encoder", "cross"))
     with pytest.raises(InputError, match="needs cross-attention; leave stack out"):
         normscope.run("alignment", model=encoder, texts=["a cat"], gold={"path": tmp_path / "gold"})

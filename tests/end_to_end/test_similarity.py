@@ -98,28 +98,37 @@ def test_the_limit_counts_pairs(command):
     assert tables(folder)["similarity_pairs"]["row"].tolist() == [1, 2]
 
 
-def test_other_analyses_read_both_texts(command):
+def test_other_analyses_read_pairs_as_they_would_alone(command):
+    """And single texts, which are skipped for the comparison."""
     outcome, folder = command("analysis=[similarity,mixing]")
     assert outcome.status == 0, outcome.err
     mixing = pd.read_parquet(folder / "tables/mixing_by_layer.parquet")
-    assert (mixing[mixing["category"] == "cls"]["count"] == 2 * len(USED)).all()
+    sequences = len(USED) + 1
+    assert (mixing[mixing["category"] == "cls"]["count"] == sequences).all()
+    assert f"{sequences} sequences, " in outcome.out + outcome.err
+    assert f"similarity: {2 * len(USED)} sequences, " in outcome.out + outcome.err
+    assert "similarity: 1 example was skipped: without a second text" in outcome.out + outcome.err
 
 
-def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypatch):
-    _, whole = command(SMALL_BATCHES, folder="whole")
+@pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
+def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypatch, analyses):
+    _, whole = command(f"analysis={analyses}", SMALL_BATCHES, folder="whole")
     run, seen = BatchRunner._run, []
 
     def interrupted(self, batch):
-        if len(seen) == 2:
+        if len(seen) == 3:
             raise KeyboardInterrupt
         seen.append(batch)
         run(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(BatchRunner, "_run", interrupted)
-        outcome, folder = command(SMALL_BATCHES, "checkpoint.every_seconds=0")
+        outcome, folder = command(f"analysis={analyses}", SMALL_BATCHES, "checkpoint.every_seconds=0")
     assert outcome.status != 0
     assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
+    facts = [json.loads((each / "results.json").read_text()) for each in (whole, folder)]
+    assert facts[0]["metrics"] == facts[1]["metrics"]
+    assert facts[0]["provenance"]["compared"] == facts[1]["provenance"]["compared"]
     for (name, expected), found in zip(tables(whole).items(), tables(folder).values(), strict=True):
         pd.testing.assert_frame_equal(found, expected, check_exact=True, obj=name)
 

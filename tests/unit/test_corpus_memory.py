@@ -1,6 +1,7 @@
 """Corpora that the runs of a sweep read and tokenise once."""
 
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from transformers import AutoTokenizer
 
 from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data import corpus_memory
+from normscope.data.batching import batches_of_window
 from normscope.data.corpora import NumberedCorpus, open_corpus
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
@@ -40,7 +42,7 @@ def run(memory, tokenizer, given, divisible=True):
     opened = open_corpus(given) if memory is None else memory.corpus(given, open_corpus)
     corpus = NumberedCorpus(opened, divisible=divisible)
     counts = CorpusCounts()
-    found = list(Share(0, 1).batches(corpus, encoder, 64, counts))
+    found = list(Share(0, 1).batches(corpus, partial(batches_of_window, encoder=encoder, batch_tokens=64), counts))
     return [batch.input_ids.tolist() for batch, _ in found], counts.packed(), corpus.total
 
 

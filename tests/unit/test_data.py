@@ -1,4 +1,6 @@
 import json
+from collections import Counter
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -256,8 +258,20 @@ def test_processes_share_a_corpus_without_gap_or_overlap(tokenizer, monkeypatch,
     found, together = [], CorpusCounts()
     for rank in range(size):
         counts = CorpusCounts()
-        shown = Share(rank, size).batches(corpus, encoder(tokenizer), 20, counts)
+        read = partial(batching.batches_of_window, encoder=encoder(tokenizer), batch_tokens=20)
+        shown = Share(rank, size).batches(corpus, read, counts)
         found += [batch.fingerprints for batch, mine in shown if mine]
         together.add(CorpusCounts.unpacked(counts.packed()))  # as it travels
     assert sorted(found) == sorted(expected)
     assert together == alone
+
+
+def test_counts_of_compared_pairs_travel_and_add_up():
+    counts = CorpusCounts(read=3, used=2, tokens=9)
+    counts.of_compared().add(CorpusCounts(read=3, used=1, tokens=5, skipped=Counter({"no pair": 2})))
+    assert CorpusCounts.unpacked(counts.packed()) == counts
+    copied = counts.copy()
+    counts.add(copied)
+    assert copied == CorpusCounts.unpacked(copied.packed())
+    assert counts.compared == CorpusCounts(read=6, used=2, tokens=10, skipped=Counter({"no pair": 4}))
+    assert (copied.all_tokens, counts.all_tokens) == (14, 28)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -85,6 +86,22 @@ def test_whoever_leaves_early_leaves_nothing_running(taken, error):
     assert not workers()
 
 
+def test_reading_until_something_is_found_takes_nothing_from_the_stream(opened):
+    plain, looked = CorpusCounts(), CorpusCounts()
+    expected, stream = seen(opened(Rows(9), plain), plain), opened(Rows(9), looked)
+    asked: list[Batch] = []
+    assert stream.read_until(lambda batch: bool(asked.append(batch))) is None  # never true, and the corpus goes on
+    assert looked == CorpusCounts()
+    first_window = {name for names, _ in expected[: len(asked) - 1] for name in names}
+    assert len(first_window) == 3  # of four rows, one is empty
+    assert stream.read_until(lambda batch: batch.fingerprints == expected[1][0]) is None
+    assert seen(stream, looked) == expected
+    counts = opened(Rows(3), CorpusCounts()).read_until(lambda _: False)
+    assert counts is not None
+    assert counts.used == 2
+    assert opened(Rows(3), CorpusCounts()).read_until(lambda _: True) is None
+
+
 class Rows(Corpus):
     """A corpus whose row `broken` cannot be read."""
 
@@ -110,7 +127,8 @@ def opened(tokenizer, monkeypatch, tmp_path):
     encoder = Encoder(model(tokenizer), options(tmp_path))
 
     def opened(rows: Rows, counts: CorpusCounts) -> BatchStream:
-        return BatchStream(lambda read: Share(0, 1).batches(rows, encoder, 12, read), counts)
+        window = partial(batching.batches_of_window, encoder=encoder, batch_tokens=12)
+        return BatchStream(lambda read: Share(0, 1).batches(rows, window, read), counts)
 
     return opened
 

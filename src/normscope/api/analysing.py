@@ -106,13 +106,20 @@ def _prepared_model(
     tokenizer: PreTrainedTokenizerBase | None,
     infos: Sequence[AnalysisInfo],
 ) -> LoadedModel:
-    stack = ModelStack.cross.value if any(info.requires_cross_attention for info in infos) else None
-    if isinstance(model, str | Path):
-        return load_stack(str(model), stack, tokenizer)
     if isinstance(model, LoadedModel):
         if tokenizer is not None:
             raise InputError("tokenizer: a loaded or wrapped model has one already; leave it out")
         return model
+    aligning = [info.name for info in infos if info.requires_cross_attention]
+    others = [info.name for info in infos if not info.requires_cross_attention]
+    if aligning and others:
+        raise InputError(
+            f"analyses: {aligning[0]} measures cross-attention, and {others[0]} the encoder unless the model was loaded with "
+            "another stack; load it with stack='cross' to measure both on cross-attention, or run one after the other"
+        )
+    stack = ModelStack.cross.value if aligning else None
+    if isinstance(model, str | Path):
+        return load_stack(str(model), stack, tokenizer)
     if tokenizer is None:
         raise InputError(
             f"tokenizer: expected the tokenizer of the {type(model).__name__}; pass tokenizer=…, or a model from normscope.load"

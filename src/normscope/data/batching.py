@@ -239,7 +239,7 @@ def batches(
         counts: Updated with what became of the examples.
     """
     for window in windows(examples):
-        yield from batches_of_window(window, encoder, batch_tokens, counts)
+        yield from batches_of_window(window, counts, encoder, batch_tokens)
 
 
 def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
@@ -249,8 +249,12 @@ def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
         yield window
 
 
+ReadWindow = Callable[[Sequence[Example | str], CorpusCounts], Iterator[Batch]]
+"""The batches of one window of a corpus, whose examples it adds to the counts."""
+
+
 def batches_of_window(
-    window: Sequence[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+    window: Sequence[Example | str], counts: CorpusCounts, encoder: Encoder, batch_tokens: int
 ) -> Iterator[Batch]:
     """The batches of one window of a corpus; the arguments are those of `batches`."""
     counts.read += len(window)

@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from normscope.data.conversations import Message
 
@@ -74,21 +75,35 @@ class CorpusCounts:
     """Examples by the reason why they were skipped."""
     categories: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Tokens by category."""
+    compared: "CorpusCounts | None" = None
+    """The counts of the same examples as pairs whose texts are compared, if only some of the analyses read them so."""
+
+    @property
+    def all_tokens(self) -> int:
+        """The tokens that the model reads, however often."""
+        return self.tokens + (0 if self.compared is None else self.compared.all_tokens)
 
     def packed(self) -> str:
         """The counts as JSON, for another process."""
-        return json.dumps(vars(self))
+        return json.dumps(self, default=vars)
 
     @classmethod
     def unpacked(cls, text: str) -> "CorpusCounts":
         """The counts that `packed` has written."""
-        fields = json.loads(text)
+        return cls._of(json.loads(text))
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> "CorpusCounts":
         counters = {name: collections.Counter(fields[name]) for name in ("skipped", "categories")}
-        return cls(**fields | counters)
+        compared = None if fields.get("compared") is None else cls._of(fields["compared"])
+        return cls(**fields | counters | {"compared": compared})
 
     def copy(self) -> "CorpusCounts":
         """Counts that do not change with these."""
-        return dataclasses.replace(self, skipped=self.skipped.copy(), categories=self.categories.copy())
+        compared = None if self.compared is None else self.compared.copy()
+        return dataclasses.replace(
+            self, skipped=self.skipped.copy(), categories=self.categories.copy(), compared=compared
+        )
 
     def become(self, other: "CorpusCounts") -> None:
         """Take the values of other counts, which must not change afterwards."""
@@ -104,6 +119,14 @@ class CorpusCounts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.skipped.update(other.skipped)
         self.categories.update(other.categories)
+        if other.compared is not None:
+            self.of_compared().add(other.compared)
+
+    def of_compared(self) -> "CorpusCounts":
+        """`compared`, which counts from now on if it did not."""
+        if self.compared is None:
+            self.compared = CorpusCounts()
+        return self.compared
 
 
 class Corpus(abc.ABC):

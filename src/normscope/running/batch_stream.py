@@ -1,6 +1,7 @@
 """The batches of a part of a corpus: read and tokenised ahead of the model, counted when they are taken."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -54,6 +55,24 @@ class BatchStream:
         if step.arrived is not None:
             _wait_for(step.batch, step.arrived)
         return step.batch, step.mine
+
+    def read_until(self, enough: Callable[[Batch], bool]) -> CorpusCounts | None:
+        """Read the first window of the corpus until `enough` is true of a batch. All batches stay in the stream.
+
+        Returns:
+            The counts of the whole corpus if it has ended before; None if it goes on, or `enough` was true.
+        """
+        head: list[_Step] = []
+        counts = None
+        for step in self._steps:
+            head.append(step)
+            if step.batch is None:
+                counts = step.counts
+                break
+            if enough(step.batch) or step.counts.read > head[0].counts.read:
+                break
+        self._steps = itertools.chain(head, self._steps)
+        return counts
 
     @contextlib.contextmanager
     def ahead_of(self, device: torch.device) -> Iterator[None]:

@@ -10,7 +10,7 @@ from normscope.config.schema import Level
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
-from normscope.running.session import Session, no_usable_example
+from normscope.running.session import Session, require_examples
 from normscope.running.wording import about_words
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
@@ -23,8 +23,7 @@ def conclude(session: Session, progress: Progress) -> dict[str, Findings]:
     Raises:
         InputError: If there was nothing to analyse, or a number is not finite.
     """
-    if not session.counts.used:
-        raise no_usable_example(session.options, session.counts)
+    require_examples(session, session.counts)
     missing_categories(session)
     runner = runner_of(session, progress)
     for analysis in session.analyses:

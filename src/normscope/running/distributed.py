@@ -21,8 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.config.schema import DeviceOptions
-from normscope.data.batching import Batch, batches_of_window, windows
-from normscope.data.encoding import Encoder
+from normscope.data.batching import Batch, ReadWindow, windows
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 from normscope.models.offloading import device_share
@@ -45,15 +44,18 @@ class Share:
     """From 0."""
     of: int
 
-    def batches(
-        self, corpus: Corpus, encoder: Encoder, batch_tokens: int, counts: CorpusCounts
-    ) -> Iterator[tuple[Batch, bool]]:
-        """Batches of a corpus, and whether each belongs to this share; the other arguments are those of `batching.batches`.
+    def batches(self, corpus: Corpus, read: ReadWindow, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
+        """Batches of a corpus, and whether each belongs to this share.
 
         The batches of all shares together are those of the only share of one.
+
+        Args:
+            corpus: The corpus.
+            read: Returns the batches of one of its windows.
+            counts: Updated with what became of the examples.
         """
         for part, share in self._streams(corpus):
-            yield from share._of_stream(part.examples(), encoder, batch_tokens, counts)
+            yield from share._of_stream(part.examples(), read, counts)
 
     def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
         """The windows of a corpus, each of which belongs to one share."""
@@ -83,7 +85,7 @@ class Share:
             yield parts - left + place, Share(self.number - first, end - first)
 
     def _of_stream(
-        self, examples: Iterable[Example | str], encoder: Encoder, batch_tokens: int, counts: CorpusCounts
+        self, examples: Iterable[Example | str], read: ReadWindow, counts: CorpusCounts
     ) -> Iterator[tuple[Batch, bool]]:
         """The same for examples that every share must read.
 
@@ -97,7 +99,7 @@ class Share:
                 continue
             # Windows that are batched for all shares are counted in the first.
             counted = counts if self.number == 0 or not is_shared else CorpusCounts()
-            for batch in batches_of_window(window, encoder, batch_tokens, counted):
+            for batch in read(window, counted):
                 yield batch, not is_shared or serial % self.of == self.number
                 serial += 1
 

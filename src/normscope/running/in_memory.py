@@ -8,8 +8,9 @@ from normscope.config.schema import RunOptions
 from normscope.config.validation import check
 from normscope.running.conclusions import Progress, conclude
 from normscope.running.inputs import InputsInMemory
-from normscope.running.memory import BatchRunner, explain_out_of_memory
+from normscope.running.memory import explain_out_of_memory
 from normscope.running.session import Session
+from normscope.running.views import ViewRunner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> 
     """
     check(options)
     session = Session.in_memory(options, inputs)
-    runner = BatchRunner(session.observer, session.model.device, session.analyses, session.pair_entries)
+    runner = ViewRunner(session.observer, session.model.device, session.views)
     with explain_out_of_memory(options.device.batch_tokens, session.model.device):
         with session.observer, session.stream.ahead_of(session.model.device):
             for batch, _ in session.stream:

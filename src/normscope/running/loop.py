@@ -1,10 +1,11 @@
 """The loop over a corpus: batch → blocks and hidden vectors → analyses."""
 
 from normscope.reporting.tracker import Tracker
-from normscope.running.memory import BatchRunner, explain_out_of_memory
+from normscope.running.memory import explain_out_of_memory
 from normscope.running.progress import ProgressMeter, progress_meter
 from normscope.running.session import Session
 from normscope.running.shutdown import ShutdownRequest, deferred_signals
+from normscope.running.views import ViewRunner
 
 
 def accumulate(session: Session, tracker: Tracker) -> None:
@@ -18,7 +19,7 @@ def accumulate(session: Session, tracker: Tracker) -> None:
         KeyboardInterrupt: If a signal requests shutdown; the current batch is finished and the state saved first.
         InputError: If a batch of one sequence does not fit into the device's memory.
     """
-    runner = BatchRunner(session.observer, session.model.device, session.analyses, session.pair_entries)
+    runner = ViewRunner(session.observer, session.model.device, session.views)
     with (
         explain_out_of_memory(session.options.device.batch_tokens, session.model.device),
         session.observer,
@@ -31,7 +32,7 @@ def accumulate(session: Session, tracker: Tracker) -> None:
                 _accumulate_part(session, runner, meter, request)
 
 
-def _accumulate_part(session: Session, runner: BatchRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
+def _accumulate_part(session: Session, runner: ViewRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
     checkpoint, position = session.checkpoint, session.position
     with session.stream.ahead_of(session.model.device):
         for batch, mine in session.stream:

@@ -31,7 +31,7 @@ class ProgressMeter:
         self, session: Session, tracker: Tracker, bar: CorpusBar, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._session, self._tracker, self._bar, self._clock = session, tracker, bar, clock
-        self._examples, self._tokens = _examples(session), session.counts.tokens
+        self._examples, self._tokens = _examples(session), session.counts.all_tokens
         self._started = self._logged = clock()
         self._model_seconds = 0.0
 
@@ -64,7 +64,7 @@ class ProgressMeter:
             examples=examples,
             total=self._session.total,
             new_examples=examples - self._examples,
-            new_tokens=self._session.counts.tokens - self._tokens,
+            new_tokens=self._session.counts.all_tokens - self._tokens,
             seconds=now - self._started,
             model_seconds=self._model_seconds,
         )

@@ -62,12 +62,21 @@ class Provenance:
             "cut": counts.cut,
             "tokens": counts.tokens,
             "tokens_by_category": dict(counts.categories),
+            "compared": _of_compared(counts.compared),
             "seconds": round(time.monotonic() - self.origin.started, 3),
             "model_share": round(self.model_seconds / self.corpus_seconds, 4) if self.corpus_seconds else None,
             "verification_error": self.verification.error,
             "verification_layer": self.verification.layer,
             "verification_part": self.verification.part,
         }
+
+
+def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:
+    """The same of pairs whose texts are compared, if other analyses read them otherwise."""
+    if counts is None:
+        return None
+    skipped = {"skipped": dict(counts.skipped), "examples_used": counts.used}
+    return skipped | {"sequences": counts.sequences, "cut": counts.cut, "tokens": counts.tokens}
 
 
 @functools.cache

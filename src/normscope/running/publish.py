@@ -34,6 +34,7 @@ from normscope.running.conclusions import (
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.session import Session
 from normscope.running.token_maps import token_maps
+from normscope.running.views import counts_of
 
 
 def publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publication":
@@ -91,14 +92,15 @@ def _findings(session: Session) -> dict[str, Findings]:
 
 def _show_counts(session: Session) -> None:
     """Report how much was read, what was skipped, and which categories are missing."""
-    counts = session.counts
-    tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
-    say(f"{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
-    if counts.cut:
-        longest = session.encoder.max_length
-        say(f"{counted(counts.cut, 'of them was', 'of them were')} truncated to {longest} tokens (dataset.max_length)")
-    for reason, number in counts.skipped.items():
-        say(f"{counted(number, 'example was', 'examples were')} skipped: {reason}")
+    for view, counts in zip(session.views, counts_of(session.views, session.counts), strict=True):
+        who = "" if view is session.views[0] else f"{view.names}: "
+        tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
+        say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
+        if counts.cut:
+            cut = counted(counts.cut, "example was", "examples were")
+            say(f"{who}{cut} truncated to {view.encoder.max_length} tokens (dataset.max_length)")
+        for reason, number in counts.skipped.items():
+            say(f"{who}{counted(number, 'example was', 'examples were')} skipped: {reason}")
     missing = [category for category in missing_categories(session) if _is_expected(category, session.options)]
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -58,6 +57,7 @@ from normscope.running.prepared import saved_states
 from normscope.running.provenance import Origin, Provenance
 from normscope.running.rendezvous import remember_run
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
+from normscope.running.views import View, batches_of_views, counts_of
 
 
 @dataclasses.dataclass
@@ -71,7 +71,8 @@ class Session:
     folder: Path
     """Its path, in all processes."""
     model: LoadedModel
-    encoder: Encoder
+    views: list[View]
+    """What the analyses see of the corpus; never empty."""
     observer: Observer
     layers: list[int]
     categories: list[str]
@@ -80,8 +81,6 @@ class Session:
     """The texts of the token maps."""
     bias_rule: BiasRule | None
     """Where the token maps leave the biases of feed-forward networks; None if they end at the attention block."""
-    pair_entries: int
-    """Numbers that the analyses keep for each pair of tokens of a batch."""
     added_maps: int
     """Number of token maps per layer that the analyses add."""
     digests: Mapping[str, str]
@@ -110,6 +109,11 @@ class Session:
     """How far the part had been read when the run was stopped, if it is resumed."""
     finished: bool = False
     """Whether the whole part had been analysed by then."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """That of the first view, which shows pairs as sequences if any analysis reads them so."""
+        return self.views[0].encoder
 
     @classmethod
     def prepare(
@@ -182,8 +186,26 @@ class Session:
             self.stream = BatchStream(lambda _counts: iter(()), self.counts)
             return
         self.stream = BatchStream(functools.partial(self.open_batches, share), self.counts)
+        if share.of == 1 and self.options.merge is None:
+            self._require_first_batches()
         if checkpoint is not None:
             self.position = checkpoint.resume(self.analyses, self.stream)
+
+    def _require_first_batches(self) -> None:
+        """Stop now if the corpus ends without a usable example for some of the analyses.
+
+        Raises:
+            InputError: If it does.
+        """
+        missing = {view.encoder.separate: view for view in self.views}
+
+        def all_found(batch: Batch) -> bool:
+            missing.pop(batch.paired, None)
+            return not missing
+
+        counts = self.stream.read_until(all_found)
+        if counts is not None:
+            require_examples(self, counts)
 
     def finish_part(self, position: Position) -> None:
         """Save the state of a whole part, if there are other parts or processes."""
@@ -277,13 +299,19 @@ def _prepared(
     verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
     _load_heads(model, needs.values())
     layers = chosen_layers(options.layers, model.layers)
-    encoder = _encoder(options, model, needs, inputs)
+    encoders = _encoders(options, model, needs, inputs)
+    encoder = encoders[0]
     categories = chosen_categories(options.categories, [*encoder.categories.names, ALL])
     corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
     observer = _observer(model, layers, needs.values())
     context = _context(options, model, encoder, observer, layers, categories)
-    resources = _resources(options, model, encoder, needs, inputs, group)
+    resources = {
+        name: resource
+        for own in encoders
+        for name, resource in _resources(options, model, own, _of_view(needs, own), inputs, group).items()
+    }
     analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
+    views = [_view(own, analyses, needs, inputs.info.hidden_size) for own in encoders]
     rule = _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
     if group.is_main and corpus.undivided and any(share.of > 1 for share in parts.own):
@@ -296,20 +324,19 @@ def _prepared(
         results=results,
         folder=folder,
         model=model,
-        encoder=encoder,
+        views=views,
         observer=observer,
         layers=layers,
         categories=categories,
         analyses=analyses,
         texts=texts,
         bias_rule=rule,
-        pair_entries=inputs.info.hidden_size * sum(requirements.vectors_of_pairs for requirements in needs.values()),
         added_maps=added,
         digests={name: resource.digest for name, resource in resources.items()},
         states={name: resource.state for name, resource in resources.items() if resource.state is not None},
         prepared_identity=prepared_identity(options, _users(needs)),
         counts=counts,
-        open_batches=functools.partial(_batches, options, corpus, encoder),
+        open_batches=functools.partial(_batches, options, corpus, views),
         parts=parts,
         total=corpus.total if all(share.of == 1 for share in parts.own) else None,  # the size of a share is not known
         provenance=Provenance(origin, options, model, verification, counts),
@@ -324,7 +351,14 @@ def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirem
         InputError: If the model does not have it.
     """
     kinds = _enabled(options)
-    if any(kind.info.requires_cross_attention for kind in kinds):
+    aligning = [kind.info.name for kind in kinds if kind.info.requires_cross_attention]
+    others = [kind.info.name for kind in kinds if not kind.info.requires_cross_attention]
+    if aligning and others and options.model.stack is None:
+        raise InputError(
+            f"analysis={aligning[0]} measures cross-attention, and analysis={others[0]} the encoder unless model.stack is set; "
+            "set model.stack=cross to measure both on cross-attention, or start a run for each"
+        )
+    if aligning:
         options.model.stack = ModelStack.cross
     _refuse_other_attention(kinds, inputs.info)
     needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), inputs.info) for kind in kinds}
@@ -376,20 +410,32 @@ def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
             _ = model.classifier
 
 
-def _encoder(
+def _encoders(
     options: RunOptions, model: LoadedModel, needs: Mapping[type[Analysis], Requirements], inputs: Inputs
-) -> Encoder:
-    encoder = Encoder(
-        model,
-        options.dataset,
-        _words(needs),
-        _annotated_categories(options, inputs),
-        separate=any(requirements.pairs for requirements in needs.values()),
-        level=options.level,
-    )
+) -> list[Encoder]:
+    """One for each way in which the analyses read pairs; that of pairs as sequences comes first."""
+    values = _annotated_categories(options, inputs)
+    encoders = [
+        Encoder(model, options.dataset, _words(needs), values, separate=separate, level=options.level)
+        for separate in sorted({requirements.pairs for requirements in needs.values()})
+    ]
     if inputs.memory is not None:
-        encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
-    return encoder
+        for encoder in encoders:
+            encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
+    return encoders
+
+
+def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:
+    """What the analyses need that see the sequences of an encoder."""
+    return {kind: requirements for kind, requirements in needs.items() if requirements.pairs == encoder.separate}
+
+
+def _view(
+    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], hidden_size: int
+) -> View:
+    own = _of_view(needs, encoder)
+    entries = hidden_size * sum(requirements.vectors_of_pairs for requirements in own.values())
+    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], entries)
 
 
 def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
@@ -499,31 +545,31 @@ def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs
 
 
 def _batches(
-    options: RunOptions, corpus: Corpus, encoder: Encoder, share: Share, counts: CorpusCounts
+    options: RunOptions, corpus: Corpus, views: Sequence[View], share: Share, counts: CorpusCounts
 ) -> Iterator[tuple[Batch, bool]]:
     """All batches that a share of the corpus is concerned with, and whether each belongs to it."""
-    stream = share.batches(corpus, encoder, options.device.batch_tokens, counts)
-    return _not_empty(stream, options, counts) if share.of == 1 and options.merge is None else stream
+    return share.batches(corpus, functools.partial(batches_of_views, views, options.device.batch_tokens), counts)
 
 
-def _not_empty(
-    stream: Iterator[tuple[Batch, bool]], options: RunOptions, counts: CorpusCounts
-) -> Iterator[tuple[Batch, bool]]:
-    """The same stream, once it is known to have a batch.
+def require_examples(session: Session, counts: CorpusCounts) -> None:
+    """Check that every analysis had an example.
+
+    Args:
+        session: The run.
+        counts: The counts of the whole corpus.
 
     Raises:
-        InputError: If it is empty.
+        InputError: If one had none; the message has the reasons.
     """
-    first = next(stream, None)
-    if first is None:
-        raise no_usable_example(options, counts)
-    return itertools.chain([first], stream)
-
-
-def no_usable_example(options: RunOptions, counts: CorpusCounts) -> InputError:
-    """The error for a corpus without a usable example, with the reasons."""
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.items()) or "it has no rows"
-    if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
-        return InputError(f"texts: no usable text ({reasons})")
-    where = options.dataset.path or options.dataset.kind
-    return InputError(f"dataset {where}: no usable example ({reasons}); check dataset.path and dataset.text_column")
+    options = session.options
+    for view, own in zip(session.views, counts_of(session.views, counts), strict=True):
+        if own.used:
+            continue
+        what = "" if len(session.views) == 1 else f" for analysis={view.names}"
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in own.skipped.items()) or "it has no rows"
+        if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
+            raise InputError(f"texts: no usable text{what} ({reasons})")
+        where = options.dataset.path or options.dataset.kind
+        raise InputError(
+            f"dataset {where}: no usable example{what} ({reasons}); check dataset.path and dataset.text_column"
+        )
