@@ -82,9 +82,8 @@ def run(
         settings["analysis"] = _options(infos, options)
         inputs = InputsInMemory(prepared, GivenTexts(_examples(prepared, texts)))
         with generators_restored():
-            outcome = analyse(
-                run_options(settings), inputs, steps_bar if progress else lambda steps, _total, _what: steps
-            )
+            bar = steps_bar if progress else lambda steps, _total, _what: steps
+            outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, bar))
     return Results(outcome.findings, outcome.facts, outcome.depth)
 
 

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.choices import chosen, require_loaded, single_text
+from normscope.api.calls import in_turn
+from normscope.api.choices import chosen, single_text
 from normscope.api.picture import Picture
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
@@ -109,6 +110,7 @@ class AttributionMap:
         return f"{self.method}\n{table.to_string(float_format='{:.3f}'.format)}"
 
 
+@in_turn
 def attribution_maps(
     model: LoadedModel,
     text: Text | BatchEncoding,
@@ -138,7 +140,6 @@ def attribution_maps(
     Raises:
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
     """
-    require_loaded(model)
     wanted = _methods_of(model, methods)
     at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, BiasRule)
     of_level = chosen("level", level, Level)

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.choices import chosen, require_loaded, single_text
+from normscope.api.calls import in_turn
+from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import NextToken, Target, prepared, token_number
 from normscope.attribution.methods import BiasRule, check_supported
@@ -76,6 +77,7 @@ class Attribution:
         return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
 
 
+@in_turn
 def attribute(
     model: LoadedModel,
     text: Text | BatchEncoding,
@@ -108,7 +110,6 @@ def attribute(
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
     rule, of_level = chosen("bias", bias, BiasRule), chosen("level", level, Level)
-    require_loaded(model)
     if model.layout.reads_target:
         return _next_of_translation(model, text, target, rule, of_level)
     check_supported(model.layout)

@@ -14,7 +14,8 @@ from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
 from normscope.api.arguments import in_terms_of_arguments
-from normscope.api.choices import chosen, require_loaded
+from normscope.api.calls import in_turn
+from normscope.api.choices import chosen
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
@@ -303,6 +304,7 @@ def decompose(
 ) -> Decompositions: ...
 
 
+@in_turn
 def decompose(
     model: LoadedModel,
     text: Text | list[Text] | BatchEncoding,
@@ -335,7 +337,6 @@ def decompose(
         InputError: If `text` is anything else, or too long for the model; or if the feed-forward networks of the model's family
             cannot be followed.
     """
-    require_loaded(model)
     if feed_forward:
         _ = model.layers_verification
     of_level = chosen("level", level, Level)

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import TextPair, WordMaps
-from normscope.api.choices import chosen, require_loaded, single_text
+from normscope.api.calls import in_turn
+from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
@@ -112,6 +113,7 @@ class Similarity:
         return self._summary
 
 
+@in_turn
 def similarity(
     model: LoadedModel,
     text_a: Text | BatchEncoding,
@@ -135,7 +137,6 @@ def similarity(
     Raises:
         InputError: If an argument is invalid, the model's pooling is unknown or not linear, or a text is too long.
     """
-    require_loaded(model)
     check_supported(model.layout)
     rule, how = chosen("bias", bias, BiasRule), embedding_pooling(model, pooling)
     batches = [single_text(model, text, "similarity") for text in (text_a, text_b)]

@@ -8,9 +8,8 @@ from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.choices import require_loaded
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
-from normscope.models.iteration import observe_blocks
 from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer
+from normscope.models.observer import Observer, Visitor
 from normscope.models.text_batches import Text, batch_from_texts
 
 
@@ -25,10 +24,15 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         texts: A text, a pair (tuple) of texts, a list of these, a BatchEncoding from the model's tokenizer, or a Batch.
 
     Raises:
-        InputError: If `texts` is anything else, or a text is too long for the model. Raised when the first block is requested.
+        InputError: If `texts` is anything else, a text is too long for the model, or this thread is observing the model
+            already. Raised when the first block is requested.
     """
     require_loaded(model)
-    with in_terms_of_arguments({"model.name": "model"}):
-        batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
-    with Observer(model.model, model.layout) as observer:
-        yield from observe_blocks(observer, batch.to(model.device).model_inputs())
+
+    def run(visit: Visitor) -> None:
+        with in_terms_of_arguments({"model.name": "model"}):
+            batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
+        with Observer(model.model, model.layout) as observer:
+            observer.run(batch.to(model.device).model_inputs(), visit)
+
+    return model.blocks_in_turn(run)

@@ -50,8 +50,9 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
     with contextlib.ExitStack() as exit_:
         exit_.callback(model.set_attn_implementation, implementation)
         model.set_attn_implementation("eager")
-        for handle in [handle for network in networks if network.gated for handle in _frozen_gates(network)]:
-            exit_.callback(handle.remove)
+        for network in networks:
+            for handle in _frozen_gates(network) if network.gated else ():
+                exit_.callback(handle.remove)
         leaves = [exit_.enter_context(_leaf(layer)) for layer in first]
         biases = exit_.enter_context(recorded_biases(model))
         exit_.enter_context(torch.inference_mode(False))

@@ -2,18 +2,19 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
-
-from torch import Tensor
+from collections.abc import Callable, Iterator
 
 from normscope.models.block import AttentionBlock
-from normscope.models.observer import Observer, StopForward
+from normscope.models.observer import StopForward, Visitor
 
 
-def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator[AttentionBlock]:
+def observe_blocks(run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
     """Iterate over the blocks of one forward pass, which advances only when the next block is requested.
 
     The pass runs in a separate thread, which waits while the caller uses a block. Leaving the loop early ends the pass.
+
+    Args:
+        run: Runs the pass, and calls a visitor with each block.
     """
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
     answers: queue.SimpleQueue[AttentionBlock | BaseException | None] = queue.SimpleQueue()
@@ -26,14 +27,14 @@ def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator
     def forward() -> None:
         try:
             if requests.get():
-                observer.run(inputs, hand_over)
+                run(hand_over)
             answers.put(None)
         except BaseException as error:
             answers.put(error)
 
     thread = threading.Thread(target=forward, name="normscope-forward", daemon=True)
-    thread.start()
     try:
+        thread.start()
         while True:
             requests.put(True)
             answer = answers.get()
@@ -45,4 +46,5 @@ def observe_blocks(observer: Observer, inputs: Mapping[str, Tensor]) -> Iterator
             del answer
     finally:
         requests.put(False)
-        thread.join()
+        if thread.ident is not None:
+            thread.join()

@@ -2,21 +2,26 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.models.block import AttentionBlock
 from normscope.models.layout import BlockLayout, embeddings_of
-from normscope.models.observer import Observer
+from normscope.models.observer import Observer, Visitor
 from normscope.models.offloading import execution_device
 from normscope.models.quantisation import is_quantised
 from normscope.models.stacks import stacks_of
 from normscope.models.task_heads import Head
+from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,6 +48,31 @@ class LoadedModel:
 
     require_current: Callable[[], None] = lambda: None
     """Raises InputError if `model` stands for another model in memory that has changed since."""
+
+    _turns: Turns = dataclasses.field(default_factory=Turns, init=False, repr=False)
+
+    def in_turn(self, call: Callable[[], T]) -> T:
+        """Call a function that observes the model once no other call does; see `Turns`.
+
+        Raises:
+            InputError: If this thread is observing the model already.
+        """
+        return self._turns.call(call, self._in_memory)
+
+    def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
+        """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
+
+        Args:
+            run: Runs the pass, and calls a visitor with each block.
+
+        Raises:
+            InputError: If this thread is observing the model already.
+        """
+        return self._turns.blocks(run, self._in_memory)
+
+    def _in_memory(self) -> list[PreTrainedModel]:
+        """The base model, and the heads that have been loaded around it."""
+        return [value for value in vars(self).values() if isinstance(value, PreTrainedModel)]
 
     @cached_property
     def masked_language_head(self) -> PreTrainedModel | None:

@@ -148,23 +148,28 @@ class Observer:
         """Token masks of the current pass in CPU memory, as far as they are known."""
 
     def __enter__(self) -> "Observer":
-        if id(self._model) in _observed:
-            raise RuntimeError(
-                "this model is already being observed; finish or close the other loop over its blocks first"
-            )
-        _observed.add(id(self._model))
-        self._exit.callback(_observed.discard, id(self._model))
+        # A second observer's hooks would interfere with the first's.
+        hooks = self._layers[0].whole._forward_pre_hooks.values()
+        if any(isinstance(getattr(hook, "__self__", None), Observer) for hook in hooks):
+            raise RuntimeError("this model is already being observed")
+        try:
+            self._change_model()
+        except BaseException:  # an interrupt leaves the model as it was, too
+            self._exit.close()
+            raise
+        return self
+
+    def _change_model(self) -> None:
         previous = self._model.config._attn_implementation
         if self._layout.registry:
-            self._model.set_attn_implementation(IMPLEMENTATION)
             self._exit.callback(self._model.set_attn_implementation, previous)
+            self._model.set_attn_implementation(IMPLEMENTATION)
         else:
             # Their own fused attention returns no weights, or (Falcon) those of attention that sees later keys.
-            self._model.config._attn_implementation = "eager"
             self._exit.callback(setattr, self._model.config, "_attn_implementation", previous)
+            self._model.config._attn_implementation = "eager"
         for handle in self._hooks():
             self._exit.callback(handle.remove)
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._exit.close()
@@ -466,7 +471,3 @@ class BlockWeights(Mapping[int, BlockParameters]):
 def _takes_no_copy(model: PreTrainedModel) -> bool:
     """Whether weights in float32 or better are those of the model itself."""
     return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model) and not is_quantised(model)
-
-
-# Models under observation: a second observer's hooks would interfere with the first's.
-_observed: set[int] = set()

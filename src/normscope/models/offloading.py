@@ -32,8 +32,8 @@ def weights_present(module: nn.Module) -> Iterator[None]:
         if is_offloaded(module):
             for part in module.modules():
                 for hook in _offloading_hooks(part):
-                    hook.pre_forward(part)
                     loaded.callback(hook.post_forward, part, None)
+                    hook.pre_forward(part)
             if is_offloaded(module):
                 raise RuntimeError(f"{type(module).__name__} has weights on the meta device that nothing loads")
         yield

@@ -7,7 +7,7 @@ verification checks that scale·q·k plus the family's other terms, such as posi
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -25,17 +25,23 @@ class ScoreTerms(contextlib.ExitStack):
     Args:
         layers: The layers of a model. Those whose layout has no `score_terms` have none.
 
-    Raises:
-        AttributeError: If an attention module has neither an argument nor a method of that name.
+    Entering raises AttributeError if an attention module has neither an argument nor a method of that name.
     """
 
     def __init__(self, layers: Sequence[BlockModules]) -> None:
         super().__init__()
         self._term: Tensor | None = None
-        for modules in layers:
-            name = modules.layout.score_terms
-            if name is not None:
-                self._watch(modules.attention, name)
+        self._layers = [modules for modules in layers if modules.layout.score_terms is not None]
+
+    def __enter__(self) -> Self:
+        try:
+            for modules in self._layers:
+                assert modules.layout.score_terms is not None
+                self._watch(modules.attention, modules.layout.score_terms)
+        except BaseException:  # an interrupt leaves the model as it was, too
+            self.close()
+            raise
+        return self
 
     def weights(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
         """The weights of the current block, recomputed from its query, key and scale and the other terms."""
@@ -55,8 +61,8 @@ class ScoreTerms(contextlib.ExitStack):
 
         self.callback(attention.register_forward_pre_hook(enter, with_kwargs=True).remove)
         if name not in parameters.parameters:
+            self.callback(vars(attention).pop, name, None)
             setattr(attention, name, self._capturing(getattr(attention, name)))
-            self.callback(delattr, attention, name)
 
     def _capturing(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

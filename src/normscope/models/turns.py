@@ -1,0 +1,110 @@
+"""Calls that use one model: one after the other, and none leaves anything behind in the model."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.models.block import AttentionBlock
+from normscope.models.iteration import observe_blocks
+from normscope.models.observer import Visitor
+
+T = TypeVar("T")
+Models = Callable[[], Iterable[PreTrainedModel]]
+
+
+class Turns:
+    """Lets one call at a time use a model. Calls in other threads wait.
+
+    A call in the middle of another one in the same thread, such as one in the body of a loop over blocks, would wait for
+    itself, so it is refused. An interrupt may come at any point of a call: our changes to the model are undone here once more,
+    whatever had been undone by then.
+    """
+
+    # Only the lock's own `with` statement and plain `try` statements are safe from interrupts: one that comes between the
+    # return of a context manager's `__enter__` and the body of its statement would leave the model taken.
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+
+    def call(self, function: Callable[[], T], models: Models) -> T:
+        """Call a function once no other call uses the model.
+
+        Args:
+            function: What to call.
+            models: Returns the model, and those around it.
+
+        Raises:
+            InputError: If this thread is in the middle of another call.
+        """
+        thread = self._refuse_nested()
+        try:
+            self._threads.add(thread)
+            return self._alone(function, models)
+        finally:
+            self._threads.discard(thread)
+
+    def blocks(self, run: Callable[[Visitor], None], models: Models) -> Iterator[AttentionBlock]:
+        """Iterate over the blocks of a pass once no other call uses the model.
+
+        Args:
+            run: See `observe_blocks`.
+            models: See `call`.
+
+        Raises:
+            InputError: If this thread is in the middle of another call.
+        """
+        thread = self._refuse_nested()
+        try:
+            self._threads.add(thread)
+            yield from observe_blocks(lambda visit: self._alone(lambda: run(visit), models))
+        finally:
+            self._threads.discard(thread)
+
+    def _refuse_nested(self) -> int:
+        thread = threading.get_ident()
+        if thread in self._threads:
+            raise InputError(
+                "model: it is already being observed in this thread; finish or close the other loop over its blocks first, or "
+                "load or wrap it a second time"
+            )
+        return thread
+
+    def _alone(self, function: Callable[[], T], models: Models) -> T:
+        with self._lock:
+            implementations = [
+                (module.config, module.config._attn_implementation)
+                for model in models()
+                for module in model.modules()
+                if isinstance(module, PreTrainedModel)
+            ]
+            try:
+                result = function()
+            except BaseException:
+                for model in models():
+                    _remove_our_changes(model)
+                for config, implementation in implementations:
+                    config._attn_implementation = implementation
+                raise
+        return result
+
+
+def _remove_our_changes(model: nn.Module) -> None:
+    for module in model.modules():
+        for hooks, marks in (
+            (module._forward_hooks, module._forward_hooks_with_kwargs),
+            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        ):
+            for number in [number for number, hook in hooks.items() if _is_ours(hook)]:
+                del hooks[number]
+                marks.pop(number, None)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.requires_grad_(False)
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("normscope.")

@@ -1,0 +1,291 @@
+"""An interrupt at any point leaves a model as it was; threads that share a model wait for each other."""
+
+import contextlib
+import dis
+import itertools
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+
+import normscope
+from normscope.api.training import _own_forward
+from normscope.errors import InputError
+from normscope.models.families import layout_of
+from normscope.models.frozen_functions import frozen_functions, recorded_biases
+from normscope.models.frozen_pass import frozen_pass
+from normscope.models.frozen_translation import frozen_translation
+from normscope.models.observer import Observer
+from normscope.models.score_terms import ScoreTerms
+from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, tiny_model
+from tests.unit.test_wrapping import PAIR, STACKS, TEXT, in_memory, same
+
+OURS = Path(normscope.__file__).parent
+CHANGING = ("observer", "turns", "loaded", "iteration", "frozen_pass", "frozen_functions", "score_terms")
+FILES = {str(OURS / "api/calls.py"), *(str(OURS / "models" / f"{name}.py") for name in CHANGING)}
+"""Where models are changed, and left as they were."""
+
+
+class Interrupt(BaseException):
+    """Like KeyboardInterrupt, which would end the tests."""
+
+
+def state(*models):
+    """What an observation changes about models."""
+    modules = [module for model in models for module in model.modules()]
+    return {
+        "hooks": [[*module._forward_hooks.values(), *module._forward_pre_hooks.values()] for module in modules],
+        "forward": [vars(module).get("forward") for module in modules],
+        "methods": [sorted(name for name, value in vars(module).items() if callable(value)) for module in modules],
+        "attention": [module.config._attn_implementation for module in modules if hasattr(module, "config")],
+        "gradients": [tensor.requires_grad for model in models for tensor in (*model.parameters(), *model.buffers())],
+    }
+
+
+CONTEXTS = {
+    "observer": lambda model, layout: Observer(model, layout, feed_forward=True),
+    "functions": lambda model, _layout: frozen_functions(model),
+    "biases": lambda model, _layout: recorded_biases(model),
+    "pass": lambda model, layout: frozen_pass(model, layout, INPUTS),
+    "scores": lambda model, layout: ScoreTerms(layout.bind(model)),
+}
+
+
+@contextlib.contextmanager
+def interrupted(monkeypatch, number):
+    """Interrupts before the registration of a hook, by its number from 0; yields how many came before."""
+    count = itertools.count()
+    with monkeypatch.context() as patch:
+        for name in ("register_forward_hook", "register_forward_pre_hook"):
+            register = getattr(nn.Module, name)
+
+            def counted(*args, register=register, **kwargs):
+                if next(count) == number:
+                    raise Interrupt
+                return register(*args, **kwargs)
+
+            patch.setattr(nn.Module, name, counted)
+        yield
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "llama", "olmo2"])
+def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, monkeypatch):
+    model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
+    before = state(model)
+    for number in itertools.count():
+        with interrupted(monkeypatch, number):
+            try:
+                with CONTEXTS[context](model, layout):
+                    pass
+            except Interrupt:
+                assert state(model) == before, number
+            else:
+                break
+    assert number >= {"observer": 18, "functions": 1, "biases": 0, "pass": 20, "scores": 0}[context]
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("family", ["bart", "umt5"])
+def test_an_interrupt_while_a_translation_is_frozen(family, monkeypatch):
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_config(tiny_model(STACK_CONFIGS[family], torch.float64).config).double().eval()
+    inputs = INPUTS | {f"decoder_{name}": tensor for name, tensor in INPUTS.items()}
+    before = state(model)
+    for number in itertools.count():
+        with interrupted(monkeypatch, number):
+            try:
+                with frozen_translation(model, inputs):
+                    pass
+            except Interrupt:
+                assert state(model) == before, number
+            else:
+                break
+    assert number > (10 if family == "umt5" else 2)  # its gates have hooks, too
+
+
+def test_a_trainers_own_forward_comes_back():
+    model = nn.Linear(2, 2)
+    model.forward, model._original_forward = len, abs
+    with contextlib.suppress(Interrupt), _own_forward(model):
+        assert not {"forward", "_original_forward"} & vars(model).keys()
+        raise Interrupt
+    assert (model.forward, model._original_forward) == (len, abs)
+
+
+# After these, CPython looks for signals.
+_LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD")
+
+
+def interrupts(call, at_most):
+    """Interrupt a call where CPython looks for signals in these files, or at some of these places; yields after each."""
+
+    def traced(wanted):
+        places, last = itertools.count(), {}
+        where = None
+
+        def trace(frame, event, _argument):
+            nonlocal where
+            if frame.f_code.co_filename not in FILES:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            if event == "opcode":
+                before, last[frame] = last.get(frame, "RESUME"), dis.opname[frame.f_code.co_code[frame.f_lasti]]
+                if before.startswith(_LOOKS) and next(places) == wanted:
+                    where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                    raise Interrupt
+            elif event == "exception":  # a call that raises ends without a look
+                last[frame] = ""
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with contextlib.suppress(Interrupt):
+                call()
+        finally:
+            sys.settrace(previous)
+        return where, next(places)
+
+    _, total = traced(-1)
+    for number in range(0, total, -(-total // at_most)):
+        where, _ = traced(number)
+        assert not torch.is_inference_mode_enabled()
+        if where is not None:  # what the first call read once is not read again
+            yield where
+
+
+def first_block(model):
+    blocks = normscope.observe(model, TEXT)
+    next(blocks)
+    blocks.close()
+
+
+CALLS = {
+    "decompose": lambda model: normscope.decompose(model, TEXT, feed_forward=True),
+    "observe": lambda model: [block.layer for block in normscope.observe(model, TEXT)],
+    "leave": lambda model: first_block(model),
+    "attribute": lambda model: normscope.attribute(model, TEXT, 0),
+    "maps": lambda model: normscope.attribution_maps(model, TEXT, ["alti"]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("at_most", [30, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_call_that_is_interrupted_anywhere_can_be_made_again(name, at_most, tokenizer):
+    wrapped = normscope.wrap(in_memory(AutoModelForSequenceClassification, "bert", tokenizer), tokenizer)
+    call = CALLS[name]
+    expected = normscope.decompose(wrapped, TEXT)
+    call(wrapped)
+    before = state(wrapped.model, wrapped.classifier)
+    for where in interrupts(lambda: call(wrapped), at_most):
+        left = wrapped.in_turn(lambda: state(wrapped.model, wrapped.classifier))  # its thread may still be about to end
+        assert left == before, where
+    same(expected, normscope.decompose(wrapped, TEXT))
+
+
+# Threads.
+
+
+def together(calls):
+    """What calls return that begin at the same time, each in a thread of its own."""
+    barrier, results = threading.Barrier(len(calls)), [None] * len(calls)
+
+    def run(number, call):
+        barrier.wait()
+        try:
+            results[number] = call()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number, call), daemon=True) for number, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a thread waits for ever"
+    return results
+
+
+@pytest.mark.parametrize("stack", [None, "cross"])
+def test_threads_that_share_a_model_wait_for_each_other(stack, tokenizer):
+    """The numbers are those of the same calls one after the other."""
+    if stack is None:
+        model, text = in_memory(AutoModel, "bert", tokenizer), TEXT
+    else:
+        model, text = in_memory(AutoModelForSeq2SeqLM, "bart", tokenizer), PAIR
+    wrapped = normscope.wrap(model, tokenizer, stack=stack)
+    expected = normscope.decompose(wrapped, text, heads=True)
+    blocks = [block.mixing.clone() for block in normscope.observe(wrapped, text)]
+    maps = normscope.attribution_maps(wrapped, text, "alti")["alti"]
+
+    def decompose():
+        same(normscope.decompose(wrapped, text, heads=True), expected)
+        return True
+
+    def observe():
+        found = [block.mixing.clone() for block in normscope.observe(wrapped, text)]
+        return len(found) == len(blocks) and all(map(torch.equal, found, blocks))
+
+    def attribution_maps():
+        return (normscope.attribution_maps(wrapped, text, "alti")["alti"].total == maps.total).all()
+
+    results = together([decompose, observe, attribution_maps, decompose, observe, decompose] * 2)
+    assert all(result is True or result == True for result in results), results  # noqa: E712
+
+
+def test_threads_that_run_analyses_of_a_shared_model(tokenizer):
+    wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
+
+    def run():
+        return normscope.run(["mixing", "norms"], model=wrapped, texts=[TEXT, PAIR]).metrics
+
+    expected = run()
+    assert together([run] * 4) == [expected] * 4
+
+
+def test_a_second_observation_in_the_same_thread_is_refused(tokenizer):
+    wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
+    for block in normscope.observe(wrapped, TEXT):
+        with pytest.raises(InputError, match="model: it is already being observed in this thread; finish or close"):
+            normscope.decompose(wrapped, TEXT)
+        with pytest.raises(InputError, match="already being observed in this thread"):
+            next(normscope.observe(wrapped, TEXT))
+        last = block.layer
+    assert last == wrapped.layers
+    with pytest.raises(InputError, match="already being observed in this thread"):
+        normscope.attribute(wrapped, TEXT, lambda hidden: normscope.decompose(wrapped, TEXT) or hidden[0, 0])
+    blocks = normscope.observe(wrapped, TEXT)
+    next(blocks)
+    blocks.close()
+    normscope.decompose(wrapped, TEXT)
+
+
+def test_a_loop_over_blocks_lets_another_thread_in_once_it_ends(tokenizer):
+    wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
+    blocks = normscope.observe(wrapped, TEXT)
+    next(blocks)
+    ended = threading.Event()
+
+    def decompose():
+        normscope.decompose(wrapped, TEXT)
+        ended.set()
+
+    thread = threading.Thread(target=decompose, daemon=True)
+    thread.start()
+    assert not ended.wait(0.2), "it did not wait"
+    del blocks
+    assert ended.wait(60)
+
+
+@pytest.mark.parametrize(("family", "stack"), STACKS[:3])
+def test_an_interrupted_pass_of_a_stack_leaves_nothing(family, stack, tokenizer):
+    wrapped = normscope.wrap(in_memory(AutoModelForSeq2SeqLM, family, tokenizer), tokenizer, stack=stack)
+    text = TEXT if stack == "encoder" else PAIR
+    before = state(wrapped.model)
+    for where in interrupts(lambda: normscope.decompose(wrapped, text), 20):
+        assert wrapped.in_turn(lambda: state(wrapped.model)) == before, where
