@@ -12,7 +12,7 @@ from normscope.analyses.registry import analyses
 from normscope.config.schema import ModelOptions
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
-from normscope.models import observer, untouched, verification
+from normscope.models import observer, verification
 from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
@@ -298,7 +298,7 @@ def llama():
 
 
 def test_a_mixture_of_experts_is_refused_only_if_the_network_is_needed(llama):
-    llama.layers[1].mlp = Mixture(llama.layers[1].mlp)
+    llama.layers[1].mlp = Mixture(llama.layers[1].mlp).eval()
     verify(llama, layout_of("llama"), "llama")
     with pytest.raises(InputError) as refused:
         verify(llama, layout_of("llama"), "llama", feed_forward=True)
@@ -317,7 +317,7 @@ def test_a_family_of_mixtures_is_refused_before_its_weights_are_loaded():
 
 
 def test_a_network_that_does_something_else_is_refused(llama):
-    llama.layers[1].mlp = Doubled(llama.layers[1].mlp)
+    llama.layers[1].mlp = Doubled(llama.layers[1].mlp).eval()
     verify(llama, layout_of("llama"), "llama")
     with pytest.raises(InputError, match=r"the layer output of layer 2 differs by \d"):
         verify(llama, layout_of("llama"), "llama", feed_forward=True)
@@ -382,9 +382,9 @@ class Shifted(nn.Module):
 def test_every_norm_is_proved_by_what_it_does(model_type, path, part, wrong):
     """Even if no analysis reads the networks: γ that is not the weight, and ε that is wrong by 1 %."""
     model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
-    model.set_submodule(path, Shifted(model.get_submodule(path)))
+    model.set_submodule(path, Shifted(model.get_submodule(path)).eval())
     verify(model, layout, model_type)
-    model.set_submodule(path, Shifted(model.get_submodule(path), **wrong))
+    model.set_submodule(path, Shifted(model.get_submodule(path), **wrong).eval())
     with pytest.raises(InputError, match=rf"the {part} differs by \d"):
         verify(model, layout, model_type)
 
@@ -405,7 +405,7 @@ def test_a_run_whose_analyses_do_not_ask_neither_verifies_nor_hooks_networks(sav
     def bound(*_arguments):
         pytest.fail("a feed-forward network was looked for")
 
-    for module in (observer, untouched, verification):
+    for module in (observer, verification):
         monkeypatch.setattr(module, "bind_feed_forward", bound)
     outcome = run_once(
         "analysis=[mixing,norms,outliers]",

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from normscope.models.families import FAMILIES, layout_of
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, proved_to, tiny_model, token_batch
 
 BOUNDARY = 5  # between the lengths of the texts below
 LENGTHS = (9, 6, 5, 3)
@@ -107,7 +107,7 @@ def test_batch_size_changes_nothing(family, rope_type):
 @pytest.mark.parametrize("family", ROTARY)
 def test_length_dependent_types_are_verified_in_every_rotary_family(family, rope_type):
     model = scaled_model(family, rope_type)
-    bound = 1e-6 if layout_of(family).float32_inside else 1e-12
+    bound = proved_to(model, layout_of(family))
     assert verify(model, layout_of(family), family).error < bound
     assert verify(model, layout_of(family), family).error < bound  # what a run leaves behind changes nothing
 

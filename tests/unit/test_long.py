@@ -11,7 +11,7 @@ from normscope.models import block as blocks
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, proved_to, tiny_model, token_batch
 
 TOKENS = 3072
 
@@ -28,8 +28,8 @@ def parts(monkeypatch):
 
 @pytest.mark.usefixtures("parts")
 def test_strips_give_the_same_attention(family, family_model):
-    bound = 1e-6 if layout_of(family).float32_inside else 1e-12
-    assert verify(family_model, layout_of(family), family).error < bound
+    layout = layout_of(family)
+    assert verify(family_model, layout, family).error < proved_to(family_model, layout)
 
 
 @pytest.mark.usefixtures("parts")

@@ -72,6 +72,8 @@ class BlockParameters:
     """The position of `normalisation`."""
     key_normalisation: Normalisation | None
     """The norm of the keys, of each head or of all heads together; None if the family has none."""
+    query_normalisation: Normalisation | None
+    """The norm of the queries, likewise."""
 
     @cached_property
     def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:

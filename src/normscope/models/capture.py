@@ -4,6 +4,7 @@ import dataclasses
 
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.maths.attention import repeat_heads
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
@@ -39,7 +40,7 @@ class LayerCapture:
         """Build the block, once every part is captured.
 
         Raises:
-            RuntimeError: If a part is missing.
+            InputError: If a part is missing, or the number of heads is not that of the weights.
         """
         inputs, attention_inputs, output = (
             full_precision(self._captured(part)) for part in ("inputs", "attention_inputs", "attention_output")
@@ -61,6 +62,7 @@ class LayerCapture:
             causal = self.modules.layout.causal
             self.mask = Mask(keys=token_mask, causal=causal, queries=token_mask if causal else None)
             self.scale = self.modules.layout.own_scale(self.key.shape[-1], self.extra_terms)
+        self._check_heads(parameters)
         return AttentionBlock(
             layer=self.modules.layer,
             inputs=inputs,
@@ -82,6 +84,14 @@ class LayerCapture:
             sinks=None if self.sinks is None else full_precision(self.sinks),
         )
 
+    def _check_heads(self, parameters: BlockParameters) -> None:
+        heads, configured = self._captured("query").shape[1], len(parameters.query_weight)
+        if heads != configured:
+            raise InputError(
+                f"the attention of layer {self.modules.layer} cannot be observed: it has {heads} heads, but the model's config "
+                f"says {configured}; correct the config, or pass a model that it describes"
+            )
+
     def _key_map(self, parameters: BlockParameters) -> KeyMap:
         rotation, norm = self.rotation or KeyMap(), parameters.key_normalisation
         if rotation.cosine is not None and rotation.sine is not None:
@@ -99,8 +109,10 @@ class LayerCapture:
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)
         if tensor is None:
-            raise RuntimeError(
-                f"layer {self.modules.layer}: {part} was not captured; check the layout's paths and `registry`"
+            raise InputError(
+                f"the attention of layer {self.modules.layer} cannot be observed: {part.replace('_', ' ')} was not captured; "
+                f"{type(self.modules.attention).__name__} does not compute attention as its family does, so pass a model "
+                "whose modules are unchanged"
             )
         return tensor
 
@@ -122,13 +134,13 @@ class FeedForwardCapture:
         """Build the block, once the model leaves the layer.
 
         Raises:
-            RuntimeError: If a part is missing.
+            InputError: If a part is missing.
         """
         u, w = self.pre_activations, self.multipliers
         if self.attention is None or self.inputs is None or u is None or self.output is None:
-            raise RuntimeError(
-                f"layer {self.modules.layer}: its attention block or its feed-forward network was not captured; check the "
-                "layout's paths"
+            raise InputError(
+                f"the feed-forward network of layer {self.modules.layer} cannot be observed: the model does not run it, or not "
+                "in the layer; pass a model whose modules are unchanged"
             )
         if self.modules.layout.fused:
             u, w = u.chunk(2, dim=-1)

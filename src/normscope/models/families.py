@@ -1,6 +1,7 @@
 """One BlockLayout literal per architecture family. To add one, see CONTRIBUTING.md."""
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -62,7 +63,6 @@ def _bert_like(model_type: str) -> BlockLayout:
         norm_position="post",
         embedding_norm="embeddings.LayerNorm",
         output_norm="output.LayerNorm",
-        position_embedding="embeddings.position_embeddings",
         feed_forward=(_BERT_NETWORK,),
         source=_source(model_type),
     )
@@ -227,6 +227,7 @@ def _olmo2_like(model_type: str) -> BlockLayout:
         layout,
         attention_norm=None,
         key_norm="self_attn.k_norm",
+        query_norm="self_attn.q_norm",
         float32_inside=True,
         feed_forward=tuple(dataclasses.replace(form, norm=None) for form in layout.feed_forward),
     )
@@ -275,7 +276,6 @@ FAMILIES: dict[str, BlockLayout] = {
             norm_position="post",
             embedding_norm="embeddings.LayerNorm",
             output_norm="output_layer_norm",
-            position_embedding="embeddings.position_embeddings",
             feed_forward=(
                 FeedForwardLayout(
                     input="ffn.lin1",
@@ -298,7 +298,6 @@ FAMILIES: dict[str, BlockLayout] = {
             norm="attention.LayerNorm",
             norm_position="post",
             output_norm="full_layer_layer_norm",
-            position_embedding="embeddings.position_embeddings",
             feed_forward=(
                 FeedForwardLayout(
                     input="ffn",
@@ -323,7 +322,6 @@ FAMILIES: dict[str, BlockLayout] = {
             score_terms="position_bias",
             embedding_norm="embeddings.LayerNorm",
             output_norm="output.LayerNorm",
-            position_embedding="embeddings.position_embeddings",
             feed_forward=(_BERT_NETWORK,),
             source=_source("mpnet"),
         ),
@@ -339,7 +337,6 @@ FAMILIES: dict[str, BlockLayout] = {
             registry=False,
             position_terms="pos_att_type",
             score_terms="disentangled_att_bias",
-            position_embedding=None,
             feed_forward=(dataclasses.replace(_BERT_NETWORK, float32_inside=True),),
         ),
         dataclasses.replace(
@@ -352,7 +349,6 @@ FAMILIES: dict[str, BlockLayout] = {
             counted_terms=("c2p", "p2c"),
             score_terms="disentangled_attention_bias",
             convolution="encoder.conv",
-            position_embedding=None,
         ),
         BlockLayout(
             model_type="modernbert",
@@ -405,7 +401,6 @@ FAMILIES: dict[str, BlockLayout] = {
             attention_norm="ln_1",
             final_norm="ln_f",
             sum_consumer="ln_2",
-            position_embedding="wpe",
             feed_forward=(
                 FeedForwardLayout(
                     input="mlp.c_fc",
@@ -442,7 +437,9 @@ FAMILIES: dict[str, BlockLayout] = {
         _llama_like("llama"),
         _llama_like("mistral"),
         _llama_like("qwen2"),
-        dataclasses.replace(_llama_like("qwen3"), key_norm="self_attn.k_norm", float32_inside=True),
+        dataclasses.replace(
+            _llama_like("qwen3"), key_norm="self_attn.k_norm", query_norm="self_attn.q_norm", float32_inside=True
+        ),
         dataclasses.replace(
             _llama_like("gemma"), feed_forward=(dataclasses.replace(_LLAMA_NETWORK, unit_offset=True),)
         ),
@@ -452,6 +449,7 @@ FAMILIES: dict[str, BlockLayout] = {
             model_type="gemma3_text",
             source=_source("gemma3"),
             key_norm="self_attn.k_norm",
+            query_norm="self_attn.q_norm",
             key_norm_by_head=True,
             float32_inside=True,
         ),
@@ -507,7 +505,13 @@ FAMILIES: dict[str, BlockLayout] = {
         # Mixtures of experts, where only attention can be observed; a layer may have Llama's network in their place.
         dataclasses.replace(_llama_like("mixtral"), routed=True, feed_forward=()),
         dataclasses.replace(_llama_like("qwen2_moe"), routed=True),
-        dataclasses.replace(_llama_like("qwen3_moe"), routed=True, key_norm="self_attn.k_norm", float32_inside=True),
+        dataclasses.replace(
+            _llama_like("qwen3_moe"),
+            routed=True,
+            key_norm="self_attn.k_norm",
+            query_norm="self_attn.q_norm",
+            float32_inside=True,
+        ),
         dataclasses.replace(
             _llama_like("gpt_oss"), routed=True, rotary="angles", fused_reference=False, feed_forward=()
         ),
@@ -593,19 +597,27 @@ def _stablelm(config: Any) -> BlockLayout:
     """StableLM, which may put its network beside attention and normalise queries and keys head by head."""
     layout = FAMILIES["stablelm"]
     if config.qk_layernorm:
-        layout = dataclasses.replace(layout, key_norm="self_attn.k_layernorm", key_norm_by_head=True)
+        layout = dataclasses.replace(
+            layout, key_norm="self_attn.k_layernorm", query_norm="self_attn.q_layernorm", key_norm_by_head=True
+        )
     return _beside(layout) if config.use_parallel_residual else layout
 
 
 def _cohere(config: Any) -> BlockLayout:
     """Cohere, whose larger models normalise queries and keys."""
     layout = FAMILIES["cohere"]
-    return dataclasses.replace(layout, key_norm="self_attn.k_norm") if config.use_qk_norm else layout
+    return (
+        dataclasses.replace(layout, key_norm="self_attn.k_norm", query_norm="self_attn.q_norm")
+        if config.use_qk_norm
+        else layout
+    )
 
 
 def _opt(config: Any) -> BlockLayout:
-    """OPT, whose model of 350 million parameters has its norms after attention and after the network."""
+    """OPT, whose model of 350 million parameters has its norms after attention and network, and smaller embeddings."""
     layout = FAMILIES["opt"]
+    if config.word_embed_proj_dim != config.hidden_size:
+        layout = dataclasses.replace(layout, output_projection="decoder.project_out")
     if config.do_layer_norm_before:
         return dataclasses.replace(layout, final_norm=None) if config._remove_final_layer_norm else layout
     return dataclasses.replace(
@@ -661,9 +673,11 @@ def layout_of(model_type: str, stack: Stack | None = None, config: Any = None) -
     if model_type in STACKS:
         return STACKS[model_type][stack or "encoder"]
     if model_type not in FAMILIES:
+        known = [*FAMILIES, *STACKS]
+        close = ", ".join(difflib.get_close_matches(str(model_type), known, n=3)) or "bert, llama or t5"
         raise InputError(
-            f"model family {model_type!r} is not supported; expected one of {', '.join(sorted([*FAMILIES, *STACKS]))}. Set "
-            "model.name to a model of one of these, or add the family (CONTRIBUTING.md, 'Add a model family')"
+            f"model family {model_type!r} is not supported; expected one of {len(known)} families, such as {close} (all are in "
+            "the documentation's list of models). Set model.name to a model of one of them"
         )
     if stack is not None:
         raise InputError(

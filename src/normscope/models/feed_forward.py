@@ -109,6 +109,12 @@ class FeedForwardBlock:
             case "pre" | "branch":
                 return self.residual
 
+    @property
+    def read(self) -> Float[Tensor, "batch token model"]:
+        """y_i, what W_1 reads, made of the block's output or of the layer's input."""
+        vectors = self.attention.inputs if self.parameters.norm_position == "parallel" else self.residual
+        return _normalised(vectors, None if self.parameters.norm_position == "post" else self.parameters.normalisation)
+
     @cached_property
     def layer_output(self) -> Float[Tensor, "batch token model"]:
         """z_i, what leaves the layer."""

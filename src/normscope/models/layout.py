@@ -3,17 +3,19 @@
 import dataclasses
 import math
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from normscope.errors import InputError, one_line
 from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
 from normscope.models.offloading import weights_present
+from normscope.models.positions import longest_by_positions
 from normscope.models.quantisation import weight_values
 from normscope.models.rotary import Rotation
 
@@ -57,7 +59,7 @@ class FeedForwardLayout:
 class BlockLayout:
     """The parts of one family's attention block, as module paths.
 
-    `layers`, `embedding_norm`, `final_norm`, `convolution` and `position_embedding` are paths from the base model (what
+    `layers`, `embedding_norm`, `final_norm`, `output_projection` and `convolution` are paths from the base model (what
     `AutoModel` builds, or its encoder if the stack is `encoder`); all others are paths from one layer. Binding a model that
     lacks one of them fails, before anything runs.
     """
@@ -112,6 +114,8 @@ class BlockLayout:
     """The norm of the keys, of each head or of all heads together."""
     key_norm_by_head: bool = False
     """Whether that norm reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
+    query_norm: str | None = None
+    """The norm of the queries, likewise."""
     rotary: Rotation | None = None
     """How the attention module rotates queries and keys; None if it does not."""
     rotates: str | None = None
@@ -139,8 +143,8 @@ class BlockLayout:
     """The norm whose output is the layer's hidden vector."""
     convolution: str | None = None
     """A convolution after the first layer, which some models of the family have; it ends in a `LayerNorm`."""
-    position_embedding: str | None = None
-    """A learned position embedding, which limits the sequence length; None if the family has none."""
+    output_projection: str | None = None
+    """A linear map from the last hidden vectors to the model's output, a path from the base model; None without one."""
     routed: bool = False
     """Whether a router chooses among experts after the block. Rounding may change its choice, so verification gives every layer
     the untouched model's input."""
@@ -150,45 +154,61 @@ class BlockLayout:
 
     def __post_init__(self) -> None:
         # Verification needs these to prove what the residual connection and the norm do.
-        if self.norm_position in ("post", "branch") and self.norm is None:
-            raise ValueError(f"{self.model_type}: a block with norm_position={self.norm_position!r} needs `norm`")
-        if self.norm_position == "pre" and self.sum_consumer is None:
+        if (self.norm_position in ("post", "branch")) != (self.norm is not None):
+            raise ValueError(f"{self.model_type}: `norm` belongs to a block with norm_position='post' or 'branch'")
+        if (self.norm_position == "pre") != (self.sum_consumer is not None):
             raise ValueError(
-                f"{self.model_type}: a block with norm_position='pre' needs `sum_consumer`, the module that reads its sum"
+                f"{self.model_type}: `sum_consumer`, the module that reads the block's sum, belongs to a block with "
+                "norm_position='pre'"
             )
+
+        if self.is_cross_attention and self.attention_norm is not None:
+            raise ValueError(f"{self.model_type}: `attention_norm` is the norm of what self-attention reads")
 
     def bind(self, model: Any) -> "list[BlockModules]":
         """The modules of every layer of a model, in order. A layer that runs twice appears twice.
 
         Raises:
-            AttributeError: If the model lacks a part that the layout names.
+            InputError: If the model lacks a part that the layout names, or has something else in its place.
         """
         residual_scale = self.residual_scale(model.config)
         return [
-            BlockModules(
-                layer=number,
-                whole=layer,
-                attention=attrgetter(self.attention)(layer),
-                query=attrgetter(self.query)(layer),
-                key=attrgetter(self.key)(layer),
-                value=attrgetter(self.value)(layer),
-                output=attrgetter(self.output)(layer),
-                residual=layer if self.residual is None else attrgetter(self.residual)(layer),
-                norm=_part(layer, self.norm),
-                attention_norm=_part(layer, self.attention_norm),
-                sum_consumer=_part(layer, self.sum_consumer),
-                key_norm=_part(layer, self.key_norm),
-                query_bias=_part(layer, self.query_bias),
-                value_bias=_part(layer, self.value_bias),
-                residual_scale=residual_scale,
-                layout=self,
-            )
+            self._bind_layer(_Finder(layer, number), residual_scale)
             for number, layer in enumerate(self.passes(model), start=1)
         ]
 
+    def _bind_layer(self, find: "_Finder", residual_scale: float) -> "BlockModules":
+        return BlockModules(
+            layer=find.number,
+            whole=find.layer,
+            attention=find.module("attention module", self.attention),
+            query=find.projection("W_Q", self.query),
+            key=find.projection("W_K", self.key),
+            value=find.projection("W_V", self.value),
+            output=find.projection("W_O", self.output),
+            residual=find.layer if self.residual is None else find.module("residual connection", self.residual),
+            norm=find.norm("norm of the block", self.norm),
+            attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
+            sum_consumer=None if self.sum_consumer is None else find.module("reader of the sum", self.sum_consumer),
+            key_norm=find.norm("norm of the keys", self.key_norm),
+            query_norm=find.norm("norm of the queries", self.query_norm),
+            output_norm=find.norm("norm of its output", self.output_norm),
+            query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
+            value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
+            residual_scale=residual_scale,
+            layout=self,
+        )
+
     def passes(self, model: Any) -> list[nn.Module]:
-        """The layers of a model, in order. A layer that runs twice appears twice."""
-        layers = attrgetter(self.layers)(model)
+        """The layers of a model, in order. A layer that runs twice appears twice.
+
+        Raises:
+            InputError: If the model does not have them where the layout says.
+        """
+        try:
+            layers = attrgetter(self.layers)(model)
+        except AttributeError as error:
+            raise InputError(f"model: {type(model).__name__} has no {self.layers}, expected its layers") from error
         if self.shared is None:
             return list(layers)
         passes = model.config.num_hidden_layers
@@ -207,15 +227,12 @@ class BlockLayout:
         return norms
 
     def longest_sequence(self, model: Any) -> int | None:
-        """The longest sequence that the positions allow, in tokens; None if there is no limit.
-
-        RoBERTa's positions start after the padding index, so the first rows of its embedding are never used.
-        """
-        if self.position_embedding is None:
-            limit = getattr(model.config, "max_position_embeddings", None)
-            return None if limit is None or limit < 1 else int(limit)
-        embedding = attrgetter(self.position_embedding)(model)
-        return int(embedding.num_embeddings) - (0 if embedding.padding_idx is None else embedding.padding_idx + 1)
+        """The longest sequence that the positions allow, in tokens; None if there is no limit."""
+        learned = longest_by_positions(model, self.passes(model)[0], reads_target=self.reads_target)
+        if learned is not None:
+            return learned
+        limit = getattr(model.config, "max_position_embeddings", None)
+        return None if limit is None or limit < 1 else int(limit)
 
     @property
     def family(self) -> str:
@@ -270,6 +287,54 @@ class BlockLayout:
         return 1 / float(torch.tensor(head_dim * (1.0 + extra_terms), dtype=torch.float32).sqrt())
 
 
+class _Finder(NamedTuple):
+    """Finds the parts of one layer.
+
+    All raise InputError if the layer lacks the part, or has something else in its place.
+    """
+
+    layer: nn.Module
+    number: int
+
+    def part(self, part: str, path: str) -> Any:
+        """Whatever is at a path."""
+        try:
+            return attrgetter(path)(self.layer)
+        except AttributeError as error:
+            kind = type(self.layer).__name__
+            raise InputError(f"model: layer {self.number}, a {kind}, has no {path}, expected its {part}") from error
+
+    def module(self, part: str, path: str) -> nn.Module:
+        """A module."""
+        found = self.part(part, path)
+        if not isinstance(found, nn.Module):
+            raise self._wrong(part, path, "a module", found)
+        return found
+
+    def projection(self, part: str, path: str) -> nn.Module:
+        """A linear layer."""
+        found = self.module(part, path)
+        if not isinstance(getattr(found, "weight", None), Tensor) or not hasattr(found, "bias"):
+            raise self._wrong(part, path, "a linear layer", found)
+        return found
+
+    def norm(self, part: str, path: str | None, *, identity: bool = False) -> nn.Module | None:
+        """A norm, or one for each head; or an identity in its place."""
+        if path is None:
+            return None
+        found = self.module(part, path)
+        known = hasattr(found, "weight") or hasattr(found, "normalized_shape")
+        by_head = {parameter.ndim for parameter in found.parameters()} == {1}
+        if not (known or by_head or (identity and isinstance(found, nn.Identity))):
+            raise self._wrong(part, path, "a norm", found)
+        return found
+
+    def _wrong(self, part: str, path: str, expected: str, found: object) -> InputError:
+        return InputError(
+            f"model: expected {path} of layer {self.number}, its {part}, to be {expected}, got {type(found).__name__}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockModules:
     """The modules of one layer that are observed."""
@@ -289,6 +354,8 @@ class BlockModules:
     attention_norm: nn.Module | None
     sum_consumer: nn.Module | None
     key_norm: nn.Module | None
+    query_norm: nn.Module | None
+    output_norm: nn.Module | None
     query_bias: Tensor | None
     value_bias: Tensor | None
     residual_scale: float
@@ -302,7 +369,22 @@ class BlockModules:
         return layout.rotary is not None and (layout.rotates is None or bool(getattr(self.attention, layout.rotates)))
 
     def parameters(self, heads: int, key_heads: int) -> BlockParameters:
-        """The weights of the block by head; keys and values that several heads share are repeated."""
+        """The weights of the block by head; keys and values that several heads share are repeated.
+
+        Raises:
+            InputError: If they do not have so many heads.
+        """
+        try:
+            return self._parameters(heads, key_heads)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InputError(
+                f"model: the weights of layer {self.layer} do not fit into {heads} heads with {key_heads} of keys and values, "
+                f"as its config says: {one_line(error)}"
+            ) from error
+
+    def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
         layout = self.layout
         query_weight, query_bias = _by_head(self.query, heads, key_heads, layout.fused, 0)
         key_weight, key_bias = _by_head(self.key, heads, key_heads, layout.fused, 1)
@@ -329,7 +411,8 @@ class BlockModules:
             normalisation=None if self.norm is None else normalisation(self.norm, unit_offset=layout.unit_offset),
             input_normalisation=self._input_normalisation(),
             norm_position=layout.norm_position,
-            key_normalisation=self._key_normalisation(),
+            key_normalisation=self._normalisation_of_heads(self.key_norm),
+            query_normalisation=self._normalisation_of_heads(self.query_norm),
         )
 
     def _input_normalisation(self) -> Normalisation | None:
@@ -338,11 +421,10 @@ class BlockModules:
             return None
         return normalisation(self.attention_norm, unit_offset=self.layout.unit_offset)
 
-    def _key_normalisation(self) -> Normalisation | None:
-        module: Any = self.key_norm
+    def _normalisation_of_heads(self, module: Any) -> Normalisation | None:
         if module is None:
             return None
-        if hasattr(module, "weight"):
+        if next(module.children(), None) is None:
             return normalisation(module, unit_offset=self.layout.unit_offset)
         norms = [normalisation(part) for part in module.norms]  # StableLM has a module for each head
         return norms[0]._replace(weight=torch.stack([norm.weight for norm in norms]))
@@ -392,10 +474,6 @@ def embeddings_of(model: Any) -> nn.Embedding:
     embeddings = model.get_input_embeddings()
     assert isinstance(embeddings, nn.Embedding)
     return embeddings
-
-
-def _part(layer: nn.Module, path: str | None) -> Any:
-    return None if path is None else attrgetter(path)(layer)
 
 
 def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:

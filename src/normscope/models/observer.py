@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.errors import InputError
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
 from normscope.models.attention_function import IMPLEMENTATION, active
@@ -23,11 +24,13 @@ from normscope.models.block import AttentionBlock, BlockParameters, TokenSelecto
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.identities import bound_of, sampled_sum_error
 from normscope.models.layout import BlockLayout, BlockModules, normalisation
 from normscope.models.offloading import is_offloaded
 from normscope.models.quantisation import is_quantised
 from normscope.models.rotary import rotation_of
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
+from normscope.rounding import counted
 
 Visitor = Callable[[AttentionBlock], None]
 FeedForwardVisitor = Callable[[FeedForwardBlock], None]
@@ -144,6 +147,11 @@ class Observer:
         self._visit_feed_forward: FeedForwardVisitor | None = None
         self._replacements: Mapping[int, Replacement] = {}
         self._calls: list[LayerCall] | None = None
+        self._row: int | None = None
+        """The sequence whose vectors are added up in this pass; None if it is not longer than those before."""
+        self._errors: dict[int, Tensor] = {}
+        self._compared = 0
+        """The length of the longest sequence whose vectors were added up."""
         self.masks_on_host: Sequence[Tensor] = ()
         """Token masks of the current pass in CPU memory, as far as they are known."""
 
@@ -232,16 +240,46 @@ class Observer:
         self.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
         self._replacements = replacements or {}
         self._whole = whole is not None
+        self._choose_row()
         weights = {} if self._layout.registry else {"output_attentions": True}
         gradients = torch.inference_mode() if calls is None else torch.no_grad()
         output = self._forward(gradients, self._model if whole is None else whole, (), {**inputs, **weights})
         missing = self._wanted - self._shown
         if missing:
-            raise RuntimeError(
-                f"the forward pass skipped parts of layers {sorted(missing)}; check the layout's `attention` and "
-                "`registry`"
+            raise InputError(
+                f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
+                "observed: the forward pass leaves out its modules or calls others; pass a model whose modules are unchanged"
             )
+        self._check_sums()
         return output
+
+    def _check_sums(self) -> None:
+        """Check that the vectors of this pass add up to the attention output, if it was compared.
+
+        Raises:
+            InputError: If they do not.
+        """
+        errors, self._errors = self._errors, {}
+        bound = bound_of(self._model, self._layout)
+        for layer, error in errors.items():
+            if float(error) >= bound:  # analyses refuse what is not a number
+                raise InputError(
+                    f"{self._model.config.name_or_path or type(self._model).__name__} cannot be observed exactly on texts of "
+                    f"{self._compared} tokens: in layer {layer}, Σ αf(x) differs from the attention output by "
+                    f"{float(error):.1e} (relative, at most {bound:.0e}), so attention depends on the length; set "
+                    "dataset.max_length to a length at which it does not"
+                )
+
+    def _choose_row(self) -> None:
+        """Have the vectors of the pass added up if it is the first, or longer than those before."""
+        assert self._key_mask is not None
+        self._row, self._errors = None, {}
+        if self._key_mask.shape[1] > self._compared and self._key_mask.device.type != "meta":
+            self._compared = self._key_mask.shape[1]
+            tokens = next(
+                (mask for mask in self.masks_on_host if mask.shape == self._token_mask.shape), self._token_mask
+            )
+            self._row = int(tokens.sum(dim=1).argmax())
 
     def run_layer(
         self,
@@ -259,7 +297,7 @@ class Observer:
             visit_feed_forward: See `run`.
         """
         self._begin(inputs, visit, None, visit_feed_forward)
-        self._passed = call.layer - 1
+        self._passed, self._row = call.layer - 1, None
         self._forward(torch.inference_mode(), self._layers[call.layer - 1].whole, call.args, call.kwargs)
 
     def _begin(
@@ -307,6 +345,8 @@ class Observer:
         parts = self._parts
         if parts is None or parts.modules.attention is not module or parts.modules.layer not in self._wanted:
             return None
+        if parts.query is not None:
+            raise self._unobservable(f"{type(module).__name__} attends more than once")
         heads = query.shape[1]
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)
         output, parts.log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
@@ -356,16 +396,27 @@ class Observer:
     def _take_position(self, module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._parts is not None:
             assert self._layout.rotary is not None
-            self._parts.rotation = rotation_of(self._layout.rotary, module, kwargs)
+            try:
+                self._parts.rotation = rotation_of(self._layout.rotary, module, kwargs)
+            except ValueError as error:
+                raise self._unobservable(str(error)) from error
 
     def _take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._parts is not None:
             self._parts.unnormed_key = args[0]
 
-    def _take_own_weights(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _take_own_weights(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if self._parts is not None:
-            self._parts.own_weights = output[1]
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if not isinstance(weights, Tensor) or weights.ndim != 4:
+                raise self._unobservable(f"{type(module).__name__} returns no attention weights")
+            self._parts.own_weights = weights
             self._show()
+
+    def _unobservable(self, reason: str) -> InputError:
+        return InputError(
+            f"the attention of layer {self._passed} cannot be observed: {reason}; pass a model whose modules are unchanged"
+        )
 
     def _take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         if self._parts is not None:
@@ -420,6 +471,8 @@ class Observer:
         block = parts.block(self.parameters[parts.modules.layer], self._token_mask, self._key_mask)
         if self._network is not None:
             self._network.attention = block
+        if self._row is not None:
+            self._errors[block.layer] = sampled_sum_error(block, self._row)
         self._visit(block)
         self._shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, _ATTENTION))

@@ -25,11 +25,17 @@ def rotation_of(kind: Rotation, attention: Any, kwargs: dict[str, Any]) -> KeyMa
         kind: How the family stores its angles.
         attention: The module.
         kwargs: The keyword arguments of the call.
+
+    Raises:
+        ValueError: If it gets no rotation of this kind.
     """
-    if kind == "table":
-        sine, cosine = attention.embed_positions[kwargs["position_ids"]].chunk(2, dim=-1)
-    else:
-        cosine, sine = kwargs["position_embeddings"]
+    try:
+        if kind == "table":
+            sine, cosine = attention.embed_positions[kwargs["position_ids"]].chunk(2, dim=-1)
+        else:
+            cosine, sine = kwargs["position_embeddings"]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(attention).__name__} does not rotate queries and keys as its family does") from error
     match kind:
         case "halves" | "adjacent":
             pass

@@ -1,172 +1,207 @@
-"""What the untouched model does on a probe batch, with its own fused attention: the reference for verification."""
+"""What the untouched model does on a probe batch, with its own fused attention: the reference for verification.
+
+Every module of the model is recorded, not only those that a layout names: what a layout leaves out must show.
+"""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import ModelOutput
 
-from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
-from normscope.models.layout import BlockLayout, BlockModules
+from normscope.models.layout import BlockLayout
 from normscope.models.rotation import length_dependent_rotations
 
 _FUSED = "sdpa"
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class Call:
+    """The first tensor that a module read, and the first that it returned; None where there is none."""
+
+    inputs: Tensor | None
+    output: Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRecord:
     """What the untouched model did in one layer."""
 
     inputs: Tensor
-    attention_output: Tensor
-    block_output: Tensor | None = None
-    """The output of the block's norm, or what the sum of attention and residual goes into; None where it goes nowhere alone."""
-    feed_forward_inputs: Tensor | None = None
-    """What W_1 reads; None if feed-forward networks are not compared, as with the next two."""
-    feed_forward_output: Tensor | None = None
-    layer_output: Tensor | None = None
+    output: Tensor
+    calls: Mapping[nn.Module, Call]
+    """The first call of every module inside the layer, in the order in which they returned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UntouchedPass:
     """What the untouched model did in one forward pass."""
 
-    layers: Mapping[int, Reference]
+    layers: Mapping[int, LayerRecord]
     """By layer, from 1."""
-    hidden: Mapping[int, Tensor]
-    """The hidden vectors that are outputs of norms, by layer from 0."""
+    around: Mapping[nn.Module, Call]
+    """The last call of every module outside the layers."""
+    output: Tensor
+    """The model's output before any head: a vector for each token."""
+    source: Tensor | None
+    """What the decoder of an encoder–decoder read of the source; None for other models."""
 
 
-def untouched_pass(
-    model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor], *, feed_forward: bool = False
-) -> UntouchedPass:
+def untouched_pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
     """Run the untouched model on a batch, or on each text alone if its rotations depend on the longest text of a batch.
 
     Args:
         model: A base model in evaluation mode.
         layout: Where its family keeps the parts of a block.
         inputs: The batch.
-        feed_forward: Whether to record the feed-forward networks and the outputs of layers as well.
-
-    Raises:
-        InputError: If `feed_forward` is set and a layer has no network that can be observed.
     """
-    networks = bind_feed_forward(model, layout) if feed_forward else []
     if not length_dependent_rotations(model):
-        return _pass(model, layout, networks, inputs)
-    width = inputs["input_ids"].shape[1]
+        return _pass(model, layout, inputs)
     passes = []
     for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
         with torch.inference_mode():  # one token makes dynamic scaling forget the longest text so far
             model(**{name: tensor[row : row + 1, :1] for name, tensor in inputs.items()})
-        alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}
-        passes.append(_pass(model, layout, networks, alone))
-    return _together(passes, width)
+        passes.append(_pass(model, layout, {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}))
+    return _together(passes, inputs["input_ids"].shape[1])
 
 
 def _together(passes: Sequence[UntouchedPass], width: int) -> UntouchedPass:
     """Passes of one text each, as one padded batch."""
 
-    def padded(texts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([nn.functional.pad(text, (0, 0, 0, width - text.shape[1])) for text in texts])
+    def padded(texts: Iterable[Tensor | None]) -> Any:
+        given = [text for text in texts if text is not None]
+        # What has no axis of tokens cannot be compared by token.
+        if not given or any(text.ndim < 3 or len({*map(len, given)}) > 1 for text in given):
+            return None
+        return torch.cat([nn.functional.pad(text, (0, 0, 0, width - text.shape[1])) for text in given])
 
-    first = passes[0]
+    def calls(texts: Sequence[Mapping[nn.Module, Call]]) -> dict[nn.Module, Call]:
+        return {
+            module: Call(padded(text[module].inputs for text in texts), padded(text[module].output for text in texts))
+            for module in texts[0]
+        }
+
     layers = {
-        layer: Reference(
-            **{
-                part: padded([getattr(each.layers[layer], part) for each in passes])
-                for part, value in vars(reference).items()
-                if value is not None
-            }
+        layer: LayerRecord(
+            padded(each.layers[layer].inputs for each in passes),
+            padded(each.layers[layer].output for each in passes),
+            calls([each.layers[layer].calls for each in passes]),
         )
-        for layer, reference in first.layers.items()
+        for layer in passes[0].layers
     }
-    return UntouchedPass(layers, {layer: padded([each.hidden[layer] for each in passes]) for layer in first.hidden})
+    return UntouchedPass(
+        layers,
+        calls([each.around for each in passes]),
+        padded(each.output for each in passes),
+        padded(each.source for each in passes),
+    )
 
 
-def _pass(
-    model: PreTrainedModel, layout: BlockLayout, networks: Sequence[FeedForwardModules], inputs: Mapping[str, Tensor]
-) -> UntouchedPass:
+def _pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
     recorder = _Recorder()
     previous = model.config._attn_implementation
     with contextlib.ExitStack() as exit_:
-        for handle in recorder.hooks(model, layout, networks):
+        for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
         if layout.registry:
             model.set_attn_implementation(_FUSED if layout.fused_reference else "eager")
             exit_.callback(model.set_attn_implementation, previous)
         with torch.inference_mode():
-            model(**inputs)
-    layers = {number: Reference(**parts) for number, parts in enumerate(recorder.layers, start=1)}
-    return UntouchedPass(layers, recorder.hidden)
+            output = model(**inputs)
+    layers = {
+        number: LayerRecord(inputs, output, calls)
+        for number, (inputs, output, calls) in enumerate(recorder.layers, start=1)
+    }
+    last: Any = getattr(output, "last_hidden_state", None)
+    if last is None:  # T5's heads are base models themselves
+        last = recorder.around[model.get_decoder()].output
+    return UntouchedPass(layers, recorder.around, last, getattr(output, "encoder_last_hidden_state", None))
 
 
 class _Recorder:
-    """Hooks that record what every layer reads and writes."""
+    """Hooks that record what every module reads and writes.
+
+    Tensors are copied: Falcon adds to what its network returns, in place.
+    """
 
     def __init__(self) -> None:
-        self.layers: list[dict[str, Tensor]] = []
-        self.hidden: dict[int, Tensor] = {}
+        self.layers: list[tuple[Tensor, Tensor, dict[nn.Module, Call]]] = []
+        self.around: dict[nn.Module, Call] = {}
+        self._calls: dict[nn.Module, Call] | None = None
+        """Those of the layer that is running; None outside the layers."""
+        self._inputs: dict[nn.Module, Tensor | None] = {}
 
-    def hooks(
-        self, model: PreTrainedModel, layout: BlockLayout, networks: Sequence[FeedForwardModules]
-    ) -> Iterator[RemovableHandle]:
+    def hooks(self, model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:
         """Register the hooks. Layers that share their modules share the hooks."""
-        for modules in {id(modules.whole): modules for modules in layout.bind(model)}.values():
-            yield from self._layer_hooks(modules)
-            if networks:
-                yield modules.whole.register_forward_hook(self._leave)
-        for network in {id(network.input): network for network in networks}.values():
-            yield network.input.register_forward_pre_hook(self._record_feed_forward_inputs)
-            yield network.output.register_forward_hook(self._record("feed_forward_output", network.residual_scale))
-        norms = layout.hidden_norms(model)
-        for layer, norm in norms.items():
-            if norm not in (other for number, other in norms.items() if number < layer):
-                yield norm.register_forward_hook(self._record_hidden(layer))
+        layers = {id(layer): layer for layer in layout.passes(model)}
+        for layer in layers.values():
+            yield layer.register_forward_pre_hook(self._enter, with_kwargs=True)
+        for module in model.modules():
+            if module is not model and id(module) not in layers:
+                yield module.register_forward_pre_hook(self._read, with_kwargs=True)
+                yield module.register_forward_hook(self._write)
+        for layer in layers.values():
+            yield layer.register_forward_hook(self._leave)
 
-    def _layer_hooks(self, modules: BlockModules) -> Iterator[RemovableHandle]:
-        yield modules.whole.register_forward_pre_hook(self._enter, with_kwargs=True)
-        yield modules.output.register_forward_hook(self._record("attention_output", modules.residual_scale))
-        if modules.residual is not modules.whole:
-            yield modules.residual.register_forward_pre_hook(self._record_residual, with_kwargs=True)
-        if modules.norm is not None:
-            yield modules.norm.register_forward_hook(self._record("block_output"))
-        if modules.sum_consumer is not None:
-            yield modules.sum_consumer.register_forward_pre_hook(self._record_sum)
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._calls = {}
+        self._inputs[module] = _read_by(args, kwargs)
 
-    def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.layers.append({"inputs": args[0] if args else kwargs["hidden_states"]})
+    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+        vectors, inputs = _first(output), self._inputs.pop(module)
+        assert self._calls is not None
+        assert vectors is not None
+        assert inputs is not None
+        self.layers.append((inputs, vectors.clone(), self._calls))
+        self._calls = None
 
-    def _record_residual(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.layers[-1]["inputs"] = args[0] if args else kwargs["hidden_states"]
+    def _read(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._inputs[module] = _read_by(args, kwargs)
 
-    def _record_sum(self, _module: nn.Module, args: Any) -> None:
-        self.layers[-1].setdefault("block_output", self._by_token(args[0]))
+    def _write(self, module: nn.Module, _args: Any, output: Any) -> None:
+        vectors = _first(output)
+        call = Call(self._inputs.pop(module, None), None if vectors is None else vectors.clone())
+        if self._calls is None:
+            self.around[module] = call
+        else:
+            self._calls.setdefault(module, call)
 
-    def _record_feed_forward_inputs(self, _module: nn.Module, args: Any) -> None:
-        self.layers[-1].setdefault("feed_forward_inputs", self._by_token(args[0]))
 
-    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        self.layers[-1]["layer_output"] = output[0] if isinstance(output, tuple) else output
+def _read_by(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    vectors = _first(args) if args else kwargs.get("hidden_states")
+    return vectors.clone() if isinstance(vectors, Tensor) else None
 
-    def _record(self, part: str, scale: float = 1.0) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            # A copy: Falcon adds to its network's output in place.
-            self.layers[-1].setdefault(part, self._by_token(output) * scale)
 
-        return hook
+def _first(values: Any) -> Tensor | None:
+    """The first of several values if it is a tensor, or the tensor itself."""
+    value = values[0] if isinstance(values, tuple | list | ModelOutput) and values else values
+    return value if isinstance(value, Tensor) else None
 
-    def _by_token(self, vectors: Tensor) -> Tensor:
-        # OPT's network reads all tokens of a batch in one row.
-        return vectors.view(*self.layers[-1]["inputs"].shape[:2], -1)
 
-    def _record_hidden(self, layer: int) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            # A norm that several layers share runs once in each of them.
-            self.hidden[len(self.layers) if layer else 0] = output
+def is_norm(module: nn.Module, size: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether what a module makes of a vector does not depend on its length, as with every norm.
 
-        return hook
+    Args:
+        module: Any module.
+        size: Number of dimensions of the vectors.
+        device: Where it runs.
+        dtype: What it takes.
+    """
+    if next(module.children(), None) is not None:
+        return False
+    probe = torch.linspace(-1, 1, size, device=device).exp().to(dtype)[None, None]
+    run: Callable[[Tensor], Any] = module
+    try:
+        with torch.inference_mode():
+            one, other = run(probe), run(2 * probe)
+    except Exception:  # it takes something else
+        return False
+    if not isinstance(one, Tensor) or one.shape != probe.shape:
+        return False
+    one, other = one.double(), other.double()
+    return bool((one - other).norm() < 0.02 * other.norm())

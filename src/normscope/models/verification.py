@@ -1,23 +1,22 @@
 """Proof, before a run counts, that what is observed is what the model does.
 
 Two probe batches, one padded and one not, pass through the untouched model with its own fused attention and through the
-observed one. Every block input, attention output, block output and hidden vector must agree; and within the observed pass the
-vectors are built explicitly from α and v and compared with the output projection and with the short cuts that the analyses
-use. (Adding up parts of which one was defined as the remainder would prove nothing.) Where only a module's own weights can be
-observed, they are rebuilt from query, key, scale and the family's other terms.
+observed one. `identities.py` has what is compared: every layer's attention, rebuilt from one input by its weights; its block;
+its output; and the stream of hidden vectors from the first layer to the model's output. Nothing that a layout claims is taken
+on trust, and nothing that it leaves out stays hidden: every module of the untouched model is recorded. (Adding up parts of
+which one was defined as the remainder would prove nothing.)
 
-If an analysis needs the feed-forward networks, they are compared as well: each is rebuilt from its parameters and its
-activation, and the attention block's output and the network's must make the layer's.
+If an analysis needs the feed-forward networks, each is rebuilt from its parameters and its activation as well.
 
-Every norm is run on probe vectors as well. Its weights alone do not say what it does: Gemma's stores γ − 1, others have no
-weight, and the activations of a model are too large to show ε.
+Every norm is run on probe vectors. Its weights alone do not say what it does: Gemma's stores γ − 1, others have no weight, and
+the activations of a model are too large to show ε.
 """
 
 import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -26,32 +25,28 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, origin
-from normscope.maths.feed_forward import BiasRule
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.families import layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, embeddings_of, normalisation, stacked_heads
+from normscope.models.identities import (
+    BOUNDS,
+    FLOAT32_INSIDE,
+    Difference,
+    NotObservableError,
+    attention_differences,
+    bound_of,
+    feed_forward_differences,
+    relative_error,
+    rest_of_layer,
+    stream_differences,
+)
+from normscope.models.layout import BlockLayout, BlockModules, embeddings_of, normalisation
 from normscope.models.observer import Observer, Replacement
 from normscope.models.offloading import execution_device
-from normscope.models.quantisation import rounds_activations
 from normscope.models.score_terms import ScoreTerms
-from normscope.models.untouched import Reference, UntouchedPass, untouched_pass
-
-# float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
-# rounds at 4e-3 (bfloat16) and is let through with its figure, which the results state.
-BOUNDS: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-4,
-    torch.bfloat16: 0.1,
-    torch.float16: 0.02,
-}
-
-# What float32 inside a float64 model leaves: some roundings at 6e-8.
-_FLOAT32_INSIDE = 1e-6
-
-# Layers that round what they multiply to eight bits err by up to 1/254 of its largest element; let through like bfloat16.
-_ROUNDED_ACTIVATIONS = 0.1
+from normscope.models.untouched import UntouchedPass, untouched_pass
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
 
@@ -72,51 +67,25 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forwa
         model: A base model in evaluation mode.
         layout: Where its family keeps the parts of a block.
         name: For messages.
-        feed_forward: Whether to compare the feed-forward networks and the outputs of layers as well.
+        feed_forward: Whether to compare the feed-forward networks as well, each with what its weights make.
 
     Returns:
         The largest relative difference and where it was.
 
     Raises:
-        InputError: If a difference is beyond what the dtype can explain; the layer and the difference are named. If
-            `feed_forward` is set and a layer has no network that can be observed.
+        InputError: If a difference is beyond what the dtype can explain, or the model does something else than its layout says;
+            the layer and the part are named. If `feed_forward` is set and a layer has no network that can be observed.
     """
-    comparison = _Comparison(
-        model.dtype, layout, name, least=_ROUNDED_ACTIVATIONS if rounds_activations(model) else 0.0
-    )
-    if feed_forward:
-        comparison.compare_feed_forward_norms(model, layout)
-    comparison.compare_norms(model, layout)
-    for lengths in _PROBE_LENGTHS:
-        inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
-        if layout.reads_target:
-            vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
-            target = _probe(model, vocabulary, lengths[::-1])
-            inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-        with _explained(model.dtype, name):
-            expected = untouched_pass(model, layout, inputs, feed_forward=feed_forward)
-        token_mask = inputs["decoder_attention_mask" if layout.reads_target else "attention_mask"].bool()
-        watched = [] if layout.registry else layout.bind(model)
-        hidden = range(len(expected.layers) + 1)
-        observer = Observer(model, layout, hidden=hidden, feed_forward=feed_forward)
-        with ScoreTerms(watched) as terms, observer:
-            observer.run(
-                inputs,
-                functools.partial(comparison.compare_block, expected, terms),
-                functools.partial(comparison.compare_hidden, expected, token_mask),
-                functools.partial(comparison.compare_feed_forward, expected),
-                replacements=_untouched_inputs(expected) if layout.routed else None,
-            )
-    return comparison.worst
-
-
-def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
-    """What every layer but the first reads in the untouched model, in place of what it reads in the observed one."""
-    return {
-        layer: Replacement(torch.arange(reference.inputs.shape[-1], device=reference.inputs.device), reference.inputs)
-        for layer, reference in expected.layers.items()
-        if layer > 1
-    }
+    _check_evaluation(model, name)
+    proof = _Proof(model, layout, name, feed_forward=feed_forward)
+    try:
+        proof.compare_norms()
+        with torch.inference_mode():
+            for lengths in _PROBE_LENGTHS:
+                proof.compare_passes(_probes(model, layout, lengths))
+    except NotObservableError as error:
+        raise InputError(f"{name} cannot be observed exactly: {error}; see {layout.source}") from error
+    return proof.worst
 
 
 def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name: str) -> None:
@@ -149,7 +118,7 @@ def _compare_outputs(model: Any, expected: Any, inputs: Mapping[str, Tensor], to
         got, reference = (full_precision(each(**inputs)[0]) for each in (model, expected))
     if got.shape[:2] != token_mask.shape:  # one output for a text
         token_mask = torch.ones(got.shape[:-1], dtype=torch.bool)
-    error = _relative(got, reference, reference, token_mask)
+    error = relative_error(got, reference, reference, token_mask)
     if not error < BOUNDS[model.dtype]:
         raise InputError(
             f"{name} cannot be observed exactly: with its adapters merged into its weights, its output differs by "
@@ -157,75 +126,111 @@ def _compare_outputs(model: Any, expected: Any, inputs: Mapping[str, Tensor], to
         )
 
 
-class _Comparison:
-    """Compares what is observed with what the untouched model did, and keeps the largest difference."""
+class _Proof:
+    """Compares what is observed with what the untouched model does, and keeps the largest difference."""
 
-    def __init__(self, dtype: torch.dtype, layout: BlockLayout, name: str, *, least: float) -> None:
-        self._dtype, self._layout, self._name = dtype, layout, name
-        self._bound = max(least, _bound(dtype, layout.float32_inside))
-        # The networks' norms compute in float32 in families whose attention does not.
-        inside = layout.float32_inside or any(form.float32_inside for form in layout.feed_forward)
-        self._feed_forward_bound = max(least, _bound(dtype, inside))
+    def __init__(self, model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool) -> None:
+        self._model, self._layout, self._name = model, layout, name
+        self._layers = layout.bind(model)
+        self._networks = bind_feed_forward(model, layout, name) if feed_forward else []
+        self._bound = bound_of(model, layout)
+        self._beside = self._other_attention()
+        self._layer = 0
+        """The last layer that was compared in the current pass."""
         self.worst = Verification(0.0, 1, "block input")
 
-    def compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:
-        """Compare one block of the observed pass."""
-        for part, error in _errors(block, expected.layers[block.layer]).items():
-            self._note(block.layer, part, error)
+    def _other_attention(self) -> list[BlockModules]:
+        """In a decoder, the attention before or after the one that is observed."""
+        layout = self._layout
+        if not layout.reads_target:
+            return []
+        other = layout_of(layout.model_type, "decoder" if layout.is_cross_attention else "cross")
+        return other.bind(self._model)
+
+    def compare_passes(self, inputs: Mapping[str, Tensor]) -> None:
+        """Compare a pass of the untouched model with one that is observed."""
+        model, layout = self._model, self._layout
+        with _explained(model.dtype, self._name):
+            expected = untouched_pass(model, layout, inputs)
+        token_mask = inputs["decoder_attention_mask" if layout.reads_target else "attention_mask"].bool()
+        self._layer = 0
+        try:
+            self._note(stream_differences(model, layout, self._layers, expected, token_mask))
+            watched = [] if layout.registry else self._layers
+            observer = Observer(model, layout, feed_forward=bool(self._networks))
+            with ScoreTerms(watched) as terms, observer:
+                observer.run(
+                    inputs,
+                    functools.partial(self._compare_block, expected, terms),
+                    visit_feed_forward=functools.partial(self._compare_feed_forward, expected),
+                    replacements=_untouched_inputs(expected) if layout.routed else None,
+                )
+        except (RuntimeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = f"what the model does cannot be rebuilt from its weights: {one_line(error)}"
+            raise NotObservableError(self._layer + 1, reason) from error
+
+    def _compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:
+        modules, record = self._layers[block.layer - 1], expected.layers[block.layer]
         if block.own_weights is not None:
-            rebuilt, weights = _side_by_side(terms.weights(block)), _side_by_side(block.weights)
-            error = _relative(rebuilt, weights, weights, block.token_mask)
-            self._note(block.layer, "weights from query, key and scale", error)
+            rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
+            error = relative_error(rebuilt, weights, weights, block.token_mask)
+            self._note([Difference(block.layer, "weights from query, key and scale", error)])
+        self._note(attention_differences(block, modules, expected))
+        crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
+        self._note([rest_of_layer(block, modules, record, crossing)])
+        self._layer = block.layer
 
-    def compare_hidden(self, expected: UntouchedPass, token_mask: Tensor, layer: int, vectors: Tensor) -> None:
-        """Compare the hidden vectors of one layer, if a norm makes them."""
-        if layer in expected.hidden:
-            hidden = expected.hidden[layer]
-            self._note(layer, "hidden vector", _relative(vectors, hidden, hidden, token_mask))
+    def _compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
+        self._layer = block.layer - 1
+        modules = self._networks[block.layer - 1]
+        self._note(feed_forward_differences(block, modules, expected.layers[block.layer]))
+        self._layer = block.layer
 
-    def compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
-        """Compare one feed-forward network of the observed pass, and what leaves its layer."""
-        for part, error in _feed_forward_errors(block, expected.layers[block.layer]).items():
-            self._note(block.layer, part, error, self._feed_forward_bound)
-
-    def compare_norms(self, model: PreTrainedModel, layout: BlockLayout) -> None:
-        """Compare γ, β, ε and centring of the norms in and between blocks with what the norms do."""
+    def compare_norms(self) -> None:
+        """Compare γ, β, ε and centring of every norm with what the norm does."""
+        model, layout = self._model, self._layout
         observer = Observer(model, layout)
-        for modules in layout.bind(model):
-            parameters = observer.parameters[modules.layer]
-            self._compare_norm("norm of the block", modules.layer, modules.norm, parameters.normalisation)
-            read = modules.attention_norm, parameters.input_normalisation
-            self._compare_norm("norm before attention", modules.layer, *read)
-            self._compare_norm("norm of the keys", modules.layer, modules.key_norm, parameters.key_normalisation)
+        for network in self._networks:
+            parameters = network.parameters()
+            for module, norm in (
+                (network.norm, parameters.normalisation),
+                (network.output_norm, parameters.output_normalisation),
+            ):
+                self._compare_norm("feed-forward norm", network.layer, module, norm)
+        for modules in self._layers:
+            weights = observer.parameters[modules.layer]
+            for part, module, norm in (
+                ("norm of the block", modules.norm, weights.normalisation),
+                ("norm before attention", modules.attention_norm, weights.input_normalisation),
+                ("norm of the keys", modules.key_norm, weights.key_normalisation),
+                ("norm of the queries", modules.query_norm, weights.query_normalisation),
+            ):
+                self._compare_norm(part, modules.layer, module, norm)
         for layer, module in layout.hidden_norms(model).items():
             self._compare_norm("norm of the hidden vectors", layer, module, observer.hidden_norms[layer])
         if layout.final_norm is not None:
             final = attrgetter(layout.final_norm)(model)
             weights = normalisation(final, unit_offset=layout.unit_offset)
-            self._compare_norm("final norm", len(observer.parameters), final, weights)
-
-    def compare_feed_forward_norms(self, model: PreTrainedModel, layout: BlockLayout) -> None:
-        """Compare γ, β, ε and centring of the feed-forward networks' norms with what the norms do."""
-        for modules in bind_feed_forward(model, layout, self._name):
-            parameters = modules.parameters()
-            for module, norm in (
-                (modules.norm, parameters.normalisation),
-                (modules.output_norm, parameters.output_normalisation),
-            ):
-                self._compare_norm("feed-forward norm", modules.layer, module, norm)
+            self._compare_norm("final norm", len(self._layers), final, weights)
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
-        # A norm of the keys with weights for every head is proved by the keys alone.
+        # Norms of the heads with weights for each of them are proved by queries and keys alone.
         if module is not None and norm is not None and norm.weight.ndim == 1:
-            # Many families' norms compute in float32 whatever their type.
-            self._check(layer, part, _norm_error(module, norm, self._dtype), _bound(self._dtype, float32_inside=True))
+            bound, error = max(BOUNDS[self._model.dtype], FLOAT32_INSIDE), _norm_error(module, norm, self._model.dtype)
+            self._check(Difference(layer, part, error), bound)
+            if error > BOUNDS[torch.float64]:  # many families' norms compute in float32 whatever their type
+                self._bound = max(self._bound, bound)
 
-    def _note(self, layer: int, part: str, error: float, bound: float | None = None) -> None:
-        self._check(layer, part, error, self._bound if bound is None else bound)
-        if error > self.worst.error:
-            self.worst = Verification(error, layer, part)
+    def _note(self, differences: Iterable[Difference]) -> None:
+        for difference in differences:
+            self._check(difference, self._bound)
+            if difference.error > self.worst.error:
+                self.worst = Verification(difference.error, difference.layer, difference.part)
 
-    def _check(self, layer: int, part: str, error: float, bound: float) -> None:
+    def _check(self, difference: Difference, bound: float) -> None:
+        layer, part, error = difference
         if math.isnan(error):
             raise InputError(
                 f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are "
@@ -234,14 +239,32 @@ class _Comparison:
         if error >= bound:
             raise InputError(
                 f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                f"(relative, at most {bound:.0e} in {self._dtype}); the installed transformers may "
+                f"(relative, at most {bound:.0e} in {self._model.dtype}); the installed transformers may "
                 "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
                 f"{self._layout.source}"
             )
 
 
-def _bound(dtype: torch.dtype, float32_inside: bool) -> float:
-    return max(BOUNDS[dtype], _FLOAT32_INSIDE if float32_inside else 0.0)
+def _check_evaluation(model: nn.Module, name: str) -> None:
+    """Check that no module behaves as in training.
+
+    Raises:
+        InputError: If one does.
+    """
+    for path, module in model.named_modules():
+        if module.training:
+            raise InputError(
+                f"{name}: expected a model in evaluation mode, got training mode in {path or 'it'}; call eval()"
+            )
+
+
+def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
+    """What every layer but the first reads in the untouched model, in place of what it reads in the observed one."""
+    return {
+        layer: Replacement(torch.arange(record.inputs.shape[-1], device=record.inputs.device), record.inputs)
+        for layer, record in expected.layers.items()
+        if layer > 1
+    }
 
 
 @contextlib.contextmanager
@@ -267,6 +290,16 @@ def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
         ) from error
 
 
+def _probes(model: PreTrainedModel, layout: BlockLayout, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """A probe batch, with one for the decoder if that is observed."""
+    inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
+    if layout.reads_target:
+        vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
+        target = _probe(model, vocabulary, lengths[::-1])
+        inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
+    return inputs
+
+
 def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
     """Token ids that stand for nothing, right-padded; the same at every run."""
     generator = torch.Generator().manual_seed(0)
@@ -278,86 +311,6 @@ def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) ->
         ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
     device = execution_device(model)
     return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}
-
-
-def _errors(block: AttentionBlock, reference: Reference) -> dict[str, float]:
-    weights = block.weights
-    transformed = block.transformed()
-    own = (
-        torch.zeros_like(weights) if block.is_cross_attention else torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
-    )
-    explicit_mixing = torch.einsum("bhqk,bhkm->bqm", weights - own, transformed)
-    explicit_preserving = torch.einsum("bhqk,bhkm->bqm", own, transformed)
-    explicit_output = explicit_mixing + explicit_preserving
-    if block.output_bias is not None:
-        explicit_output = explicit_output + block.output_bias
-
-    parameters = block.parameters
-    key = block.key_map(stacked_heads(block.attention_inputs, parameters.key_weight, parameters.key_bias))
-    output = reference.attention_output
-    errors = {
-        "key": _relative(_side_by_side(key), _side_by_side(block.key), _side_by_side(block.key), block.key_mask),
-        "block input": _relative(block.inputs, reference.inputs, reference.inputs, block.token_mask),
-        "attention output": _relative(block.attention_output, output, output, block.token_mask),
-        "sum of αf(x)": _relative(explicit_output, block.attention_output, output, block.token_mask),
-        "preserving vector": _relative(block.preserving, explicit_preserving, output, block.token_mask),
-        "mixing vector": _relative(block.mixing, explicit_mixing, output, block.token_mask),
-    }
-    if reference.block_output is not None:
-        branch = block.norm_position == "branch"  # whose norm is only one of the two terms of the block's output
-        expected = reference.inputs + reference.block_output if branch else reference.block_output
-        composed = block.composition.output(block.composition.stages[-1])
-        errors["block output"] = _relative(composed, expected, expected, block.token_mask)
-    return errors
-
-
-def _feed_forward_errors(block: FeedForwardBlock, reference: Reference) -> dict[str, float]:
-    inputs, output, layer_output = reference.feed_forward_inputs, reference.feed_forward_output, reference.layer_output
-    assert inputs is not None
-    assert output is not None
-    assert layer_output is not None
-    parameters, token_mask = block.parameters, block.token_mask
-    rebuilt = block.activations @ parameters.output_weight
-    if parameters.output_bias is not None:
-        rebuilt = rebuilt + parameters.output_bias
-    errors = {
-        "feed-forward input": _relative(block.inputs, inputs, inputs, token_mask),
-        "feed-forward output": _relative(block.output, output, output, token_mask),
-        "feed-forward network": _relative(rebuilt, output, output, token_mask),
-        "feed-forward parts": _parts_error(block),
-        "layer output": _relative(block.layer_output, layer_output, layer_output, token_mask),
-    }
-    if parameters.normalisation is not None and block.norm_inputs is not None:
-        normed = layer_output if parameters.norm_position == "post" else inputs
-        made = parameters.normalisation.normalised(block.norm_inputs)
-        errors["feed-forward norm"] = _relative(made, normed, normed, token_mask)
-    attention = block.attention
-    if not attention.is_cross_attention:
-        norm = attention.parameters.input_normalisation
-        made = attention.inputs if norm is None else norm.normalised(attention.inputs)
-        errors["attention input"] = _relative(made, attention.attention_inputs, made, token_mask)
-    return errors
-
-
-def _parts_error(block: FeedForwardBlock) -> float:
-    """The largest error of what the activation reads, and of the network's output as the sum of its parts."""
-    weights, token_mask = block.parameters, block.token_mask
-    errors = []
-    for observed, weight, bias in (
-        (block.pre_activations, weights.input_weight, weights.input_bias),
-        (block.multipliers, weights.multiplier_weight, weights.multiplier_bias),
-    ):
-        if observed is not None and weight is not None:
-            made = block.inputs @ weight + (0.0 if bias is None else bias)
-            errors.append(_relative(made, observed, observed, token_mask))
-    for rule in BiasRule:
-        layer = block.composition(rule)
-        own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
-        # Parts may be far longer than their sum.
-        scale = torch.stack([block.output, own, others, constant]).norm(dim=-1, keepdim=True).amax(dim=0)
-        errors.append(_relative(own + others + constant, block.output, scale, token_mask))
-        errors.append(_relative(layer.parts.own, own, scale, token_mask))
-    return max(errors)
 
 
 def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> float:
@@ -372,15 +325,4 @@ def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> f
     with torch.inference_mode():
         expected = module(probe)
     made = norm.normalised(full_precision(probe))
-    return _relative(made, expected, expected, torch.ones(probe.shape[:-1], dtype=torch.bool))
-
-
-def _side_by_side(heads: Tensor) -> Tensor:
-    return heads.transpose(1, 2).flatten(2)
-
-
-def _relative(got: Tensor, expected: Tensor, scale: Tensor, token_mask: Tensor) -> float:
-    """Largest ‖got − expected‖ / ‖scale‖ over real tokens."""
-    difference = torch.linalg.vector_norm((got - expected).cpu().double(), dim=-1)
-    size = torch.linalg.vector_norm(scale.cpu().double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
-    return float((difference / size)[token_mask.cpu()].max())
+    return relative_error(made, expected, expected, torch.ones(probe.shape[:-1], dtype=torch.bool))

@@ -1,0 +1,420 @@
+"""What must be equal in a model that is observed exactly, each difference relative to the size of what is compared.
+
+Tensors of the observed pass come from its blocks, those of the untouched model from its record; all others are rebuilt from
+weights.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.maths.feed_forward import BiasRule
+from normscope.maths.normalisation import Normalisation
+from normscope.models.block import AttentionBlock, full_precision
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import FeedForwardModules
+from normscope.models.layout import BlockLayout, BlockModules, normalisation, scaled_projection, stacked_heads
+from normscope.models.quantisation import rounds_activations
+from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
+
+# float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
+# rounds at 4e-3 (bfloat16) and is let through with its figure, which the results state.
+BOUNDS: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+}
+
+FLOAT32_INSIDE = 1e-6
+"""What float32 inside a float64 model leaves: some roundings at 6e-8."""
+
+# Layers that round what they multiply to eight bits err by up to 1/254 of its largest element; let through like bfloat16.
+_ROUNDED_ACTIVATIONS = 0.1
+
+_SAMPLED_QUERIES = 32
+
+_LITTLE = 0.05
+"""A difference that only rounding can bring about, in any dtype."""
+
+
+def bound_of(model: PreTrainedModel, layout: BlockLayout) -> float:
+    """The largest difference that rounding can bring about.
+
+    Args:
+        model: A base model.
+        layout: Its layout.
+    """
+    bound = BOUNDS[model.dtype]
+    if layout.float32_inside:
+        bound = max(bound, FLOAT32_INSIDE)
+    return max(bound, _ROUNDED_ACTIVATIONS) if rounds_activations(model) else bound
+
+
+class Difference(NamedTuple):
+    """One comparison."""
+
+    layer: int
+    part: str
+    error: float
+
+
+class NotObservableError(Exception):
+    """A model that does something else than its layout says, where no number could show how much it matters."""
+
+    def __init__(self, layer: int, reason: str) -> None:
+        super().__init__(f"in layer {layer}, {reason}")
+
+
+def attention_differences(
+    block: AttentionBlock, modules: BlockModules, expected: UntouchedPass
+) -> Iterator[Difference]:
+    """Compare a block of the observed pass with the untouched model, and its parts with what its weights make of its input.
+
+    Args:
+        block: A block of the observed pass.
+        modules: Its modules.
+        expected: What the untouched model did.
+
+    Raises:
+        NotObservableError: If the untouched model does not run one of the modules, or reads the block's sum where it may not.
+    """
+    record = expected.layers[block.layer]
+    tokens, keys = block.token_mask, block.key_mask
+    inputs, output = residual_input(modules, record), _attention_output(modules, record)
+    yield Difference(block.layer, "block input", relative_error(block.inputs, inputs, inputs, tokens))
+    made = _attention_inputs(block, inputs, expected.source)
+    yield Difference(block.layer, "attention input", relative_error(made, block.attention_inputs, made, keys))
+    for part, rebuilt, given, mask in (
+        ("query", _query(block, modules, record), block.query, tokens),
+        ("key", _key(block), block.key, keys),
+        ("value", _value(block), block.value, keys),
+    ):
+        yield Difference(block.layer, part, relative_error(*map(_side_by_side, (rebuilt, given, given)), mask))
+    yield Difference(block.layer, "attention output", relative_error(block.attention_output, output, output, tokens))
+    for part, error in _sums(block, output).items():
+        yield Difference(block.layer, part, error)
+    yield from _block_output(block, modules, record)
+
+
+def _sums(block: AttentionBlock, output: Tensor) -> dict[str, float]:
+    """Σ_j αf(x_j) and its short cuts, from explicit vectors."""
+    weights, transformed = block.weights, block.transformed()
+    own = (
+        torch.zeros_like(weights) if block.is_cross_attention else torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
+    )
+    mixing = torch.einsum("bhqk,bhkm->bqm", weights - own, transformed)
+    preserving = torch.einsum("bhqk,bhkm->bqm", own, transformed)
+    whole = mixing + preserving
+    if block.output_bias is not None:
+        whole = whole + block.output_bias
+    return {
+        "sum of αf(x)": relative_error(whole, block.attention_output, output, block.token_mask),
+        "preserving vector": relative_error(block.preserving, preserving, output, block.token_mask),
+        "mixing vector": relative_error(block.mixing, mixing, output, block.token_mask),
+    }
+
+
+def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
+    """The difference between Σ_j αf(x_j) + b_O and the attention output, for some queries of one sequence.
+
+    A model may attend to a long text differently than to a short one (BigBird's attention is sparse from 704 tokens on), so
+    that a proof on short probes is not enough. Queries are spread evenly, from the first to the last.
+
+    Args:
+        block: Any block.
+        row: The sequence.
+    """
+    queries = torch.linspace(0, block.query.shape[2] - 1, _SAMPLED_QUERIES, device=block.query.device).round().long()
+    weights = block.weights_of(queries, slice(row, row + 1))[0]
+    heads = weights @ block.value[row].to(weights.dtype)
+    made = torch.einsum("hqd,hdm->qm", heads, block.parameters.output_weight.to(weights.dtype))
+    if block.output_bias is not None:
+        made = made + block.output_bias
+    given = block.attention_output[row, queries]
+    tiny = torch.finfo(given.dtype).tiny
+    errors = (made - given).norm(dim=-1) / given.norm(dim=-1).clamp(min=tiny)
+    return errors.masked_fill(~block.token_mask[row, queries], 0).max()
+
+
+def _attention_inputs(block: AttentionBlock, inputs: Tensor, source: Tensor | None) -> Tensor:
+    """What W_K and W_V read: the block's input or its norm; in cross-attention what the encoder returned."""
+    if block.is_cross_attention:
+        assert source is not None
+        return source
+    norm = block.parameters.input_normalisation
+    return inputs if norm is None else norm.normalised(full_precision(inputs))
+
+
+def _query(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Tensor:
+    parameters, read = block.parameters, block.attention_inputs
+    if block.is_cross_attention:
+        read = full_precision(_by_token(_call(block.layer, record.calls, modules.query, "W_Q").inputs, record))
+        _check_reads(block, read, record)
+    query = stacked_heads(read, parameters.query_weight, parameters.query_bias)
+    if parameters.query_normalisation is not None:
+        query = _normalised_heads(parameters.query_normalisation, query)
+    query = block.key_map._replace(factors=None, centred=False)(query)
+    # OPT scales its queries before attention instead of the scores in it.
+    made, given = (heads.transpose(1, 2)[block.token_mask] for heads in (query, block.query))
+    return query * ((made * given).sum() / made.square().sum().clamp(min=torch.finfo(made.dtype).tiny))
+
+
+def _check_reads(block: AttentionBlock, read: Tensor, record: LayerRecord) -> None:
+    """Check that what W_Q of cross-attention reads is the block's input, or what a single module makes of that."""
+    inputs, tokens = block.inputs, block.token_mask
+    if _error(inputs, read, read, tokens) < _LITTLE:
+        return
+    for call in record.calls.values():
+        if max(_error(call.inputs, inputs, inputs, tokens), _error(call.output, read, read, tokens)) < _LITTLE:
+            return
+    raise NotObservableError(block.layer, "W_Q reads something other than the block's input or its norm")
+
+
+def _key(block: AttentionBlock) -> Tensor:
+    parameters = block.parameters
+    return block.key_map(stacked_heads(block.attention_inputs, parameters.key_weight, parameters.key_bias))
+
+
+def _value(block: AttentionBlock) -> Tensor:
+    return stacked_heads(block.attention_inputs, block.parameters.value_weight, block.parameters.value_bias)
+
+
+def _normalised_heads(norm: Normalisation, vectors: Tensor) -> Tensor:
+    """A norm of each head, which may have weights of its own, or one of all heads together."""
+    if norm.weight.shape[-1] == vectors.shape[-1]:
+        by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
+        return by_head.normalised(vectors)
+    return norm.normalised(_side_by_side(vectors)).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
+
+
+def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Iterator[Difference]:
+    layer, composition, tokens = block.layer, block.composition, block.token_mask
+    made = composition.output(composition.stages[-1])
+    if modules.norm is not None:
+        # The norm hides a factor, so what it reads is compared as well.
+        normed = _call(layer, record.calls, modules.norm, "norm of the block")
+        given = _by_token(normed.inputs, record)
+        read = block.attention_output if block.norm_position == "branch" else block.inputs + block.attention_output
+        yield Difference(layer, "input of the block's norm", relative_error(read, given, given, tokens))
+    match block.norm_position:
+        case "post":
+            expected = normed.output
+        case "branch":
+            expected = residual_input(modules, record) + _by_token(normed.output, record)
+        case "pre":
+            expected = _call(layer, record.calls, modules.sum_consumer, "reader of the sum").inputs
+        case "parallel":
+            output = _attention_output(modules, record)
+            for module, call in record.calls.items():
+                # Attention may add little to the stream, so the difference is compared with what it adds.
+                if _error(call.inputs, made, output, tokens) < _LITTLE:
+                    raise NotObservableError(
+                        layer,
+                        f"{_path(modules.whole, module)} reads the sum of attention and residual, so no other branch is "
+                        "parallel to attention",
+                    )
+            return
+    expected = _by_token(expected, record)
+    yield Difference(layer, "block output", relative_error(made, expected, expected, tokens))
+
+
+def rest_of_layer(
+    block: AttentionBlock, modules: BlockModules, record: LayerRecord, crossing: BlockModules | None = None
+) -> Difference:
+    """Compare what leaves the layer with the block's output plus what one module adds, the rest of the layer.
+
+    What the rest does is not looked at; that it is all that the layer adds to the stream is.
+
+    Args:
+        block: A block of the observed pass.
+        modules: Its modules.
+        record: What the untouched model did in its layer.
+        crossing: The cross-attention that follows in the same layer and has a proof of its own; the block's output must be what
+            its residual connection carries.
+    """
+    output, tokens = block.composition.block_output, block.token_mask
+    if crossing is not None:
+        carried = residual_input(crossing, record)
+        return Difference(block.layer, "input of cross-attention", relative_error(output, carried, carried, tokens))
+    leaving = record.output
+    if modules.output_norm is not None:
+        leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
+    errors = (
+        _error(call.output, (leaving - output) / scale, leaving / scale, tokens)
+        for call in reversed(record.calls.values())  # the rest is what runs last
+        for scale in {1.0, modules.residual_scale}
+    )
+    return Difference(block.layer, "layer output", min(errors, default=math.inf))
+
+
+def stream_differences(
+    model: nn.Module, layout: BlockLayout, layers: list[BlockModules], expected: UntouchedPass, token_mask: Tensor
+) -> Iterator[Difference]:
+    """Compare what each layer reads with what the one before leaves, and the last with the model's output.
+
+    Args:
+        model: A base model.
+        layout: Its layout.
+        layers: The modules of its layers.
+        expected: What the untouched model did.
+        token_mask: False at padding.
+
+    Raises:
+        NotObservableError: If hidden vectors are the output of a norm that the layout leaves out.
+    """
+    beside = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+    declared = layout.hidden_norms(model)
+    records = expected.layers
+    vectors = records[1].inputs
+    for layer in range(len(layers) + 1):
+        calls = expected.around if layer == 0 else records[layer].calls
+        if layer:
+            leaves = records[layer].output
+            if beside is not None and layer == 1:
+                leaves = _call(layer, expected.around, beside.LayerNorm, "norm of its convolution").output
+            vectors = leaves if layer == len(layers) else records[layer + 1].inputs
+            yield Difference(layer, "stream", relative_error(leaves, vectors, vectors, token_mask))
+        norm = declared.get(layer)
+        if norm is not None:
+            normed = calls.get(norm, expected.around.get(norm))
+            error = math.inf if normed is None else _error(normed.output, vectors, vectors, token_mask)
+            yield Difference(layer, "hidden vector", error)
+        else:
+            _check_no_norm(model, layer, calls, vectors, token_mask)
+    yield Difference(len(layers), "model output", _output_error(model, layout, vectors, expected.output, token_mask))
+
+
+def _check_no_norm(
+    model: nn.Module, layer: int, calls: Mapping[nn.Module, Call], vectors: Tensor, token_mask: Tensor
+) -> None:
+    """Check that no norm makes hidden vectors."""
+    for module, call in calls.items():
+        if call.output is None or call.output.shape != vectors.shape:
+            continue
+        equal = torch.equal(call.output[token_mask], vectors[token_mask])
+        if equal and is_norm(module, vectors.shape[-1], vectors.device, vectors.dtype):
+            raise NotObservableError(
+                layer, f"hidden vectors are the output of the norm {_path(model, module)}, which the layout leaves out"
+            )
+
+
+def _output_error(model: nn.Module, layout: BlockLayout, vectors: Tensor, output: Tensor, token_mask: Tensor) -> float:
+    made = full_precision(vectors)
+    if layout.final_norm is not None:
+        made = normalisation(attrgetter(layout.final_norm)(model), unit_offset=layout.unit_offset).normalised(made)
+    if layout.output_projection is not None:
+        weight, bias = scaled_projection(attrgetter(layout.output_projection)(model), 1.0)
+        made = made @ weight if bias is None else made @ weight + bias
+    return relative_error(made, output, output, token_mask)
+
+
+def feed_forward_differences(
+    block: FeedForwardBlock, modules: FeedForwardModules, record: LayerRecord
+) -> Iterator[Difference]:
+    """Compare a feed-forward network of the observed pass with the untouched model, and with what its weights make.
+
+    Args:
+        block: A network of the observed pass, with the attention block of its layer.
+        modules: Its modules.
+        record: What the untouched model did in its layer.
+
+    Raises:
+        NotObservableError: If the untouched model does not run one of the modules.
+    """
+    layer, parameters, token_mask = block.layer, block.parameters, block.token_mask
+    inputs = _by_token(_call(layer, record.calls, modules.input, "W_1").inputs, record)
+    output = _by_token(_call(layer, record.calls, modules.output, "W_2").output, record) * modules.residual_scale
+    rebuilt = block.activations @ parameters.output_weight
+    if parameters.output_bias is not None:
+        rebuilt = rebuilt + parameters.output_bias
+    compared = [
+        ("feed-forward input", block.inputs, inputs),
+        ("feed-forward output", block.output, output),
+        ("feed-forward network", rebuilt, output),
+        ("what the feed-forward network reads", block.read, inputs),
+        ("layer output", block.layer_output, record.output),
+    ]
+    for part, got, wanted in compared:
+        yield Difference(layer, part, relative_error(got, wanted, wanted, token_mask))
+    yield Difference(layer, "feed-forward parts", _parts_error(block))
+
+
+def _parts_error(block: FeedForwardBlock) -> float:
+    """The largest error of what the activation reads, and of the network's output as the sum of its parts."""
+    weights, token_mask = block.parameters, block.token_mask
+    errors = []
+    for observed, weight, bias in (
+        (block.pre_activations, weights.input_weight, weights.input_bias),
+        (block.multipliers, weights.multiplier_weight, weights.multiplier_bias),
+    ):
+        if observed is not None and weight is not None:
+            made = block.inputs @ weight + (0.0 if bias is None else bias)
+            errors.append(relative_error(made, observed, observed, token_mask))
+    for rule in BiasRule:
+        layer = block.composition(rule)
+        own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
+        # Parts may be far longer than their sum.
+        scale = torch.stack([block.output, own, others, constant]).norm(dim=-1, keepdim=True).amax(dim=0)
+        errors.append(relative_error(own + others + constant, block.output, scale, token_mask))
+        errors.append(relative_error(layer.parts.own, own, scale, token_mask))
+    return max(errors)
+
+
+def residual_input(modules: BlockModules, record: LayerRecord) -> Tensor:
+    """What the residual connection of a block carries, in the untouched model.
+
+    Raises:
+        NotObservableError: If the untouched model does not run the module that reads it.
+    """
+    if modules.residual is modules.whole:
+        return record.inputs
+    inputs = _call(modules.layer, record.calls, modules.residual, "residual connection").inputs
+    return _by_token(inputs, record)
+
+
+def _attention_output(modules: BlockModules, record: LayerRecord) -> Tensor:
+    output = _call(modules.layer, record.calls, modules.output, "W_O").output
+    return _by_token(output, record) * modules.residual_scale
+
+
+def _call(layer: int, calls: Mapping[nn.Module, Call], module: nn.Module | None, part: str) -> Call:
+    if module is None or module not in calls:
+        raise NotObservableError(layer, f"the {part} that the layout names does not run")
+    return calls[module]
+
+
+def _by_token(vectors: Tensor | None, record: LayerRecord) -> Tensor:
+    # OPT's network reads all tokens of a batch in one row.
+    assert vectors is not None
+    return vectors.reshape(*record.inputs.shape[:2], -1)
+
+
+def _path(model: nn.Module, module: nn.Module) -> str:
+    return next((path for path, each in model.named_modules() if each is module), type(module).__name__)
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    return heads.transpose(1, 2).flatten(2)
+
+
+def _error(got: Tensor | None, expected: Tensor, scale: Tensor, token_mask: Tensor) -> float:
+    """`relative_error`, or infinity if what was recorded is no vector for each token."""
+    if got is None or got.numel() != expected.numel():
+        return math.inf
+    return relative_error(got.reshape(expected.shape), expected, scale, token_mask)
+
+
+def relative_error(got: Tensor, expected: Tensor, scale: Tensor, token_mask: Tensor) -> float:
+    """Largest ‖got − expected‖ / ‖scale‖ over real tokens; infinity if the shapes differ."""
+    if got.shape != expected.shape:
+        return math.inf
+    difference = torch.linalg.vector_norm((got - expected).cpu().double(), dim=-1)
+    size = torch.linalg.vector_norm(scale.cpu().double(), dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return float((difference / size)[token_mask.cpu()].max())

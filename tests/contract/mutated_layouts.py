@@ -1,0 +1,140 @@
+"""Layouts that say something wrong: every field of a literal, exchanged for everything of the same kind that a model has."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple, get_args
+
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.layout import BlockLayout, FeedForwardLayout, Fusion
+from normscope.models.rotary import Rotation
+
+IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
+IN_LAYER_TOO = ("key_norm", "query_norm", "output_norm", "query_bias", "value_bias")
+IN_MODEL = ("final_norm", "embedding_norm", "convolution", "output_projection")
+NORMS = ("norm", "attention_norm", "final_norm", "embedding_norm", "output_norm", "key_norm", "query_norm")
+REQUIRED = ("attention", "query", "key", "value", "output", "input", "activation")
+
+NO_DIFFERENCE = {
+    "model_type": "a name",
+    "source": "a link for messages",
+    "start": "a convention of training, which no computation shows",
+    "fused_reference": "chooses which of transformers' own implementations is the reference",
+    "float32_inside": "loosens or tightens the bound in float64 alone",
+    "routed": "whether each layer reads what it reads in the untouched model",
+    "added_in_place": "an additional copy",
+    "layers": "another list of layers is another model; binding fails",
+    "feed_forward": "mutated field by field",
+    "stack": "the caller's choice",
+    "shared": "binding fails",
+}
+"""Fields that are not mutated, or may be anything, and why."""
+
+
+class Mutation(NamedTuple):
+    """A wrong layout."""
+
+    field: str
+    value: object
+    layout: BlockLayout
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value!r}"
+
+
+def mutations(layout: BlockLayout, model: PreTrainedModel) -> Iterator[Mutation]:
+    """Every wrong layout that differs from a right one in one field, or in the position of its norm."""
+    layer = layout.passes(model)[0]
+    for field, value in _wrong_fields(layout, layer, model):
+        # A layout that nothing could prove cannot be built.
+        with contextlib.suppress(ValueError):
+            yield Mutation(field, value, dataclasses.replace(layout, **{field: value}))
+    yield from _wrong_positions(layout, layer)
+    if layout.feed_forward and not layout.routed:
+        form = bind_feed_forward(model, layout)[0].layout
+        for field, value in _wrong_parts(form, layer):
+            wrong = dataclasses.replace(form, **{field: value})
+            yield Mutation(f"feed_forward.{field}", value, dataclasses.replace(layout, feed_forward=(wrong,)))
+
+
+def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel) -> Iterator[tuple[str, object]]:
+    for field in (*IN_LAYER, *IN_LAYER_TOO):
+        yield from _others(layer, field, getattr(layout, field))
+    for field in IN_MODEL:
+        yield from _others(model, field, getattr(layout, field))
+    if not layout.registry:
+        yield "causal", not layout.causal
+    if layout.key_norm is not None:
+        yield "key_norm_by_head", not layout.key_norm_by_head
+    yield "registry", not layout.registry
+    for field, kind in (("fused", Fusion), ("rotary", Rotation)):
+        for value in {None, *get_args(kind)} - {getattr(layout, field)}:
+            yield field, value
+    for field in ("position_terms", "counted_terms", "score_terms", "rotates", "residual_multiplier"):
+        if getattr(layout, field) is not None:
+            yield field, None
+    heads = layout.heads_of(model.config)
+    yield "key_heads", 1 if heads[1] > 1 else heads[0]
+    yield "residual_multiplier", "rope_theta_of_tests"
+
+
+def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation]:
+    norms = [path for path, module in layer.named_modules() if _is_norm(module)]
+    readers = [*norms, *(form.input for form in layout.feed_forward)]
+    nothing = {"norm": None, "sum_consumer": None}
+    for position, named, paths in (
+        ("post", "norm", norms),
+        ("branch", "norm", norms),
+        ("pre", "sum_consumer", readers),
+        ("parallel", "norm", [None]),
+    ):
+        for path in paths if position != layout.norm_position else []:
+            changed = dataclasses.replace(layout, norm_position=position, **nothing | {named: path})
+            yield Mutation("norm_position", (position, path), changed)
+
+
+def _wrong_parts(form: FeedForwardLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
+    for field in ("input", "output", "multiplier", "norm", "output_norm", "activation"):
+        yield from _others(layer, field, getattr(form, field))
+    for field in ("fused", "unit_offset"):
+        yield field, not getattr(form, field)
+
+
+def _others(root: nn.Module, field: str, path: str | None) -> Iterator[tuple[str, str | None]]:
+    """Other modules of the same kind and shape, and none."""
+    if path is not None and field not in REQUIRED:
+        yield field, None
+    if field.endswith("bias"):
+        return
+    if path is None:
+        like = _is_norm if field in NORMS else None
+    else:
+        try:
+            shape = _shape(attrgetter(path)(root))
+        except AttributeError:
+            return  # another form of the network
+        like = lambda module: _shape(module) == shape  # noqa: E731
+    if like is not None:
+        for other, module in root.named_modules():
+            # One of each kind is enough: the layers of a list are alike.
+            if (
+                other
+                and other != path
+                and like(module)
+                and not any(part.isdigit() and int(part) > 1 for part in other.split("."))
+            ):
+                yield field, other
+
+
+def _shape(module: Any) -> tuple[object, ...]:
+    if not isinstance(module, nn.Module):
+        return (type(module),)
+    return (type(module).__name__, *(tuple(parameter.shape) for parameter in module.parameters()))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and not list(module.children())

@@ -1,0 +1,298 @@
+"""The proof at load refuses every wrong layout and every model that does something else than its layout says."""
+
+from collections.abc import Callable
+from types import MethodType
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError
+from normscope.models.families import FAMILIES, STACKS, layout_of
+from normscope.models.observer import Observer
+from normscope.models.verification import verify
+from tests.contract.mutated_layouts import mutations
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
+
+QUICK = {("bert", None), ("llama", None), ("olmo2", None), ("mixtral", None), ("granite", None), ("t5", "cross")}
+CASES = [
+    pytest.param(family, stack, id=f"{family}-{stack}" if stack else family, marks=() if quick else pytest.mark.slow)
+    for family, stack in [*((f, None) for f in FAMILIES), *((f, s) for f, stacks in STACKS.items() for s in stacks)]
+    for quick in [(family, stack) in QUICK]
+]
+
+# Mutations that change nothing, and why.
+_OWN_WEIGHTS = "the weights that the module returns are the same, and the proof rebuilds them"
+_NO_GAMMA = "the norms of OLMo have no weights, so that one is like the other"
+_COUNTED = "of the terms of this config every one counts"
+
+
+def allowed(family: str, field: str) -> str | None:
+    """Why a wrong layout may be accepted: nothing that is computed differs."""
+    if field == "registry":
+        return _OWN_WEIGHTS
+    if family == "olmo" and ("norm" in field or field == "feed_forward.unit_offset"):
+        return _NO_GAMMA
+    return _COUNTED if (family, field) == ("deberta-v2", "counted_terms") else None
+
+
+@pytest.mark.parametrize(("family", "stack"), CASES)
+def test_a_layout_with_one_wrong_field_is_refused(family, stack):
+    """By a message that names the layer, and the part or the module."""
+    model = tiny_stack(family, stack, torch.float64) if stack else tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    model.config.rope_theta_of_tests = 1.7
+    layout = layout_of(family, stack, model.config)
+    accepted, vague = [], []
+    for mutation in mutations(layout, model):
+        try:
+            verify(model, mutation.layout, family, feed_forward=mutation.field.startswith("feed_forward"))
+        except InputError as error:
+            if "layer" not in str(error) or "\n" in str(error):
+                vague.append(f"{mutation}: {error}")
+        else:
+            if allowed(family, mutation.field) is None:
+                accepted.append(str(mutation))
+    assert not accepted
+    assert not vague
+    verify(model, layout, family)
+
+
+class ShiftedValues(nn.Linear):
+    """A projection of the token before."""
+
+    def forward(self, vectors):
+        return super().forward(vectors.roll(1, dims=1))
+
+
+class ClippedValues(nn.Linear):
+    def forward(self, vectors):
+        return super().forward(vectors).clamp(-1.5, 1.5)
+
+
+class ConvolvedValues(nn.Linear):
+    def forward(self, vectors):
+        values = super().forward(vectors)
+        return values + 0.1 * values.roll(1, dims=1)
+
+
+class SmoothedAttention(nn.Linear):
+    """W_O after a second mixture of tokens."""
+
+    def forward(self, heads):
+        return super().forward(0.9 * heads + 0.1 * heads.mean(dim=1, keepdim=True))
+
+
+def as_kind(module: nn.Module, kind: type[nn.Module]) -> None:
+    module.__class__ = kind
+
+
+def replaced_forward(module: nn.Module, forward: Callable) -> None:
+    module.forward = MethodType(forward, module)
+
+
+def shifted_values(model):
+    as_kind(model.layers[1].self_attn.v_proj, ShiftedValues)
+
+
+def clipped_values(model):
+    as_kind(model.layers[1].self_attn.v_proj, ClippedValues)
+
+
+def convolved_values(model):
+    as_kind(model.layers[1].self_attn.v_proj, ConvolvedValues)
+
+
+def smoothed_attention(model):
+    as_kind(model.layers[1].self_attn.o_proj, SmoothedAttention)
+
+
+def two_attentions(model):
+    attention, other = model.layers[1].self_attn, model.layers[0].self_attn
+    own = type(attention).forward
+
+    def both(module, *args, **kwargs):
+        return own(module, *args, **kwargs)[0] + other(*args, **kwargs)[0], None
+
+    replaced_forward(attention, both)
+
+
+def attention_twice(model):
+    attention = model.layers[1].self_attn
+    own = type(attention).forward
+
+    def twice(module, hidden_states, **kwargs):
+        return own(module, own(module, hidden_states, **kwargs)[0], **kwargs)
+
+    replaced_forward(attention, twice)
+
+
+def second_writer(model):
+    layer = model.layers[1]
+    own = type(layer).forward
+    replaced_forward(
+        layer, lambda module, vectors, *args, **kwargs: own(module, vectors, *args, **kwargs) + 0.1 * vectors
+    )
+
+
+def writer_between_layers(model):
+    model.layers[1] = Shift(model.layers[1]).eval()
+
+
+def writer_before_the_norm(model):
+    norm = model.norm
+    own = type(norm).forward
+    replaced_forward(norm, lambda module, vectors: own(module, vectors + torch.ones_like(vectors)))
+
+
+class Shift(nn.Module):
+    """Adds a vector to what a layer reads; the attributes are the layer's."""
+
+    def __init__(self, layer):
+        super().__init__()
+        for name, module in layer.named_children():
+            setattr(self, name, module)
+        self.run = [layer]
+
+    def forward(self, vectors, *args, **kwargs):
+        return self.run[0](vectors + 0.1, *args, **kwargs)
+
+
+def functional_dropout(model):
+    norm = model.layers[1].post_attention_layernorm
+    own = type(norm).forward
+    replaced_forward(norm, lambda module, vectors: own(module, nn.functional.dropout(vectors, 0.1, training=True)))
+
+
+def dropout_left_on(model):
+    model.h[1].attn.attn_dropout.p = 0.1
+    model.h[1].attn.attn_dropout.train()
+
+
+def third_branch(model):
+    layer = model.layers[1]
+    own, extra = type(layer).forward, model.layers[0].mlp
+    replaced_forward(layer, lambda module, vectors, **kwargs: own(module, vectors, **kwargs) + extra(vectors))
+
+
+def weights_that_are_not_used(model):
+    """The module returns weights before they are smoothed."""
+    attention = model.h[1].attn
+    own = type(attention)._attn
+
+    def smoothed(module, query, key, value, mask=None):
+        _, weights = own(module, query, key, value, mask)
+        return (0.9 * weights + 0.1 * weights.roll(1, dims=-1)) @ value, weights
+
+    attention._attn = MethodType(smoothed, attention)
+
+
+def another_query(model):
+    query = model.encoder.layer[1].attention.self.query
+    replaced_forward(query, lambda module, vectors: nn.functional.linear(vectors.flip(1), module.weight, module.bias))
+
+
+SABOTAGED = {
+    "values that read another tensor than keys": ("llama", shifted_values, "the value of layer 2 differs"),
+    "clipped values": ("llama", clipped_values, "the value of layer 2 differs"),
+    "a convolution on values": ("llama", convolved_values, "the value of layer 2 differs"),
+    "queries that read another tensor": ("bert", another_query, "the query of layer 2 differs"),
+    "α smoothed after the softmax": (
+        "llama",
+        smoothed_attention,
+        r"the (attention output|sum of αf\(x\)) of layer 2 differs",
+    ),
+    "weights other than those used": ("gptj", weights_that_are_not_used, r"the sum of αf\(x\) of layer 2 differs"),
+    "two attentions in one sum": ("llama", two_attentions, "the block output of layer 2 differs"),
+    "attention called twice": ("llama", attention_twice, "the block output of layer 2 differs"),
+    "a third branch in a parallel block": ("gpt_neox", third_branch, "the layer output of layer 2 differs"),
+    "a second writer to the stream": ("llama", second_writer, "the layer output of layer 2 differs"),
+    "a writer between layers": ("llama", writer_between_layers, "the .* of layer 2 differs"),
+    "a writer before the final norm": (
+        "llama",
+        writer_before_the_norm,
+        "the (final norm|model output) of layer 3 differs",
+    ),
+    "dropout in the code": ("llama", functional_dropout, "the block (input|output) of layer [23] differs"),
+    "dropout left on": (
+        "gptj",
+        dropout_left_on,
+        r"expected a model in evaluation mode, got training mode in h\.1\.attn",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SABOTAGED)
+def test_a_model_that_does_something_else_is_refused(kind):
+    family, sabotage, message = SABOTAGED[kind]
+    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    layout = layout_of(family, None, model.config)
+    verify(model, layout, family)
+    sabotage(model)
+    with pytest.raises(InputError, match=message):
+        verify(model, layout, family)
+
+
+def test_the_literal_of_another_family_is_refused():
+    """Gemma 4 looks like OLMo 2, but normalises its values and scales its layers."""
+    model = tiny_model(FAMILY_CONFIGS["llama"] | {"model_type": "gemma4_text", "head_dim": 8}, torch.float64)
+    with pytest.raises(InputError, match=r"layer \d"):
+        verify(model, layout_of("olmo2"), "gemma4_text")
+
+
+def local(model: PreTrainedModel, dense: int) -> None:
+    """Attention that leaves out all but the nearest keys of a text longer than `dense`, and does not say so."""
+    for layer in model.h:
+        own = type(layer.attn)._attn
+
+        def near(module, query, key, value, mask=None, own=own):
+            output, weights = own(module, query, key, value, mask)
+            if query.shape[2] > dense:
+                used = torch.tril(weights).triu(-4)
+                output = (used / used.sum(dim=-1, keepdim=True)) @ value
+            return output, weights
+
+        layer.attn._attn = MethodType(near, layer.attn)
+
+
+def test_attention_that_is_local_in_long_texts_is_refused_when_one_comes():
+    """The first and the longest batch are compared in the run itself."""
+    model = tiny_model(FAMILY_CONFIGS["gptj"], torch.float32)
+    layout = layout_of("gptj")
+    local(model, dense=16)
+    verify(model, layout, "gptj")
+    with Observer(model, layout) as observer:
+        for length in (12, 16, 8):
+            observer.run(token_batch(model, (length, 5)), lambda _block: None)
+        with pytest.raises(
+            InputError, match=r"cannot be observed exactly on texts of 30 tokens: in layer 1, Σ αf\(x\)"
+        ):
+            observer.run(token_batch(model, (3, 30)), lambda _block: None)
+
+
+def test_sums_are_compared_once_for_each_longest_batch(monkeypatch):
+    from normscope.models import observer as module
+
+    model, compared = tiny_model(FAMILY_CONFIGS["bert"], torch.float32), []
+
+    def counting(block, row):
+        compared.append((block.layer, block.query.shape[2], row))
+        return torch.zeros(())
+
+    monkeypatch.setattr(module, "sampled_sum_error", counting)
+    with Observer(model, layout_of("bert")) as observer:
+        for lengths in ((4, 6), (6, 2), (5, 5), (3, 9)):
+            observer.run(token_batch(model, lengths), lambda _block: None)
+    assert compared == [*((layer, 6, 1) for layer in (1, 2, 3)), *((layer, 9, 1) for layer in (1, 2, 3))]
+
+
+@pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *STACK_CONFIGS])
+def test_sampled_sums_of_an_exact_model_are_exact(family):
+    model = tiny_model(FAMILY_CONFIGS.get(family) or STACK_CONFIGS[family], torch.float64)
+    model = model.get_encoder() if family in STACKS else model
+    layout, errors = layout_of(family, None, model.config), []
+    with Observer(model, layout) as observer:
+        observer.run(token_batch(model, (4, 40, 17)), lambda _block: errors.extend(observer._errors.values()))
+    bound = 1e-6 if layout.float32_inside else 1e-12
+    assert errors
+    assert max(float(error) for error in errors) < bound
