@@ -22,7 +22,7 @@ from transformers import (
 import normscope
 from normscope.errors import InputError
 from normscope.models import adapters, wrapping
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
 
 # peft uses a deprecated attribute of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -347,11 +347,17 @@ def test_stacks_that_a_model_does_not_have(tokenizer):
     refused("stack='middle': expected one of encoder, decoder, cross", bert, tokenizer, stack="middle")
     encoder = T5EncoderModel(AutoConfig.for_model(**STACK_CONFIGS["t5"] | {"vocab_size": len(tokenizer)}))
     assert normscope.wrap(encoder, tokenizer).layers == 3
-    refused("with the stack 'cross', got T5EncoderModel, which lacks a part", encoder, tokenizer, stack="cross")
+    refused(
+        "got T5EncoderModel: T5EncoderModel has no decoder.block, expected its layers",
+        encoder,
+        tokenizer,
+        stack="cross",
+    )
     config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
-    refused("got BartForCausalLM, which lacks a part", BartForCausalLM(config), tokenizer)
+    for stack, part in ((None, "a decoder"), ("decoder", "a part of one"), ("cross", "a part of one")):
+        refused(f"got only {part}, BartForCausalLM", BartForCausalLM(config), tokenizer, stack=stack)
     whole = AutoModel.from_config(config)
-    refused("got only the decoder BartDecoder", whole.decoder, tokenizer)
+    refused("got only a decoder, BartDecoder", whole.decoder, tokenizer)
     assert normscope.wrap(whole.encoder, tokenizer).layers == 3
 
 
@@ -360,13 +366,47 @@ def test_families_that_are_not_supported(tokenizer):
     refused("model family 'ctrl' is not supported", AutoModel.from_config(config), tokenizer)
 
 
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+def test_a_decoder_without_a_start_token(tokenizer, stack):
+    config = AutoConfig.for_model(**STACK_CONFIGS["t5"] | {"vocab_size": len(tokenizer)})
+    config.decoder_start_token_id = None
+    model = AutoModel.from_config(config)
+    refused(f"stack={stack}: expected decoder_start_token_id in the model's config", model, tokenizer, stack=stack)
+    assert normscope.wrap(model, tokenizer).layers == 3
+
+
+def test_modules_that_something_else_has_replaced(tokenizer):
+    model = in_memory(AutoModel, "bert", tokenizer)
+    layer = model.encoder.layer[1]
+    query, norm = layer.attention.self.query, layer.attention.output.LayerNorm
+    layer.attention.self.query = torch.nn.Sequential(query)
+    refused("attention.self.query of layer 2, its W_Q, to be a linear layer, got Sequential", model, tokenizer)
+    layer.attention.self.query, layer.attention.output.LayerNorm = query, torch.nn.Identity()
+    refused("LayerNorm of layer 2, its norm of the block, to be a norm, got Identity", model, tokenizer)
+    layer.attention.output.LayerNorm = norm
+    model.config.num_attention_heads = 2
+    refused(
+        "the attention of layer 1 cannot be observed: it has 4 heads, but the model's config says 2", model, tokenizer
+    )
+    model.config.num_attention_heads = 5
+    refused("the weights of layer 1 do not fit into 5 heads", model, tokenizer)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_gemma_that_sees_later_tokens(tokenizer, bidirectional):
+    """EmbeddingGemma, whose masks show later tokens whether there is padding or not."""
+    changes = {"use_bidirectional_attention": bidirectional, "vocab_size": len(tokenizer)}
+    model = tiny_model(FAMILY_CONFIGS["gemma3_text"] | changes, torch.float32)
+    assert normscope.wrap(model, tokenizer).causal is not bidirectional
+
+
 def test_a_model_that_cannot_be_observed_exactly_is_refused(tokenizer, monkeypatch):
     """The proof runs for wrapped models too."""
     model = in_memory(AutoModel, "bert", tokenizer)
     true = wrapping.layout_of("bert")
     wrong = type(true)(**vars(true) | {"norm": "output.LayerNorm"})
     monkeypatch.setattr(wrapping, "layout_of", lambda *_: wrong)
-    refused("cannot be observed exactly: the block output of layer 1 differs", model, tokenizer)
+    refused("cannot be observed exactly: the input of the block's norm of layer 1 differs", model, tokenizer)
 
 
 # Options of `load`.

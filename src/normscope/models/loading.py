@@ -50,6 +50,7 @@ from normscope.models.quantised_checkpoints import (
     stored_quantization,
 )
 from normscope.models.task_heads import Head, head_class, task_head
+from normscope.models.text_tower import text_config, text_tower
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.weight_checks import (
     check_all_used,
@@ -98,12 +99,15 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         name = options.name if adapter is None else base_model_name(adapter)
         source = locate(name, options, weights=not options.random_init)
         config = _pretrained_config(source, options)
-    config.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
-    config.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
-    layout = layout_of(config.model_type, None if options.stack is None else options.stack.value, config)
+    text = text_config(config)
     if options.random_init or source is None:
+        config = text
         vars(config).pop("quantization_config", None)  # random weights are not quantised
-    check_supported(config)
+    for each in (config, text):
+        each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
+        each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
+    layout = layout_of(text.model_type, None if options.stack is None else options.stack.value, text)
+    check_supported(text)
     stored = stored_quantization(config)
     if stored is not None and adapter is not None:
         raise InputError(
@@ -135,7 +139,7 @@ class OpenedModel:
     @property
     def info(self) -> ModelInfo:
         """The model's shape."""
-        return ModelInfo.of(self.options.name, self.config, self.layout)
+        return ModelInfo.of(self.options.name, text_config(self.config), self.layout)
 
     def load(
         self,
@@ -218,7 +222,7 @@ class OpenedModel:
         quantization = self.quantization
         try:
             needed = estimate(
-                self.config,
+                text_config(self.config),
                 self.layout,
                 DTYPES[device.dtype],
                 device.batch_tokens,
@@ -296,14 +300,19 @@ class OpenedModel:
         else:
             assert self.source is not None
             _check_digest(self.source, self.options)
-            model = _pretrained(
-                self.source, self.config, self.options, dtype, placing, class_of(self.config, self.stored)
-            )
+            kind = class_of(self.config, self.stored)
+            if text_config(self.config) is not self.config:
+                # The names of a tower's weights may depend on the head.
+                kind = head_class(Head.NEXT_TOKEN, self.config) or kind
+            model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
             if self.stored is Quantization.torchao_int8:
                 set_dtype(model, dtype)
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
-        return model.get_encoder() if self.layout.stack == "encoder" else model
+        if self.layout.stack == "encoder":
+            return model.get_encoder()
+        tower = text_tower(model)
+        return model if tower is model else tower.base_model
 
     def _head(self, head: Head, model: PreTrainedModel) -> PreTrainedModel | None:
         if self._random or self.source is None or self.adapter is not None:
@@ -320,7 +329,6 @@ class OpenedModel:
             model,
             name=self.options.name,
             allow_pickle=self.options.allow_pickle,
-            trust_remote_code=self.options.trust_remote_code,
         )
 
 
@@ -359,7 +367,7 @@ def longest_input(model: PreTrainedModel, layout: BlockLayout, tokenizer: PreTra
 
 
 def check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
-    """Check what transformers does not: that the model has layers, and an embedding for padding.
+    """Check what transformers does not: that the model has layers, an embedding for padding, and what its decoder reads first.
 
     Raises:
         InputError: If it lacks one of them.
@@ -370,6 +378,11 @@ def check_shape(model: PreTrainedModel, layout: BlockLayout, name: str) -> None:
     if padding is not None and not 0 <= padding < embeddings:
         raise InputError(
             f"model.name={name}: expected pad_token_id in its config to be from 0 to {embeddings - 1}, got {padding}"
+        )
+    if layout.reads_target and layout.start == "token" and model.config.decoder_start_token_id is None:
+        raise InputError(
+            f"model.stack={layout.stack}: expected decoder_start_token_id in the model's config, the token that its decoder "
+            "reads first, got none; set it in the config"
         )
 
 

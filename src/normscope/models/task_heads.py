@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -17,6 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.models.architecture import silent_warnings
 from normscope.models.offloading import is_offloaded
+from normscope.models.text_tower import text_tower
 from normscope.models.weight_checks import check_dtypes, check_finite, check_shapes
 
 log = logging.getLogger("normscope")
@@ -48,6 +50,8 @@ def has_head(model: PreTrainedModel, head: Head) -> bool:
 def head_class(head: Head, config: PretrainedConfig) -> type | None:
     """The class of models with this head in the family of a config; None if there is none."""
     kind: type | None = _AUTO[head]._model_mapping.get(type(config), None)
+    if kind is None and head is Head.NEXT_TOKEN:  # of a multimodal model
+        kind = AutoModelForImageTextToText._model_mapping.get(type(config), None)
     return kind
 
 
@@ -59,7 +63,6 @@ def task_head(
     *,
     name: str,
     allow_pickle: bool,
-    trust_remote_code: bool,
 ) -> PreTrainedModel | None:
     """Load a checkpoint's head around its base model, which is already loaded.
 
@@ -70,7 +73,6 @@ def task_head(
         base: Its base model, which becomes part of the result, so weights are in memory once.
         name: The model's name, for messages.
         allow_pickle: Whether weights may be pickled.
-        trust_remote_code: Whether to run code that comes with the checkpoint.
 
     Returns:
         The model; None if its family has no such head, or the checkpoint no weights for it.
@@ -78,8 +80,9 @@ def task_head(
     Raises:
         InputError: If the head's weights cannot be used.
     """
+    kind: Any = head_class(head, config)
     # An encoder–decoder predicts with its decoder, not with a head on the observed stack.
-    if config.is_encoder_decoder != (head is Head.TRANSLATION) or head_class(head, config) is None:
+    if config.is_encoder_decoder != (head is Head.TRANSLATION) or kind is None:
         return None
     if is_offloaded(base):
         log.warning(
@@ -88,12 +91,11 @@ def task_head(
         return None
     try:
         with silent_warnings():
-            model, loading = _AUTO[head].from_pretrained(
+            whole, loading = kind.from_pretrained(
                 folder,
                 config=config,
                 dtype=base.dtype,
                 use_safetensors=None if allow_pickle else True,
-                trust_remote_code=trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
             )
@@ -102,8 +104,11 @@ def task_head(
     check_shapes(loading["mismatched_keys"], name)
     if loading["missing_keys"]:
         return None
-    check_dtypes(model, folder, name)
-    check_finite(model, name)
+    check_dtypes(whole, folder, name)
+    check_finite(whole, name)
+    model = text_tower(whole.eval())
+    if not has_head(model, head):
+        return None
     _share(model, base)
     model.tie_weights()
     loaded: PreTrainedModel = model.to(base.device).eval().requires_grad_(False)

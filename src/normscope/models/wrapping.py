@@ -30,6 +30,7 @@ from normscope.models.quantisation import (
     stored_tensors,
 )
 from normscope.models.task_heads import Head, has_head
+from normscope.models.text_tower import text_tower
 from normscope.models.tokenizer_loading import check_tokenizer
 from normscope.models.verification import verify_same_outputs
 from normscope.models.weight_checks import check_finite
@@ -51,19 +52,20 @@ def wrap_model(model: object, tokenizer: object, stack: Stack | None = None) -> 
     Raises:
         InputError: If it is no such model, its family is not supported, or it cannot be copied faithfully.
     """
-    whole = without_peft(model)
-    if not isinstance(whole, PreTrainedModel):
+    given = without_peft(model)
+    if not isinstance(given, PreTrainedModel):
         raise InputError(
             f"model: expected a PreTrainedModel of transformers, or a PEFT model of one, got {_kind(model)}"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InputError(f"tokenizer: expected the model's tokenizer, from transformers, got {_kind(tokenizer)}")
-    name = str(whole.config.name_or_path or type(whole).__name__)
+    name = str(given.config.name_or_path or type(given).__name__)
+    whole = text_tower(given)
     layout = layout_of(whole.config.model_type, stack, whole.config)
     check_supported(whole.config)
     base = _observed_part(whole, layout)
     heads = {head for head in Head if (layout.stack is None or layout.reads_target) and has_head(whole, head)}
-    copied = _Copy(whole if heads else base, name)
+    copied = _Copy(whole if heads else base, name, hold=whole is not given)
     observed = copied.model.base_model if heads else copied.model
     assert isinstance(observed, PreTrainedModel)
     run_experts_in_float64(observed)
@@ -90,19 +92,26 @@ def _observed_part(whole: PreTrainedModel, layout: BlockLayout) -> PreTrainedMod
         InputError: If the model lacks the stack.
     """
     base = whole.base_model
-    base = base.get_encoder() if layout.stack == "encoder" and isinstance(base, PreTrainedModel) else base
+    expected, part = "a whole encoder–decoder", "a part of one"
+    if layout.stack == "encoder":
+        expected, part = "an encoder or a whole encoder–decoder", "a decoder"
+    incomplete = InputError(f"model: expected {expected}, got only {part}, {type(whole).__name__}")
     try:
+        if layout.stack is not None and isinstance(base, PreTrainedModel):
+            encoder = base.get_encoder()
+            if encoder is base and (layout.reads_target or hasattr(base, "decoder")):
+                raise incomplete
+            base = encoder if layout.stack == "encoder" else base
         layers = layout.bind(base)
-    except AttributeError as error:
-        wanted = "" if layout.stack is None else f" with the stack {layout.stack!r}"
+    except (AttributeError, InputError) as error:
+        if error is incomplete:
+            raise
+        reason = str(error).removeprefix("model: ")
         raise InputError(
-            f"model: expected a model of the family {layout.model_type}{wanted}, got {type(whole).__name__}, which lacks a "
-            f"part: {one_line(error)}"
+            f"model: expected an unchanged model of the family {layout.model_type}, got {type(whole).__name__}: {reason}"
         ) from error
     if layout.stack == "encoder" and layers and _reads_encoder(layers[0].whole, layout):
-        raise InputError(
-            f"model: expected an encoder or a whole encoder–decoder, got only the decoder {type(whole).__name__}"
-        )
+        raise incomplete
     assert isinstance(base, PreTrainedModel)
     return base
 
@@ -121,14 +130,15 @@ class _Copy:
     Args:
         original: What is copied. It is left as it is.
         name: For messages.
+        hold: Whether to keep the original, which nobody else does: a view of the text tower in another model.
 
     Raises:
         InputError: If something about the model cannot be copied, or its adapters cannot be merged exactly.
     """
 
-    def __init__(self, original: PreTrainedModel, name: str) -> None:
+    def __init__(self, original: PreTrainedModel, name: str, *, hold: bool = False) -> None:
         _check_copyable(original)
-        self._original, self._name = weakref.ref(original), name
+        self._original, self._name, self._held = weakref.ref(original), name, original if hold else None
         adapted = adapted_layers(original)
         self._own = {id(parameter) for layer in adapted.values() for parameter in layer.parameters()}
         self.model = _copy(original, frozenset(self._own))

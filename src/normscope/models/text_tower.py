@@ -1,0 +1,66 @@
+"""The text tower of a multimodal model: the part that reads tokens, as a model of its own."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.models.families import FAMILIES
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of a multimodal model's text tower, if its family is known; otherwise the config itself.
+
+    Args:
+        config: The config of any model.
+    """
+    text = config.get_text_config()
+    if text is config or config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
+        return config
+    return text if text.model_type in FAMILIES else config
+
+
+def text_tower(whole: PreTrainedModel) -> PreTrainedModel:
+    """The text tower of a multimodal model, with the head on its tokens if there is one; any other model as it is.
+
+    The result is made of the model's own modules.
+
+    Args:
+        whole: Any model.
+    """
+    text = text_config(whole.config)
+    if text is whole.config:
+        return whole
+    causal = AutoModelForCausalLM._model_mapping.get(type(text), None)
+    found = _only(whole, causal) or _only(whole, AutoModel._model_mapping.get(type(text), None))
+    if found is None:
+        return whole
+    return found if causal is None or isinstance(found, causal) else _with_head(found, whole, causal)
+
+
+def _only(whole: PreTrainedModel, kind: type | None) -> PreTrainedModel | None:
+    """The part of a model that is of a kind; None if there is none, or more than one."""
+    parts = [] if kind is None else [module for module in whole.modules() if isinstance(module, kind)]
+    return parts[0] if len(parts) == 1 else None
+
+
+def _with_head(tower: PreTrainedModel, whole: PreTrainedModel, kind: Any) -> PreTrainedModel:
+    """A tower with the whole model's head, if that makes what the whole model makes of text alone; otherwise the tower."""
+    head = whole.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return tower
+    with torch.device("meta"):  # all that has weights is replaced
+        view: PreTrainedModel = kind(tower.config)
+    setattr(view, view.base_model_prefix, tower)
+    view.set_output_embeddings(head)
+    view.train(whole.training)
+    ids = torch.arange(4, device=head.weight.device)[None]
+    try:
+        with torch.inference_mode():
+            expected, made = (model(input_ids=ids, attention_mask=ids >= 0).logits for model in (whole, view))
+    except Exception:  # models that read images may not do without them
+        return tower
+    # Aya Vision leaves out its tower's factor on the logits.
+    return view if torch.allclose(made, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())) else tower
