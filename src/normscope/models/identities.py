@@ -96,7 +96,8 @@ def attention_differences(
         ("key", _key(block), block.key, keys),
         ("value", _value(block), block.value, keys),
     ):
-        yield Difference(block.layer, part, relative_error(*map(_side_by_side, (rebuilt, given, given)), mask))
+        wanted = _side_by_side(given)
+        yield Difference(block.layer, part, relative_error(_side_by_side(rebuilt), wanted, wanted, mask))
     yield Difference(block.layer, "attention output", relative_error(block.attention_output, output, output, tokens))
     for part, error in _sums(block, output).items():
         yield Difference(block.layer, part, error)
@@ -248,7 +249,7 @@ def rest_of_layer(
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
     errors = (
         _error(call.output, (leaving - output) / scale, leaving / scale, tokens)
-        for call in reversed(record.calls.values())  # the rest is what runs last
+        for call in record.calls.values()
         for scale in {1.0, modules.residual_scale}
     )
     return Difference(block.layer, "layer output", min(errors, default=math.inf))
@@ -272,13 +273,15 @@ def stream_differences(
     beside = None if layout.convolution is None else attrgetter(layout.convolution)(model)
     declared = layout.hidden_norms(model)
     records = expected.layers
-    vectors = records[1].inputs
+    vectors: Tensor = records[1].inputs
     for layer in range(len(layers) + 1):
         calls = expected.around if layer == 0 else records[layer].calls
         if layer:
             leaves = records[layer].output
             if beside is not None and layer == 1:
-                leaves = _call(layer, expected.around, beside.LayerNorm, "norm of its convolution").output
+                convolved = _call(layer, expected.around, beside.LayerNorm, "norm of its convolution").output
+                assert convolved is not None
+                leaves = convolved
             vectors = leaves if layer == len(layers) else records[layer + 1].inputs
             yield Difference(layer, "stream", relative_error(leaves, vectors, vectors, token_mask))
         norm = declared.get(layer)

@@ -273,6 +273,7 @@ class Observer:
     def _choose_row(self) -> None:
         """Have the vectors of the pass added up if it is the first, or longer than those before."""
         assert self._key_mask is not None
+        assert self._token_mask is not None
         self._row, self._errors = None, {}
         if self._key_mask.shape[1] > self._compared and self._key_mask.device.type != "meta":
             self._compared = self._key_mask.shape[1]

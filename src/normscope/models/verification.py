@@ -194,26 +194,23 @@ class _Proof:
         observer = Observer(model, layout)
         for network in self._networks:
             parameters = network.parameters()
-            for module, norm in (
-                (network.norm, parameters.normalisation),
-                (network.output_norm, parameters.output_normalisation),
-            ):
-                self._compare_norm("feed-forward norm", network.layer, module, norm)
+            self._compare_norm("feed-forward norm", network.layer, network.norm, parameters.normalisation)
+            self._compare_norm("feed-forward norm", network.layer, network.output_norm, parameters.output_normalisation)
         for modules in self._layers:
             weights = observer.parameters[modules.layer]
-            for part, module, norm in (
+            for part, module, weight in (
                 ("norm of the block", modules.norm, weights.normalisation),
                 ("norm before attention", modules.attention_norm, weights.input_normalisation),
                 ("norm of the keys", modules.key_norm, weights.key_normalisation),
                 ("norm of the queries", modules.query_norm, weights.query_normalisation),
             ):
-                self._compare_norm(part, modules.layer, module, norm)
+                self._compare_norm(part, modules.layer, module, weight)
         for layer, module in layout.hidden_norms(model).items():
             self._compare_norm("norm of the hidden vectors", layer, module, observer.hidden_norms[layer])
         if layout.final_norm is not None:
             final = attrgetter(layout.final_norm)(model)
-            weights = normalisation(final, unit_offset=layout.unit_offset)
-            self._compare_norm("final norm", len(self._layers), final, weights)
+            norm = normalisation(final, unit_offset=layout.unit_offset)
+            self._compare_norm("final norm", len(self._layers), final, norm)
 
     def _compare_norm(self, part: str, layer: int, module: nn.Module | None, norm: Normalisation | None) -> None:
         # Norms of the heads with weights for each of them are proved by queries and keys alone.
