@@ -68,6 +68,7 @@ ALLOWED = {
         "config",
         "declarations",
         "distribution",
+        "statistics.intervals",
         "statistics.tidy",
         "user_cache",
     },

@@ -1,6 +1,7 @@
 """A sweep ends with a comparison of its runs, even if jobs fail; so does the command, on any folders."""
 
 import csv
+import dataclasses
 import json
 import re
 
@@ -17,6 +18,7 @@ from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.map_pairs import heatmap_data
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.run_tables import COMPARISON
+from normscope.statistics.intervals import Sample, mean_test
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
@@ -43,7 +45,7 @@ def sweep(saved_model, deeper_model, tmp_path_factory):
         "-m",
         f"model.name={saved_model},{deeper_model},{folder}/missing",
         "analysis=[mixing,norms]",
-        "dataset.limit=4",
+        "dataset.limit=6",
         "dataset.max_length=16",
         "tracking=disabled",
         "device=cpu",
@@ -387,25 +389,20 @@ def sequences():
     return counts, common, common + generator.normal(0.01, 0.02, size=60)
 
 
-def test_the_bootstrap_over_sequences_is_scipys(sequences):
+def _tested(*samples):
+    """Interval and p."""
+    return tuple(float(value) for value in mean_test(*samples)[1:])
+
+
+def test_differences_over_sequences_are_those_of_their_test(sequences):
     counts, a, b = sequences
     order = np.random.default_rng(1).permutation(60)
     samples = {"a": [_sample(a, counts)], "b": [_sample(b[order], counts[order], order)]}
     (row,) = significance.over_sequences(samples, "a").itertuples()
     assert (row.group, row.metric, row.sequences, row.paired) == ("b", "mixing/attn_n/mean", 60, True)
     assert row.difference == pytest.approx((counts * b).sum() / counts.sum() - (counts * a).sum() / counts.sum())
-
-    def difference(a, b, counts, axis):
-        return (counts * (b - a)).sum(axis=axis) / counts.sum(axis=axis)
-
-    expected = scipy.stats.bootstrap(
-        (a, b, counts), difference, paired=True, n_resamples=5000, method="percentile", rng=np.random.default_rng(5)
-    )
-    width = expected.confidence_interval.high - expected.confidence_interval.low
-    # Of 5,000 samples, the ends of the interval have a standard error of about 1.5 % of its width.
-    assert (row.low, row.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.08 * width)
-    centred = np.abs(expected.bootstrap_distribution - row.difference) >= abs(row.difference)
-    assert row.p == pytest.approx(centred.mean(), abs=0.01)
+    expected = _tested(Sample(b - a, counts.astype(float)))
+    assert (row.low, row.high, row.p) == pytest.approx(expected)
     assert row.adjusted == row.p
 
 
@@ -417,31 +414,78 @@ def test_sequences_that_only_one_run_has_are_not_paired(sequences):
     ).iloc[0]
     assert not apart["paired"]
     assert apart["difference"] == pytest.approx(paired["difference"])
+    expected = _tested(Sample(b, counts.astype(float)), Sample(a, counts.astype(float)))
+    assert (apart["low"], apart["high"], apart["p"]) == pytest.approx(expected)
     # What sequences have in common is most of their variance.
     assert apart["high"] - apart["low"] > 3 * (paired["high"] - paired["low"])
-    # The standard error of a ratio of sums: the deviations weighted by the lengths.
-    errors = [
-        np.sqrt((counts**2 * (values - np.average(values, weights=counts)) ** 2).sum()) / counts.sum()
-        for values in (a, b)
-    ]
-    assert apart["high"] - apart["low"] == pytest.approx(2 * 1.96 * np.hypot(*errors), rel=0.1)
     assert paired["p"] < apart["p"]
+    # Sequences with the same names but other lengths are not the same.
+    longer = significance.over_sequences({"a": [_sample(a, counts)], "b": [_sample(b, counts + 1)]}, "a").iloc[0]
+    assert not longer["paired"]
 
 
-def test_runs_of_a_group_are_averaged_by_sequence(sequences):
+@pytest.mark.parametrize(("names", "fewest"), [(range(60), 5), (range(100, 160), 10)], ids=["paired", "unpaired"])
+def test_few_sequences_are_not_tested(sequences, names, fewest):
     counts, a, b = sequences
-    seeds = [_sample(b - 0.01, counts), _sample(b + 0.03, counts)]
-    other = _sample(b, counts, metric="mixing/attn_w/mean")
-    table = significance.over_sequences({"a": [_sample(a, counts), other], "b": [*seeds, other]}, "a")
-    averaged, equal = table.to_dict("records")
-    expected = significance.over_sequences({"a": [_sample(a, counts)], "b": [_sample(b + 0.01, counts)]}, "a").iloc[0]
-    for column in ("difference", "low", "high", "p"):
-        assert averaged[column] == pytest.approx(expected[column])
-    assert (equal["difference"], equal["low"], equal["high"], equal["p"]) == (0, 0, 0, 1)
-    assert averaged["adjusted"] == pytest.approx(min(2 * averaged["p"], 1))
-    different = [_sample(b, counts), _sample(b, counts, range(1, 61))]
-    assert significance.over_sequences({"a": [_sample(a, counts)], "b": different}, "a").empty
-    assert significance.over_sequences({"b": seeds}, "a").empty
+    for size in (1, 2, fewest - 1, fewest):
+        samples = {"a": [_sample(a[:size], counts[:size])], "b": [_sample(b[:size], counts[:size], names[:size])]}
+        assert len(significance.over_sequences(samples, "a")) == (size == fewest)
+
+
+def test_groups_of_several_seeds_are_left_to_the_test_over_seeds(sequences):
+    counts, a, b = sequences
+    one, several = [_sample(a, counts)], [_sample(b, counts), _sample(b + 0.01, counts)]
+    assert significance.over_sequences({"a": one, "b": several}, "a").empty
+    assert significance.over_sequences({"b": several, "a": one}, "b").empty
+    assert significance.over_sequences({"b": one}, "a").empty
+
+
+def test_differences_that_no_sequence_shows_are_left_out(sequences):
+    counts, a, _ = sequences
+    for same in (a, a * (1 + 1e-8), a + 0.125):
+        assert significance.over_sequences({"a": [_sample(a, counts)], "b": [_sample(same, counts)]}, "a").empty
+
+
+def test_p_is_adjusted_for_the_rows_of_the_table(sequences):
+    counts, a, b = sequences
+    ends = [pd.concat([_sample(a, counts), _sample(a, counts, metric="other")])]
+    other = [pd.concat([_sample(b, counts), _sample(a + 0.3 * (b - a - 0.01), counts, metric="other")])]
+    table = significance.over_sequences({"a": ends, "b": other}, "a")
+    small, large = sorted(table["p"])
+    assert small < large
+    assert sorted(table["adjusted"]) == pytest.approx([min(2 * small, large), large])
+
+
+def _with_sequences(run, values):
+    return dataclasses.replace(run, sequences=_sample(values, 7))
+
+
+def test_runs_are_tested_over_sequences_unless_seeds_decide(tmp_path, sequences):
+    _, a, b = sequences
+    first, second = _run(tmp_path, name="a"), _run(tmp_path, name="b")
+    found = compare_runs.compared([_with_sequences(first, a), _with_sequences(second, b)], [])
+    (row,) = found.sequence_tests.itertuples()
+    assert row.difference == pytest.approx((b - a).mean())
+    # An analysis that was run on its own is a part of the same group.
+    parts = [second, _with_sequences(_run(tmp_path, name="b", analysis="mixing"), b)]
+    assert len(compare_runs.compared([_with_sequences(first, a), *parts], []).sequence_tests) == 1
+    seeds = [_with_sequences(_run(tmp_path, name="b", seed=seed), b + seed) for seed in range(3)]
+    assert compare_runs.compared([_with_sequences(first, a), *seeds], []).sequence_tests.empty
+    for config in ({"model__random_init": True}, {"model__architecture.model_type": "bert"}, {"model__step": 0}):
+        untrained = _with_sequences(_run(tmp_path, name="b", **config), b)
+        assert compare_runs.compared([_with_sequences(first, a), untrained], []).sequence_tests.empty, config
+        assert compare_runs.compared([untrained, _with_sequences(first, a)], []).sequence_tests.empty, config
+
+
+def test_p_values_at_their_floor_are_upper_bounds(tmp_path, sequences):
+    _, a, b = sequences
+    runs = [_with_sequences(_run(tmp_path, name=name), values) for name, values in {"a": a, "b": b + 1}.items()]
+    page = compare_runs.write(compare_runs.compared(runs, []), tmp_path / "compared").read_text()
+    table = json.loads(re.search(r'id="tables-data">(.*?)</script>', page)[1])["sequences-table"]
+    columns = {column["name"]: column for column in table["columns"]}
+    assert columns["p"]["values"] == columns["adjusted"]["values"] == [0.0004]
+    assert columns["p"]["bounds"] == columns["adjusted"]["bounds"] == [True]
+    assert "bounds" not in columns["low"]
 
 
 def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10)):

@@ -49,8 +49,7 @@ class RunComparison:
     tests: pd.DataFrame
     """Differences between means over seeds, with what Welch's test says of them; see `significance.tests`."""
     sequence_tests: pd.DataFrame
-    """Differences between means over tokens, with what a bootstrap over sequences says of them; see
-    `significance.over_sequences`."""
+    """Differences between means over tokens, tested with sequences as the sample; see `significance.over_sequences`."""
     heatmaps: pd.DataFrame
     """Cells of heat maps, as means over seeds: group, figure, panel, row, column, value, row_title, column_title,
     value_title."""
@@ -112,7 +111,7 @@ def compared(
         seeds=significance.over_seeds(whole, ["group", "metric"]),
         seed_curves=significance.over_seeds(values[values["layer"] > 0], ["group", "metric", "layer", "depth"]),
         tests=significance.tests(whole, baseline_group),
-        sequence_tests=significance.over_sequences(_by_group(completed, groups), baseline_group),
+        sequence_tests=significance.over_sequences(_sequences_by_group(completed, groups), baseline_group),
         heatmaps=_heatmaps(completed, groups),
         training=training.over_training(trainings),
         crossings=training.crossings(trainings, thresholds),
@@ -203,12 +202,19 @@ def _check_thresholds(thresholds: Mapping[str, float], metrics: "pd.Series[str]"
             raise InputError(f"--threshold {metric}: no run has this metric; expected one such as {', '.join(close)}")
 
 
-def _by_group(runs: Sequence[Run], groups: Sequence[str]) -> dict[str, list[pd.DataFrame]]:
-    """The runs' means of single sequences, by group; runs without any have none."""
+def _sequences_by_group(runs: Sequence[Run], groups: Sequence[str]) -> dict[str, list[pd.DataFrame]]:
+    """Means of single sequences by group: a table for each choice of seeds, of which runs with different analyses are parts.
+
+    Randomly initialised models have none: another seed could reverse a difference, whatever their sequences say.
+    """
+    parts: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    for run, group, label in zip(runs, groups, swept.labels(runs, analyses=False), strict=True):
+        if len(run.sequences) and not run.is_random:
+            parts.setdefault((group, label), []).append(run.sequences)
     samples: dict[str, list[pd.DataFrame]] = {}
-    for run, group in zip(runs, groups, strict=True):
-        if len(run.sequences):
-            samples.setdefault(group, []).append(run.sequences)
+    for (group, _), tables in parts.items():
+        whole = pd.concat(tables).drop_duplicates(["metric", "sequence"])
+        samples.setdefault(group, []).append(whole)
     return samples
 
 

@@ -11,10 +11,11 @@ from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.map_pairs import heatmap_data
-from normscope.reporting.comparison.significance import RESAMPLES, is_extreme
+from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
 from normscope.rounding import duration
+from normscope.statistics.intervals import RESAMPLES, smallest_p
 
 if TYPE_CHECKING:
     from normscope.reporting.comparison.compare import RunComparison
@@ -74,6 +75,8 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
             map_figures={name: figure["title"] for name, figure in maps.items()},
             map_groups=groups,
             resamples=RESAMPLES,
+            fewest_pairs=FEWEST_PAIRS,
+            fewest_unpaired=FEWEST_UNPAIRED,
         )
     )
 
@@ -126,9 +129,11 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
         )
     if len(comparison.sequence_tests):
         rows = comparison.sequence_tests.assign(paired=comparison.sequence_tests["paired"].astype(bool))
+        rows = rows.sort_values("adjusted", kind="stable")
         caption = f"Differences from {comparison.baseline_group} over sequences"
+        at_floor = (rows["p"] <= smallest_p()).tolist()
         tables["sequences-table"] = table_data(
-            rows.sort_values("adjusted", kind="stable"), caption, limit=_ROWS, digits=9
+            rows, caption, limit=_ROWS, digits=9, upper_bounds={"p": at_floor, "adjusted": at_floor}
         )
     return tables
 

@@ -46,6 +46,12 @@ class Run:
     heatmaps: pd.DataFrame = dataclasses.field(default_factory=lambda: pd.DataFrame(columns=_HEATMAPS))
     """Columns figure, panel, row, column, value, row_title, column_title, value_title: the cells of heat maps."""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the model's weights are those that a seed gave it, before any training."""
+        built = any(key.startswith("model.architecture.") for key in self.config)
+        return built or bool(self.config.get("model.random_init")) or self.config.get("model.step") == 0
+
 
 def read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Runs in the given folders or their direct subfolders, and the failures that sweeps recorded there.

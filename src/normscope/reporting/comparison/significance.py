@@ -1,18 +1,19 @@
 """Means over seeds and over sequences: their confidence intervals, and tests of the differences between them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import scipy.stats
 
-CONFIDENCE = 0.95
-RESAMPLES = 5_000
-"""Bootstrap samples; no p-value is below the reciprocal of one more."""
+from normscope.statistics.intervals import CONFIDENCE, Sample, mean_test
 
-_AT_ONCE = 2_000_000
-"""Numbers drawn at a time."""
+FEWEST_PAIRS, FEWEST_UNPAIRED = 5, 10
+"""Sequences below which nothing is tested. Unpaired groups may be of different spread, which takes more of them to see."""
+
+_ROUNDING = 1e-6
+"""Relative differences that rounding in single precision can cause."""
 
 _EXTREME = re.compile(r"(^|[/_])(min|max)$")
 
@@ -87,81 +88,63 @@ def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 
 def over_sequences(samples: Mapping[str, Sequence[pd.DataFrame]], baseline: str) -> pd.DataFrame:
-    """Bootstrap tests of every group's means over tokens against the baseline's: whole sequences are drawn with replacement.
+    """Tests of every group's means over tokens against the baseline's, with whole sequences as the sample.
 
-    A sequence's tokens depend on each other, so tokens must not be drawn singly. Where both groups have the same sequences,
-    each draw takes them from both (paired), which leaves out what makes sequences differ. Runs of a group are averaged by
-    sequence; metrics whose runs differ in their sequences are left out.
+    A sequence's tokens depend on each other, so tokens must not count singly. Where both groups have the same sequences, their
+    differences are tested (paired), which leaves out what makes sequences differ.
+
+    Rows are left out where no such test is right: with fewer than FEWEST_PAIRS sequences (FEWEST_UNPAIRED in each group, if not
+    paired), and where all differences are equal, or nearly all. Groups of several runs are left out as well: these differ in
+    seeds, so that `tests` compares them.
 
     Args:
         samples: Means of single sequences by group, one table per run: metric, sequence, count, value.
         baseline: The group to compare with.
 
     Returns:
-        group, metric, sequences, paired, difference (of the means over the sequences' tokens), low, high (percentiles of the
-        bootstrap, 95% confidence), p (two-sided: how often the centred bootstrap is as far from zero), and adjusted: p by
-        Benjamini and Hochberg, over all rows.
-
-    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, sections 13.3 and 16.2.
+        group, metric, sequences (of the group), paired, difference (of the means over the sequences' tokens), low, high (95%
+        confidence), p, and adjusted: p by Benjamini and Hochberg, over all rows. See `mean_test`; both are upper bounds where p
+        is `smallest_p()`.
     """
-    averaged = {group: _averaged(tables) for group, tables in samples.items()}
-    reference = averaged.get(baseline, {})
-    rows: list[dict[str, object]] = []
-    for group, own in averaged.items():
-        if group != baseline:
-            shared = [metric for metric in own if metric in reference]
-            rows += [{"group": group, "metric": name, **_bootstrapped(own[name], reference[name])} for name in shared]
+    single = {group: _by_metric(tables[0]) for group, tables in samples.items() if len(tables) == 1}
+    reference = single.pop(baseline, {})
+    rows = [
+        {"group": group, "metric": metric, **test}
+        for group, own in single.items()
+        for metric in own
+        if metric in reference and (test := _tested(own[metric], reference[metric])) is not None
+    ]
     names = ["group", "metric", "sequences", "paired", "difference", "low", "high", "p"]
     table = pd.DataFrame(rows, columns=names)
     return table.assign(adjusted=scipy.stats.false_discovery_control(table["p"]) if len(table) else table["p"])
 
 
-def _averaged(tables: Sequence[pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Count and mean over runs by sequence, for every metric whose runs have the same sequences."""
-    by_metric: dict[str, list[pd.DataFrame]] = {}
-    for table in tables:
-        for metric, rows in table.groupby("metric", sort=False):
-            by_metric.setdefault(str(metric), []).append(rows.set_index("sequence")[["count", "value"]].sort_index())
+def _by_metric(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Count and value by sequence."""
     return {
-        metric: sum(runs[1:], runs[0]) / len(runs)
-        for metric, runs in by_metric.items()
-        if all(run.index.equals(runs[0].index) for run in runs)
+        str(metric): rows.set_index("sequence")[["count", "value"]].sort_index().astype(float)
+        for metric, rows in table.groupby("metric", sort=False)
     }
 
 
-def _bootstrapped(own: pd.DataFrame, other: pd.DataFrame) -> dict[str, object]:
-    paired = own.index.equals(other.index)
-    difference = _weighted_mean(own) - _weighted_mean(other)
-    drawn = _resampled(own, seed=0) - _resampled(other, seed=0 if paired else 1)
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    # Rounding must not make a difference that no sample changes look like one that some do.
-    extreme = np.abs(drawn - difference) >= np.abs(difference) * (1 - 1e-9)
-    return {
-        "sequences": len(own),
-        "paired": paired,
-        "difference": difference,
-        "low": low,
-        "high": high,
-        "p": (1 + extreme.sum()) / (1 + RESAMPLES),
-    }
+def _tested(own: pd.DataFrame, other: pd.DataFrame) -> dict[str, object] | None:
+    """The row of a metric; None where no test is right."""
+    paired = own.index.equals(other.index) and own["count"].equals(other["count"])
+    if min(len(own), len(other)) < (FEWEST_PAIRS if paired else FEWEST_UNPAIRED):
+        return None
+    if paired:
+        differences = own.assign(value=own["value"] - other["value"])
+        # Float rounding is no difference.
+        if (differences["value"].abs() <= _ROUNDING * own["value"].abs()).all():
+            return None
+        test = mean_test(_sample(differences))
+    else:
+        test = mean_test(_sample(own), _sample(other))
+    if np.isnan(test.p):
+        return None
+    ends = {"difference": test.mean, "low": test.low, "high": test.high, "p": test.p}
+    return {"sequences": len(own), "paired": paired} | {name: float(end) for name, end in ends.items()}
 
 
-def _weighted_mean(table: pd.DataFrame) -> float:
-    return float((table["count"] * table["value"]).sum() / table["count"].sum())
-
-
-def _resampled(table: pd.DataFrame, seed: int) -> np.ndarray:
-    """Means over the tokens of RESAMPLES samples of the sequences."""
-    counts = table["count"].to_numpy(dtype=np.float64)
-    sums = counts * table["value"].to_numpy()
-    return np.concatenate([(draws @ sums) / (draws @ counts) for draws in _draws(len(table), seed)])
-
-
-def _draws(sequences: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each sequence is in each sample, in pieces."""
-    generator = np.random.default_rng(seed)
-    piece = max(1, _AT_ONCE // sequences)
-    for start in range(0, RESAMPLES, piece):
-        size = min(piece, RESAMPLES - start)
-        chosen = generator.integers(sequences, size=(size, sequences)) + sequences * np.arange(size)[:, None]
-        yield np.bincount(chosen.ravel(), minlength=size * sequences).reshape(size, sequences).astype(np.float64)
+def _sample(table: pd.DataFrame) -> Sample:
+    return Sample(table["value"].to_numpy(), table["count"].to_numpy())

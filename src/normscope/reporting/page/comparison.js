@@ -83,8 +83,8 @@ function mountCurves(families) {
 const csvOf = (rows) => rows.map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join()).join("\n");
 
 function latexOf(rows) {
-  const commands = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "−": "$-$" };
-  const escaped = (text) => text.replace(/[\\~^&%$#_{}−]/g, (sign) => commands[sign] ?? `\\${sign}`);
+  const commands = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "−": "$-$", "≤": "$\\le$" };
+  const escaped = (text) => text.replace(/[\\~^&%$#_{}−≤]/g, (sign) => commands[sign] ?? `\\${sign}`);
   const lines = rows.map((row) => `${row.map(escaped).join(" & ")} \\\\`);
   return [`\\begin{tabular}{${"l".repeat(rows[0].length)}}`, "\\toprule", lines[0], "\\midrule", ...lines.slice(1), "\\bottomrule", "\\end{tabular}"].join("\n");
 }

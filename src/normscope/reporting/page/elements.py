@@ -97,6 +97,7 @@ def table_data(
     ranked_by: Sequence[str] = (),
     *,
     meanings: Mapping[str, str] = MappingProxyType({}),
+    upper_bounds: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     limit: int = SHOWN_ROWS,
     digits: int = 5,
 ) -> dict[str, Any]:
@@ -107,6 +108,7 @@ def table_data(
         caption: What it shows, and where the rest is if it is cut.
         ranked_by: Columns to sort by, largest magnitude first.
         meanings: What the columns mean, as far as that is known.
+        upper_bounds: By column, which of its numbers are upper bounds, in the order of the rows as they are shown.
         limit: Number of rows to keep.
         digits: Significant digits to keep; the reader sees three, and the others serve to sort.
     """
@@ -118,7 +120,10 @@ def table_data(
     for name, values in rows.head(limit).items():
         kind = "word" if not _is_numeric(values) else "integer" if pd.api.types.is_integer_dtype(values) else "number"
         plain = [_plain(value, kind, digits) for value in values]
-        columns.append({"name": str(name), "about": meanings.get(str(name), ""), "kind": kind, "values": plain})
+        column = {"name": str(name), "about": meanings.get(str(name), ""), "kind": kind, "values": plain}
+        if name in upper_bounds:
+            column["bounds"] = [bool(bound) for bound in upper_bounds[str(name)]][:limit]
+        columns.append(column)
     return {"caption": caption, "columns": columns}
 
 

@@ -8,8 +8,8 @@ const formatInteger = (value) => withSign(grouped(String(Math.abs(value))), valu
 function buildTable({ caption, columns }) {
   const head = make("tr", {}, ...columns.map(({ name, about, kind }) =>
     make("th", { scope: "col", title: about, className: kind === "word" ? "word" : "" }, make("button", { type: "button" }, name))));
-  const rows = columns.length ? columns[0].values.map((_, at) => make("tr", {}, ...columns.map(({ kind, values }) => {
-    const cell = make("td", { className: kind === "word" ? "word" : "" }, cellText(values[at], kind));
+  const rows = columns.length ? columns[0].values.map((_, at) => make("tr", {}, ...columns.map(({ kind, values, bounds }) => {
+    const cell = make("td", { className: kind === "word" ? "word" : "" }, (bounds?.[at] ? "≤ " : "") + cellText(values[at], kind));
     if (kind === "word" && cell.textContent.length > 40) cell.title = cell.textContent;
     return cell;
   }))) : [];
