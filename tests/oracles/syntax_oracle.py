@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import scipy.optimize
 import scipy.special
+import scipy.stats
 import torch
 
 from normscope.analyses.feedforward.options import Bias
@@ -67,7 +68,6 @@ SINKS = {
 }
 DIRECTIONS = ("dependent-head", "head-dependent")
 HALVES = ("odd", "even", "both")
-Z = 1.959963984540054
 
 
 class Sentences(Corpus):
@@ -207,8 +207,16 @@ def share(correct: Sequence[float], counts: Sequence[float]) -> dict[str, float]
     p = c.sum() / n.sum()
     if len(n) < 2:
         return {"share": p, "low": np.nan, "high": np.nan}
-    deviation = np.sqrt(((c - p * n) ** 2).sum() * len(n) / (len(n) - 1)) / n.sum()
-    return {"share": p, "low": max(0.0, p - Z * deviation), "high": min(1.0, p + Z * deviation)}
+    # As if every sentence were a single trial, unless its arcs are seen to differ.
+    trials = 1 / ((n / n.sum()) ** 2).sum()
+    if 0 < c.sum() < n.sum():
+        error = ((c - p * n) ** 2).sum() * len(n) / (len(n) - 1) / n.sum() ** 2
+        independent = p * (1 - p) / error if error > 0 else np.inf
+        trials = sorted([trials, independent, n.sum()])[1]
+    right, wrong = p * trials, trials - p * trials
+    low = scipy.stats.beta.ppf(0.025, right, wrong + 1) if c.sum() else 0.0
+    high = scipy.stats.beta.ppf(0.975, right + 1, wrong) if c.sum() < n.sum() else 1.0
+    return {"share": p, "low": float(low), "high": float(high)}
 
 
 class Counted:

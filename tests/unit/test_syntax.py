@@ -3,12 +3,14 @@
 import contextlib
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 
 from normscope.analyses.syntax.probes import MapFile, Sample
-from normscope.analyses.syntax.scoring import spanning_trees
+from normscope.analyses.syntax.scoring import Moments, spanning_trees
 from normscope.errors import InputError
 from tests.end_to_end.shell import draw_nothing, run_here
 from tests.treebank import TREEBANK, write_treebank
@@ -154,3 +156,64 @@ def test_maps_of_training_sentences_are_kept_in_a_file(monkeypatch):
                 InputError, match="analysis.syntax.train_sentences: the maps of the training sentences do"
             ):
                 file.keep(samples[0])
+
+
+def _interval(correct, arcs):
+    """Share and interval from the correct arcs and all arcs of each sentence, the last axis."""
+    correct, arcs = np.asarray(correct), np.asarray(arcs)
+    sums = (correct, correct**2, correct * arcs, arcs, arcs**2, arcs > 0)
+    moments = Moments(*(values.sum(axis=-1) for values in sums))
+    return (moments.share, *moments.interval())
+
+
+@pytest.mark.parametrize(("right", "sentences"), [(3, 3), (0, 3), (17, 20), (1, 40), (40, 40)])
+def test_intervals_of_single_arcs_are_exact(right, sentences):
+    """Sentences with one arc each are independent trials, up to S/(S − 1)."""
+    share, low, high = _interval([1] * right + [0] * (sentences - right), [1] * sentences)
+    exact = scipy.stats.binomtest(right, sentences).proportion_ci(method="exact")
+    assert share == right / sentences
+    assert (float(low), float(high)) == pytest.approx((exact.low, exact.high), abs=0.5 / sentences**2)
+    if right in (0, sentences):
+        assert (float(low), float(high)) == pytest.approx((exact.low, exact.high))
+
+
+@pytest.mark.parametrize(
+    ("correct", "arcs", "trials"),
+    [
+        ([2, 2, 2], [2, 2, 2], 3),  # nothing shows how the arcs of a sentence depend on each other
+        ([4, 0, 4, 0], [4, 4, 4, 4], 4),  # 0.25 / (4/3 · 4 · 2² / 16²) = 3 is less than there are sentences
+        ([1, 1, 1, 1], [2, 2, 2, 2], 8),  # no more than there are arcs
+        ([3, 1, 4, 2], [4, 4, 4, 4], 0.234375 / (4 / 3 * (0.5**2 + 1.5**2 + 1.5**2 + 0.5**2) / 16**2)),
+        ([0, 0, 0, 0], [1, 1, 1, 5], 64 / 28),
+    ],
+    ids=["all right", "together", "apart", "between", "unequal"],
+)
+def test_arcs_of_a_sentence_count_as_fewer(correct, arcs, trials):
+    share, low, high = _interval(correct, arcs)
+    right, wrong = share * trials, (1 - share) * trials
+    assert low == pytest.approx(scipy.stats.beta.ppf(0.025, right, wrong + 1) if right else 0.0)
+    assert high == pytest.approx(scipy.stats.beta.ppf(0.975, right + 1, wrong) if wrong else 1.0)
+
+
+def test_a_single_sentence_has_no_interval():
+    share, low, high = _interval([[1, 0], [2, 0], [0, 0]], [[2, 0], [2, 0], [0, 0]])
+    assert share.tolist()[:2] == [0.5, 1.0]
+    assert np.isnan(low).all()
+    assert np.isnan(high).all()
+
+
+@pytest.mark.parametrize("sentences", [2, 5, 30])
+@pytest.mark.parametrize("dependence", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("rate", [0.5, 0.9, 0.98])
+def test_intervals_have_a_width_and_hold_the_rate(rate, dependence, sentences):
+    """In at least 95% of simulated treebanks, less three standard errors of 1,000 of them."""
+    generator = np.random.default_rng([sentences, int(10 * dependence), int(100 * rate)])
+    arcs = 1 + generator.poisson(2, size=(1_000, sentences))
+    own = np.full(arcs.shape, rate)
+    if dependence == 1:
+        own = (generator.random(arcs.shape) < rate).astype(float)
+    elif dependence:
+        own = generator.beta(rate * (1 / dependence - 1), (1 - rate) * (1 / dependence - 1), size=arcs.shape)
+    _, low, high = _interval(generator.binomial(arcs, own), arcs)
+    assert (high - low).min() > 0.01
+    assert ((low <= rate) & (rate <= high)).mean() >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 1_000)

@@ -1,9 +1,10 @@
-"""Confidence intervals of means, and a test of means that is right for few observations."""
+"""Confidence intervals of means and shares, and a test of means that is right for few observations."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.special
 import scipy.stats
 from jaxtyping import Float
 
@@ -40,6 +41,28 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
     error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
     half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
     return Interval(mean, mean - half, mean + half)
+
+
+def share_interval(
+    share: Float[np.ndarray, "*shares"], trials: Float[np.ndarray, "*shares"]
+) -> tuple[Float[np.ndarray, "*shares"], Float[np.ndarray, "*shares"]]:
+    """The 95% interval of a share of successes among independent trials, by Clopper and Pearson.
+
+    Its ends are the shares under which so many successes, or so few, have a probability of 2.5%; it is never of width zero. NaN
+    where share or trials are.
+
+    Args:
+        share: In [0, 1].
+        trials: Their number, which may be fractional: an effective number of dependent trials.
+
+    Source: Clopper & Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
+    """
+    tail = (1 - CONFIDENCE) / 2
+    right, wrong = share * trials, (1 - share) * trials
+    low = np.where(right > 0, scipy.special.betaincinv(np.where(right > 0, right, np.nan), wrong + 1, tail), 0.0)
+    high = np.where(wrong > 0, scipy.special.betaincinv(right + 1, np.where(wrong > 0, wrong, np.nan), 1 - tail), 1.0)
+    known = np.isfinite(right)
+    return np.where(known, low, np.nan), np.where(known, high, np.nan)
 
 
 class Sample(NamedTuple):

@@ -18,8 +18,8 @@ _CANDIDATES = (
     "Which keys compete: `all`, `no_self` (without the word itself), `no_special` (without special tokens) or `words` (without "
     "both)."
 )
-_LOW = "Lower end of the 95% interval over sentences; missing with fewer than two."
-_HIGH = "Upper end of the 95% interval over sentences; missing with fewer than two."
+_LOW = "Lower end of the 95% interval (Clopper–Pearson) over sentences; missing with fewer than two."
+_HIGH = "Upper end of the 95% interval (Clopper–Pearson) over sentences; missing with fewer than two."
 
 OUTPUTS = Outputs(
     tables={

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normscope.analyses.syntax.arcs import Arcs
 from normscope.maths.transfers import to_device
+from normscope.statistics.intervals import share_interval
 
 CANDIDATES = ("all", "no_self", "no_special", "words")
 DIRECTIONS = ("dependent-head", "head-dependent")
@@ -43,18 +44,23 @@ class Moments(NamedTuple):
             return np.asarray(self.correct / np.asarray(self.arcs, dtype=float))
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """The 95% interval p ± 1.96 s of the share, with sentences as the sample.
+        """The 95% interval of the share by Clopper and Pearson, with sentences as the sample.
 
-        s² = S/(S−1) Σ (c − p n)² / (Σ n)², the linearised variance of a ratio over S sentences. NaN with fewer than two.
+        The arcs of a sentence depend on each other. They count as n* = p(1 − p)/s² independent ones, where s² = S/(S−1)
+        Σ (c − p n)² / (Σ n)² is the linearised variance of a ratio over S sentences. n* is at most Σ n, and at least
+        (Σ n)² / Σ n²: the arcs of a sentence then are all right or all wrong together. This is n* where all arcs are right, or
+        all wrong, which does not show how they depend on each other. NaN with fewer than two sentences.
 
-        Source: Cochran 1977, Sampling Techniques, section 6.3.
+        Source: Korn & Graubard 1998, Survey Methodology 24(2), pages 193-201; Cochran 1977, Sampling Techniques, section 6.3.
         """
-        p = self.share
+        p, arcs = self.share, np.asarray(self.arcs, dtype=float)
         residual = np.maximum(self.squares - 2 * p * self.products + p**2 * self.arc_squares, 0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            variance = residual * (self.sentences / (self.sentences - 1.0)) / np.asarray(self.arcs, dtype=float) ** 2
-        half = np.where(self.sentences > 1, 1.959963984540054 * np.sqrt(variance), np.nan)
-        return np.asarray(np.clip(p - half, 0, 1)), np.asarray(np.clip(p + half, 0, 1))
+            variance = residual * (self.sentences / (self.sentences - 1.0)) / arcs**2
+            fewest = np.where(self.sentences > 1, arcs**2 / self.arc_squares, np.nan)
+            # fmax: 0/0, where all arcs are right or all are wrong, is the fewest.
+            effective = np.fmax(np.minimum(p * (1 - p) / variance, arcs), fewest)
+        return share_interval(p, np.where(np.isnan(fewest), np.nan, effective))
 
 
 def correct_arcs(

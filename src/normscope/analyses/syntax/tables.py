@@ -92,6 +92,11 @@ class SyntaxReport:
         return _moments(np.moveaxis(self._with_both(self.correct, 5), 1, 0), self._all_arcs)
 
     @cached_property
+    def _intervals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Their ends."""
+        return self._moments.interval()
+
+    @cached_property
     def _all_arcs(self) -> np.ndarray:
         """moment, half (both included), relation."""
         return self._with_both(self.arcs, 1)
@@ -119,7 +124,7 @@ class SyntaxReport:
 
     @cached_property
     def _head_table(self) -> pd.DataFrame:
-        low, high = self._moments.interval()
+        low, high = self._intervals
         table = tidy(
             {
                 "accuracy": self._moments.share,
@@ -162,7 +167,7 @@ class SyntaxReport:
     def _best(self) -> pd.DataFrame:
         """The best head (or layer) of every relation by measure, chosen on one half and scored on the other."""
         share = np.nan_to_num(self._moments.share, nan=-1.0)
-        low, high = self._moments.interval()
+        low, high = self._intervals
         measures = np.array([measure for measure, _ in self._maps])
         single = np.array([head > 0 for _, head in self._maps])
         rows = []
