@@ -128,7 +128,7 @@ def test_the_page_in_a_browser(sweep):
     )
     assert shown.count('aria-roledescription="rect mark container"') >= 3, "a map, another, and their difference"
     axes = re.findall(r"Y-axis (?:for a discrete scale )?(?:titled &#39;|titled ')(.+?)(?:&#39;|') ", shown)
-    assert {"mixing ratio", "‖f(x)‖", "expansion rate"} <= set(axes), "axes are titled in words"
+    assert {"mixing ratio (%)", "‖f(x)‖", "expansion rate"} <= set(axes), "axes are titled in words"
     assert "attn_n" not in re.sub(r"<script.*?</script>|<table.*?</table>|<option.*?</option>", "", shown, flags=re.S)
     assert re.search(r'<select id="along">.*</select>', shown)
 
@@ -348,8 +348,8 @@ def test_curves_have_titles_and_axes_in_words():
         "mixing_method_mean": (
             "Mixing ratios",
             {
-                "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio"),
-                "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio"),
+                "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio (%)"),
+                "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio (%)"),
             },
         ),
         "norms_f_category": (
@@ -488,14 +488,20 @@ def test_p_values_at_their_floor_are_upper_bounds(tmp_path, sequences):
     assert "bounds" not in columns["low"]
 
 
-def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10)):
+def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10), depth=10, names=("cls", "all")):
     rows = [
         {"group": group, "figure": figure, "panel": panel, "row": str(layer), "column": name, "value": layer + shift}
         for panel in ("Attn-W: weights", "Attn-N: vectors")
         for layer in layers
-        for name in ("cls", "all")
+        for name in names
     ]
-    return pd.DataFrame(rows).assign(row_title="layer", column_title="category", value_title="mixing ratio (%)")
+    titles = {"row_title": "layer", "column_title": "category", "value_title": "mixing ratio (%)"}
+    return pd.DataFrame(rows).assign(depth=depth, **titles)
+
+
+def _values(cells):
+    """By row and column."""
+    return dict(zip(zip(cells["row"], cells["column"], strict=True), cells["value"], strict=True))
 
 
 def test_maps_of_groups_are_beside_those_of_the_baseline():
@@ -505,11 +511,73 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     figure = found["mixing/heatmap"]
     assert figure["title"] == "Mixing ratios"
     assert (figure["rows"], figure["columns"]) == (["1", "2", "10"], ["[CLS]", "all"])
-    assert figure["panels"]["Attn-N: vectors"]["b"] == {
-        "row": ["1", "1", "2", "2"],
-        "column": ["[CLS]", "all", "[CLS]", "all"],
-        "value": [1.5, 1.5, 2.5, 2.5],
+    assert not figure["byDepth"]
+    panel = figure["panels"]["Attn-N: vectors"]
+    assert (panel["label"], panel["difference"]) == ("mixing ratio (%)", "difference (percentage points)")
+    assert list(panel["maps"]) == ["a", "b"]
+    layers = {"1": 1.5, "2": 2.5, "10": None}
+    assert _values(panel["maps"]["b"]) == {
+        (row, name): value for row, value in layers.items() for name in ("[CLS]", "all")
     }
+    assert list(panel["differences"]) == ["b"]
+    change = {"1": 0.5, "2": 0.5, "10": None}
+    assert _values(panel["differences"]["b"]) == {
+        (row, name): value for row, value in change.items() for name in ("[CLS]", "all")
+    }
+    assert panel["maps"]["b"].keys() == {"row", "column", "value"}
+
+
+@pytest.mark.parametrize(("deep", "shallow"), [(12, 6), (3, 2), (5, 4), (2, 1)])
+def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, shallow):
+    """At every depth, the difference is that of the layers that are there."""
+    cells = pd.concat(
+        [
+            _cells("a", layers=range(1, shallow + 1), depth=shallow, names=("cls",)),
+            _cells("b", 100.0, layers=range(1, deep + 1), depth=deep, names=("cls",)),
+        ]
+    )
+    figure = heatmap_data(cells, "a")["mixing/heatmap"]
+    assert figure["byDepth"]
+    panel = figure["panels"]["Attn-N: vectors"]
+    for group, depth in (("a", shallow), ("b", deep)):
+        found = panel["maps"][group]
+        assert found["row"] == [f"{layer} of {depth}" for layer in range(1, depth + 1)]
+        assert found["from"] == pytest.approx(np.arange(depth) / depth, abs=1e-6)
+        assert found["to"] == pytest.approx(np.arange(1, depth + 1) / depth, abs=1e-6)
+    change = panel["differences"]["b"]
+    assert change["from"][1:] == change["to"][:-1]
+    assert (change["from"][0], change["to"][-1]) == (0, 1)
+    for start, end, row, value in zip(*(change[name] for name in ("from", "to", "row", "value")), strict=True):
+        middle = (start + end) / 2
+        one, other = int(middle * deep) + 1, int(middle * shallow) + 1
+        assert row == f"{one} of {deep} − {other} of {shallow}"
+        assert value == 100 + one - other
+
+
+def test_layers_that_a_run_left_out_have_no_difference():
+    cells = pd.concat([_cells("a", layers=(1, 2), depth=2), _cells("b", layers=(1, 4), depth=4)])
+    panel = heatmap_data(cells, "a")["mixing/heatmap"]["panels"]["Attn-N: vectors"]
+    assert {row: value for (row, _), value in _values(panel["differences"]["b"]).items()} == {
+        "1 of 4 − 1 of 2": 0,
+        "2 of 4 − 1 of 2": None,
+        "3 of 4 − 2 of 2": None,
+        "4 of 4 − 2 of 2": 2,
+    }
+
+
+def test_runs_know_the_depth_of_their_model(tmp_path):
+    assert _run(tmp_path, curves=[("a", 2, 2 / 7, 1.0), ("a", 5, 5 / 7, 2.0)]).depth == 7
+    assert _run(tmp_path).depth is None
+    maps = _cells("").drop(columns=["group", "depth"])
+    runs = [
+        dataclasses.replace(_run(tmp_path, name=f"of {depth}", curves=[("a", 1, 1 / depth, 1.0)]), heatmaps=maps)
+        for depth in (10, 20)
+    ]
+    depths = compare_runs.compared(runs, []).heatmaps.groupby("group")["depth"].unique()
+    assert depths.map(list).to_dict() == {"of 10": [10], "of 20": [20]}
+    without = [dataclasses.replace(run, curves=run.curves.head(0)) for run in runs]
+    cells = compare_runs.compared(without, []).heatmaps
+    assert not heatmap_data(cells, "of 10")["mixing/heatmap"]["byDepth"], "of unknown depth: layer by layer"
 
 
 def test_a_sweep_keeps_what_comparisons_need(sweep):

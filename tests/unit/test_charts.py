@@ -101,8 +101,11 @@ def test_heat_maps_hold_every_cell():
     assert len(rows(chart(panels))) == 4
     grid = HeatmapGrid(GRID, "category", {"value": "a value"}, "layer", "head", "caption", diverging=True)
     (part,) = chart(grid)["concat"]
-    assert rows(part)["value"].tolist() == pytest.approx(GRID["value"].tolist(), rel=1e-3)
-    assert part["spec"]["encoding"]["color"]["scale"]["domain"] == pytest.approx([-2.9, 2.9])
+    cells = ["category", "layer", "head"]
+    named = GRID.assign(category=GRID["category"].map({"cls": "[CLS]", "sep": "[SEP]"}))
+    found = rows(part).set_index(cells)["value"].to_dict()
+    assert found == pytest.approx(named.set_index(cells)["value"].to_dict(), rel=1e-3)
+    assert part["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] == pytest.approx([-2.9, 2.9])
     for values, limits, domain in (
         (1.0, None, [0, 1]),
         (0.3, None, [0, 0.3]),
@@ -111,7 +114,25 @@ def test_heat_maps_hold_every_cell():
     ):
         grid = HeatmapGrid(GRID.assign(value=values), "category", {"value": "a value"}, "layer", "head", "caption")
         (part,) = chart(dataclasses.replace(grid, limits=limits))["concat"]
-        assert part["spec"]["encoding"]["color"]["scale"]["domain"] == domain
+        assert part["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] == domain
+
+
+def test_cells_without_a_value_are_no_zeros():
+    """Cells that are NaN and cells that the table does not have are drawn alike, apart from the scale."""
+    one = GRID[(GRID["head"] == 1)].assign(value=lambda table: table["value"].abs())
+    missing = one.assign(value=one["value"].where(one.index != one.index[0])).iloc[:-1]
+    panels = HeatmapPanels(
+        missing, "category", "layer", "head", "value", "caption", {"sep": "S", "cls": "C"}, "%", (0.0, 1.0)
+    )
+    grid = HeatmapGrid(missing, "category", {"value": "a value"}, "layer", "head", "caption")
+    for spec in (chart(panels), chart(grid)["concat"][0]):
+        assert len(rows(spec)) == 4
+        assert rows(spec)["value"].isna().sum() == 2
+        grey, coloured = spec["spec"]["layer"][:2]
+        assert grey["mark"]["color"] == "@missing"
+        assert grey["transform"] == [{"filter": "!isValid(datum.value)"}]
+        assert coloured["transform"] == [{"filter": "isValid(datum.value)"}]
+        assert "color" in coloured["encoding"]
 
 
 def test_profiles_hold_the_furthest_series():

@@ -5,19 +5,22 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
-from normscope.analyses.findings import Lines, Scatter, WordMaps
+from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Scatter, WordMaps
 from normscope.api.picture import Picture
 from normscope.config.schema import FigureFormat, FigureOptions
+from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
 from normscope.reporting import drawing
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.drawing import draw, laid_out
 from normscope.reporting.figures.style import read_style, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.reporting.palette import MISSING
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -49,6 +52,41 @@ def word_map(words: list[str], title: str) -> WordMaps:
         frame="gold",
         caption=title,
     )
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("diverging", [False, True])
+def test_cells_without_a_value_have_no_colour_of_the_scale(diverging):
+    table = pd.DataFrame(
+        {"category": "cls", "layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": [0.0, 1.0, np.nan, 0.5]}
+    )
+    grid = HeatmapGrid(table, "category", {"value": "a value"}, "layer", "head", "caption", diverging=diverging)
+    panels = HeatmapPanels(table, "category", "layer", "head", "value", "caption", {"cls": "C"}, "%", (0.0, 1.0))
+    for canvas in (laid_out(grid), laid_out(panels)):
+        axes = next(axes for axes in canvas.axes if axes.images)
+        (image,) = axes.images
+        pixels = image.cmap(image.norm(image.get_array()))
+        assert pixels[1, 0][3] == 0, "transparent"
+        background = np.array(axes.get_facecolor()[:3])
+        colours = image.cmap(np.linspace(0, 1, 256))[:, :3]
+        assert np.abs(colours - background).max(axis=1).min() > 0.1
+
+
+def test_pages_and_figures_share_their_colours():
+    style = (CHECKOUT / "src/normscope/reporting/page/page.css").read_text()
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6}[^;]*);", part)) for part in style.split("@media", 1))
+    assert light["missing"] == MISSING
+    light |= {name: light[f"paper-{name}"] for name in ("sequential", "diverging")}
+    for theme in (light, dark):
+        for scale in ("sequential", "diverging"):
+            stops = np.array([_channels(colour) for colour in theme[scale].split(", ")])
+            places = np.linspace(0, len(stops) - 1, 256)
+            colours = np.stack([np.interp(places, range(len(stops)), channel) for channel in stops.T], axis=1)
+            assert np.abs(colours - _channels(theme["missing"])).max(axis=1).min() > 25
+
+
+def _channels(colour):
+    return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
 
 
 @pytest.mark.draws

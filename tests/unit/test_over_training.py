@@ -162,7 +162,7 @@ def test_the_page_of_checkpoints(tmp_path, capsys):
     assert 'id="training"' in page
     assert 'id="layers"' not in page, "the same curves are not shown twice"
     data = json.loads(re.search(r'id="training-data">(.*?)</script>', page)[1])
-    assert data["whole"]["mixing/attn_n/mean"]["run"]["mean"] == [0.5, 1.5, 10.5, 100.5]
+    assert data["whole"]["mixing/attn_n/mean"]["run"]["mean"] == [50, 150, 1050, 10050], "in per cent"
     (panel,) = data["families"]["mixing_method_mean"]["panels"]
     assert panel["groups"]["run"]["layer"] == [1] * 4 + [2] * 4
     assert panel["groups"]["run"]["step"] == STEPS * 2

@@ -83,7 +83,7 @@ OUTPUTS = Outputs(
         "<aligner>/<rate>": "`aer`, `precision` and `recall` of another aligner.",
     },
     curves={"<method>/<setting>/aer": "Alignment error rate of a layer as a whole."},
-    labels={"<method>/<setting>/aer": "alignment error rate"},
+    labels={"<method>/<setting>/aer": "alignment error rate (%)"},
     names={
         "attn_w": "weights",
         "attn_n": "vectors",

@@ -50,7 +50,7 @@ class Outputs:
     curves: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Values by layer."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What is on the y-axis of the curves, by the same names."""
+    """What is on the y-axis of the curves, by the same names. Values are drawn in per cent where it ends in `(%)`."""
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Titles of what placeholders stand for: of `attn_w`, say, in `<method>/mean`. Others are their own titles."""
 

@@ -9,6 +9,8 @@ from matplotlib import rcsetup
 COLOURS = mpl.colormaps["Blues"]
 # Differences: zero is white.
 DIVERGING = mpl.colormaps["PuOr_r"]
+# Cells without a value, as on the page: no colour of either scale, least of all that of zero.
+MISSING = "#a4a49c"
 # Okabe and Ito's palette: distinct for all common kinds of colour vision.
 LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 CATEGORY_COLOURS = {

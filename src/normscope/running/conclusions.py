@@ -121,7 +121,7 @@ def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
         case HeatmapGrid():
             for name, rows in figure.table.groupby(figure.grid_row, sort=False):
                 for value, title in figure.values.items():
-                    yield _cells(rows, figure, value, f"{title}, {name}", title)
+                    yield _cells(rows, figure, value, f"{title}, {name}", figure.value_label or title)
 
 
 def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, panel: str, title: str) -> pd.DataFrame:

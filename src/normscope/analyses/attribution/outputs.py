@@ -113,6 +113,6 @@ OUTPUTS = Outputs(
     curves={
         "<method>/itself": "Mean share of a token's vector that comes from the token itself, from the input up to the layer.",
     },
-    labels={"<method>/itself": "share from the token itself"},
+    labels={"<method>/itself": "share from the token itself (%)"},
     names=METHODS,
 )

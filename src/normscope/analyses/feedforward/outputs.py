@@ -60,7 +60,7 @@ OUTPUTS = Outputs(
         "<method>/min": "Smallest mixing ratio of a token in any chosen layer.",
         "change/<step>": "Mean over layers and sequences of 1 − Spearman's ρ of the flattened maps before and after the step.",
     },
-    labels={"<method>/mean": "mixing ratio", "change/<step>": "1 − Spearman’s ρ"},
+    labels={"<method>/mean": "mixing ratio (%)", "change/<step>": "1 − Spearman’s ρ"},
     names=TITLES,
     curves={
         "<method>/mean": "Mean mixing ratio of all tokens.",

@@ -26,6 +26,6 @@ OUTPUTS = Outputs(
         "<method>/min": "Smallest mixing ratio of a token in any chosen layer.",
     },
     curves={"<method>/mean": "Mean mixing ratio of all tokens."},
-    labels={"<method>/mean": "mixing ratio"},
+    labels={"<method>/mean": "mixing ratio (%)"},
     names=METHODS,
 )

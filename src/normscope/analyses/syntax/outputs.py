@@ -104,5 +104,5 @@ OUTPUTS = Outputs(
         "<measure>/all": "Largest accuracy over `all` relations of a head (for whole blocks: of the layer), with `words` as "
         "candidates, in either direction.",
     },
-    labels={"<measure>/uuas": "undirected arcs found", "<measure>/all": "largest accuracy of a head"},
+    labels={"<measure>/uuas": "undirected arcs found (%)", "<measure>/all": "largest accuracy of a head (%)"},
 )

@@ -51,8 +51,8 @@ class RunComparison:
     sequence_tests: pd.DataFrame
     """Differences between means over tokens, tested with sequences as the sample; see `significance.over_sequences`."""
     heatmaps: pd.DataFrame
-    """Cells of heat maps, as means over seeds: group, figure, panel, row, column, value, row_title, column_title,
-    value_title."""
+    """Cells of heat maps, as means over seeds: group, depth (number of layers), figure, panel, row, column, value, row_title,
+    column_title, value_title."""
     training: pd.DataFrame
     """Means over seeds at every training step, for models with several; see `training.over_training`."""
     crossings: pd.DataFrame
@@ -220,12 +220,16 @@ def _sequences_by_group(runs: Sequence[Run], groups: Sequence[str]) -> dict[str,
 
 def _heatmaps(runs: Sequence[Run], groups: Sequence[str]) -> pd.DataFrame:
     """The cells of the runs' heat maps, averaged over the runs of a group."""
-    tables = [run.heatmaps.assign(group=group) for run, group in zip(runs, groups, strict=True) if len(run.heatmaps)]
+    tables = [
+        run.heatmaps.assign(group=group, depth=run.depth)
+        for run, group in zip(runs, groups, strict=True)
+        if len(run.heatmaps)
+    ]
     if not tables:
-        return runs[0].heatmaps.assign(group="").head(0)
+        return runs[0].heatmaps.assign(group="", depth=0).head(0)
     cells = pd.concat(tables, ignore_index=True)
     keys = [name for name in cells.columns if name != "value"]
-    return cells.groupby(keys, sort=False)["value"].mean().reset_index()
+    return cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

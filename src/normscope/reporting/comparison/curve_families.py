@@ -9,6 +9,16 @@ from normscope.analyses.paper_tables import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
 
 
+def is_percentage(label: str) -> bool:
+    """Whether the label of an axis or of colours is that of numbers in per cent."""
+    return label.endswith("(%)")
+
+
+def unitless(label: str) -> str:
+    """The label without its unit."""
+    return label.removesuffix(" (%)")
+
+
 @dataclasses.dataclass(frozen=True)
 class Panel:
     """How one curve is shown."""
@@ -17,6 +27,11 @@ class Panel:
     """What distinguishes it within its family; empty if the label says it."""
     label: str
     """Title of the y-axis."""
+
+    @property
+    def factor(self) -> float:
+        """What values are multiplied by to be drawn: 100 in per cent."""
+        return 100.0 if is_percentage(self.label) else 1.0
 
 
 @dataclasses.dataclass
@@ -52,7 +67,7 @@ def families(names: Iterable[str]) -> dict[str, Family]:
         if not match.groupdict():
             result.setdefault(owner, Family(title)).panels[full] = Panel("", label)
             continue
-        heading = title if label in title.lower() else f"{title}: {label}"
+        heading = title if unitless(label) in title.lower() else f"{title}: {unitless(label)}"
         meaning = info.outputs.curves[pattern].replace("`", "")
         family = result.setdefault(_file_name(owner, pattern), Family(heading, meaning))
         family.panels[full] = Panel(", ".join(_titled(info, *item) for item in match.groupdict().items()), label)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from markupsafe import Markup, escape
 
-from normscope.reporting.comparison.curve_families import families
+from normscope.reporting.comparison.curve_families import Panel, families, is_percentage
 from normscope.reporting.comparison.map_pairs import heatmap_data
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
@@ -74,6 +74,7 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
             maps=script_data(maps) if maps else None,
             map_figures={name: figure["title"] for name, figure in maps.items()},
             map_groups=groups,
+            maps_by_depth=any(figure["byDepth"] for figure in maps.values()),
             resamples=RESAMPLES,
             fewest_pairs=FEWEST_PAIRS,
             fewest_unpaired=FEWEST_UNPAIRED,
@@ -141,14 +142,19 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
 def _curves(comparison: "RunComparison") -> dict[str, Any]:
     """Curves by family: its title and meaning, and its panels with the lines of every run and of means over seeds."""
     layers = comparison.values[comparison.values["layer"] > 0]
-    runs = {name: _lines(rows, "label") for name, rows in layers.groupby("metric", sort=False)}
-    means = {name: _lines(rows, "group") for name, rows in comparison.seed_curves.groupby("metric", sort=False)}
+    runs = dict(iter(layers.groupby("metric", sort=False)))
+    means = dict(iter(comparison.seed_curves.groupby("metric", sort=False)))
     return {
         key: {
             "title": family.title,
             "meaning": family.meaning,
             "panels": [
-                {"title": panel.title, "label": panel.label, "runs": runs[name], "means": means.get(name, [])}
+                {
+                    "title": panel.title,
+                    "label": panel.label,
+                    "runs": _lines(runs[name], "label", panel.factor),
+                    "means": _lines(means[name], "group", panel.factor) if name in means else [],
+                }
                 for name, panel in family.panels.items()
             ],
         }
@@ -163,10 +169,14 @@ def _training(comparison: "RunComparison") -> dict[str, Any]:
         return {}
     layers = rows[rows["layer"] > 0]
     whole = rows[(rows["layer"] == 0) & ~rows["metric"].map(is_extreme).astype(bool)]
-    columns = {name: _by_training(own) for name, own in rows.groupby(["metric", rows["layer"] > 0], sort=False)}
     named = families(str(name) for name in rows["metric"].unique())
+    panels = {name: panel for family in named.values() for name, panel in family.panels.items()}
+    columns = {
+        (name, by_layer): _by_training(own, panels[str(name)].factor)
+        for (name, by_layer), own in rows.groupby(["metric", rows["layer"] > 0], sort=False)
+    }
     titles = {
-        name: ": ".join(filter(None, (family.title, panel.title or panel.label)))
+        name: ": ".join(filter(None, (family.title, panel.title or panel.label))) + _unit_beyond(panel)
         for family in named.values()
         for name, panel in family.panels.items()
     }
@@ -197,11 +207,16 @@ def _shown_crossings(crossings: pd.DataFrame) -> pd.DataFrame:
     return shown.dropna(axis="columns", how="all")
 
 
-def _by_training(rows: pd.DataFrame) -> dict[str, Any]:
+def _unit_beyond(panel: Panel) -> str:
+    """The unit of a panel whose title says it, where a label has no room."""
+    return " (%)" if panel.title and is_percentage(panel.label) else ""
+
+
+def _by_training(rows: pd.DataFrame, factor: float) -> dict[str, Any]:
     return {
         str(group): {
             **{name: own[name].astype(int).tolist() for name in ("layer", "step")},
-            **{name: _short(own[name]) for name in ("mean", "low", "high")},
+            **{name: _short(factor * own[name]) for name in ("mean", "low", "high")},
         }
         for group, own in rows.groupby("group", sort=False)
     }
@@ -211,13 +226,14 @@ def _short(values: "pd.Series[float]") -> list[float | None]:
     return [None if pd.isna(number) else float(f"{number:.6g}") for number in values]
 
 
-def _lines(rows: pd.DataFrame, label: str) -> list[dict[str, Any]]:
-    columns = [name for name in ("depth", "value", "mean", "low", "high") if name in rows]
+def _lines(rows: pd.DataFrame, label: str, factor: float) -> list[dict[str, Any]]:
+    columns = [name for name in ("value", "mean", "low", "high") if name in rows]
     return [
         {
             "label": str(name),
             "layer": line["layer"].astype(int).tolist(),
-            **{"value" if column == "mean" else column: _short(line[column]) for column in columns},
+            "depth": _short(line["depth"]),
+            **{"value" if column == "mean" else column: _short(factor * line[column]) for column in columns},
         }
         for name, line in rows.groupby(label, sort=False)
     ]

@@ -47,6 +47,11 @@ class Run:
     """Columns figure, panel, row, column, value, row_title, column_title, value_title: the cells of heat maps."""
 
     @property
+    def depth(self) -> int | None:
+        """Number of the model's layers, which relative depth shows; None without curves."""
+        return None if self.curves.empty else round((self.curves["layer"] / self.curves["depth"]).median())
+
+    @property
     def is_random(self) -> bool:
         """Whether the model's weights are those that a seed gave it, before any training."""
         built = any(key.startswith("model.architecture.") for key in self.config)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from normscope.analyses.findings import HeatmapGrid, HeatmapPanels
 from normscope.reporting.figures.layout import every, fitted, panels_across
 from normscope.reporting.figures.style import SMALL, magnitudes, points
-from normscope.reporting.palette import DIVERGING
+from normscope.reporting.palette import DIVERGING, MISSING
 
 
 def heatmap_panels(figure: HeatmapPanels, width: float) -> Canvas:
@@ -75,6 +75,7 @@ def _scale_of_panels(canvas: Canvas, image: Any, grid: Any, empty: int, label: s
 
 
 def _image(axes: Axes, values: pd.DataFrame, colours: Colormap, limits: tuple[float, float]) -> Any:
+    axes.set_facecolor(MISSING)
     image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], origin="lower", aspect="auto")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=points(scale=SMALL))

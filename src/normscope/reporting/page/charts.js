@@ -15,7 +15,7 @@ function withRows(spec) {
 
 // What specifications name: the page's colours, those of numbers on cells, and where the latter change.
 function named(spec, node) {
-  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@panel": styleValue(node, "--panel"), "@ground": styleValue(node, "--ground"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
+  const colours = { "@text": styleValue(node, "--text"), "@mark": styleValue(node, "--mark"), "@on-much": styleValue(node, "--on-much"), "@on-little": styleValue(node, "--on-little"), "@missing": styleValue(node, "--missing"), "@line": styleValue(node, "--line"), "@ground": styleValue(node, "--ground"), "@ramp": styleValue(node, "--sequential").split(",").slice(3).map((stop) => stop.trim()) };
   for (const pair of styleValue(node, "--instead").split(",").filter(Boolean)) {
     const [colour, instead] = pair.trim().split(" ");
     colours[colour] = instead;

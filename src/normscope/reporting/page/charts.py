@@ -102,6 +102,7 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
             "value": table[figure.value],
         }
     )
+    rows = _completed(rows, ["panel", "row", "column"])
     shown = [title for title in titles.values() if (rows["panel"] == title).any()]
     low, high = figure.limits
     colour = _field("value", figure.value_label, scale=_PLAIN | {"domain": list(figure.limits)}, legend=_ramp())
@@ -133,23 +134,26 @@ def _heatmap_panels(figure: HeatmapPanels) -> Spec:
                 ),
             },
             "layer": [
-                {"mark": "rect", "encoding": {"color": colour}},
-                {
-                    "mark": {"type": "text", "fontSize": 10},
-                    "encoding": {
-                        "text": _field("value", "", format=".0f"),
-                        "color": {
-                            "condition": {
-                                "test": f"(datum.value - {low}) / {high - low} > @switch",
-                                "value": "@on-much",
-                            },
-                            "value": "@on-little",
-                        },
-                    },
-                },
+                *_rectangles(rows, {"color": colour}),
+                _numbers(".0f", f"(datum.value - {low}) / {high - low}"),
             ],
         },
     }
+
+
+def _completed(rows: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
+    """All cells of heat maps; those that the table does not have are without a value."""
+    cells = pd.MultiIndex.from_product([rows[axis].unique() for axis in axes], names=axes)
+    return rows.set_index(axes).reindex(cells).reset_index()
+
+
+def _rectangles(rows: pd.DataFrame, encoding: Spec) -> list[Spec]:
+    """The layers of a heat map: its cells, and those without a value in a grey that is not the colour of zero."""
+    cells: Spec = {"mark": "rect", "encoding": encoding}
+    if rows["value"].notna().all():
+        return [cells]
+    missing = {"transform": [{"filter": "!isValid(datum.value)"}], "mark": {"type": "rect", "color": "@missing"}}
+    return [missing, {"transform": [{"filter": "isValid(datum.value)"}]} | cells]
 
 
 def _letters(labels: "pd.Series[Any]") -> int:
@@ -187,6 +191,7 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
         if figure.diverging:
             scale = _PLAIN | {"domain": [-extreme, extreme], "range": "diverging"}
         rows = table[[figure.grid_row, figure.row, figure.column]].assign(value=table[value])
+        rows = _completed(rows, [figure.grid_row, figure.row, figure.column])
         maps.append(
             {
                 "data": _columns(rows),
@@ -201,11 +206,10 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
                     }
                 },
                 "spec": {
-                    "mark": "rect",
+                    "layer": _rectangles(rows, {"color": _field("value", "", scale=scale, legend=legend)}),
                     "encoding": {
                         "x": _field(figure.column, figure.column, "ordinal", **order),
                         "y": _field(figure.row, figure.row, "ordinal", sort="descending", axis=_SMALL),
-                        "color": _field("value", "", scale=scale, legend=legend),
                         "tooltip": _tooltip(
                             *((name, name, "N") for name in (figure.grid_row, figure.row, figure.column)),
                             ("value", title, "Q"),
@@ -556,14 +560,19 @@ def _cell_numbers(figure: WordMaps) -> list[Spec]:
     if figure.digits is None:
         return []
     largest = figure.largest or float(figure.table[figure.value].max())
-    # The further from the start of the scale, the darker the cell on a light page, and the lighter on a dark one.
-    much = f"abs(datum.value) / {largest} > @switch"
-    return [
-        {
-            "mark": {"type": "text", "fontSize": 10},
-            "encoding": {
-                "text": _field("value", "", format=f".{figure.digits}f"),
-                "color": {"condition": {"test": much, "value": "@on-much"}, "value": "@on-little"},
-            },
-        }
-    ]
+    return [_numbers(f".{figure.digits}f", f"abs(datum.value) / {largest}")]
+
+
+def _numbers(digits: str, share: str) -> Spec:
+    """The layer with the values of cells, whose colour goes by their share of the scale.
+
+    The further from the start of the scale, the darker the cell on a light page, and the lighter on a dark one.
+    """
+    return {
+        "transform": [{"filter": "isValid(datum.value)"}],
+        "mark": {"type": "text", "fontSize": 10},
+        "encoding": {
+            "text": _field("value", "", format=digits),
+            "color": {"condition": {"test": f"{share} > @switch", "value": "@on-much"}, "value": "@on-little"},
+        },
+    }

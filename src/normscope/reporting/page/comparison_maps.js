@@ -1,37 +1,39 @@
 // Heat maps of the baseline and of other runs, and their difference.
-const cellsOf = ({ row, column, value }) => row.map((name, at) => ({ row: name, column: column[at], value: value[at] })).filter((cell) => cell.value !== null);
+const mapCells = ({ row, column, value, from, to }) => value.map((number, at) => ({ row: row[at], column: column[at], value: number, from: from?.[at], to: to?.[at] }));
 
-function differenceOf(own, other) {
-  const at = ({ row, column }) => `${row}\n${column}`;
-  const base = new Map(own.map((cell) => [at(cell), cell.value]));
-  return other.filter((cell) => base.has(at(cell))).map((cell) => ({ ...cell, value: cell.value - base.get(at(cell)) }));
-}
-
-function mapSpec(figure, title, values, scale) {
+// Rows are layers, or intervals of relative depth where models differ in depth.
+function mapSpec(figure, title, label, cells, scale) {
   const axis = { labelOverlap: true, ticks: false, domain: false };
-  const field = (name, title, more) => ({ field: name, type: "nominal", title, axis, ...more });
+  const y = figure.byDepth
+    ? { y: { field: "from", type: "quantitative", title: "relative depth", axis: { ...axis, grid: false, tickCount: 5 }, scale: { domain: [0, 1], nice: false } }, y2: { field: "to" } }
+    : { y: { field: "row", type: "nominal", title: figure.row, axis, sort: figure.rows.toReversed(), scale: { domain: figure.rows.toReversed() } } };
+  const names = ["row", "column"].map((name) => ({ field: name, type: "nominal", title: figure[name] }));
+  const value = { field: "value", type: "quantitative", title: label };
+  const has = (condition) => [{ filter: `datum.value ${condition} null` }];
   return {
-    title, data: { values }, mark: "rect", view: { fill: "@panel" }, // where a map has no cell
+    title, data: { values: cells }, view: { stroke: "@line" }, // around maps of zeros
     encoding: {
-      x: field("column", figure.column, { sort: figure.columns, scale: { domain: figure.columns }, axis: { ...axis, labelOverlap: figure.columns.length > 8, labelAngle: figure.columns.every((name) => name.length < 3) ? 0 : -40 } }),
-      y: field("row", figure.row, { sort: figure.rows.toReversed(), scale: { domain: figure.rows.toReversed() } }),
-      color: { field: "value", type: "quantitative", title: null, scale: { interpolate: "rgb", ...scale }, legend: { gradientLength: 140, gradientThickness: 9, direction: "horizontal", tickCount: 3 } },
-      tooltip: [...["row", "column"].map((name) => ({ field: name, type: "nominal", title: figure[name] })), { field: "value", type: "quantitative", title, format: ",.3r" }],
+      x: { field: "column", type: "nominal", title: figure.column, sort: figure.columns, scale: { domain: figure.columns }, axis: { ...axis, labelOverlap: figure.columns.length > 8, labelAngle: figure.columns.every((name) => name.length < 3) ? 0 : -40 } },
+      ...y,
     },
+    layer: [
+      { transform: has("==="), mark: { type: "rect", color: "@missing" }, encoding: { tooltip: names } },
+      { transform: has("!=="), mark: "rect", encoding: { color: { ...value, scale: { interpolate: "rgb", ...scale }, legend: { gradientLength: 140, gradientThickness: 9, direction: "horizontal", tickCount: 3, titleLimit: 240 } }, tooltip: [...names, { ...value, format: ",.3r" }] } },
+    ],
   };
 }
 
 // The baseline, another group on the same scale, and what the other has more or less.
 function mapsSpec(figure, panel, baseline, group) {
-  const [own, other] = [baseline, group].map((name) => (figure.panels[panel][name] ? cellsOf(figure.panels[panel][name]) : []));
-  const difference = differenceOf(own, other);
+  const { label, difference, maps, differences } = figure.panels[panel];
+  const [own, other, change] = [maps[baseline], maps[group], differences[group]].map((cells) => (cells ? mapCells(cells) : []));
   const shown = [...own, ...other].map(({ value }) => value);
   const [least, most] = [Math.min(0, ...shown), Math.max(0, ...shown)];
   const both = least < 0 ? { domain: [-Math.max(-least, most), Math.max(-least, most)], range: "diverging" } : { domain: [0, most || 1] };
-  const furthest = Math.max(...difference.map(({ value }) => Math.abs(value)), 1e-12);
+  const furthest = Math.max(...change.map(({ value }) => Math.abs(value))) || 1;
   return {
     usermeta: { maps: true, rows: figure.rows.length }, description: `${figure.title}, ${panel}`,
-    concat: [mapSpec(figure, baseline, own, both), mapSpec(figure, group, other, both), mapSpec(figure, `${group} − ${baseline}`, difference, { domain: [-furthest, furthest], range: "diverging" })],
+    concat: [mapSpec(figure, baseline, label, own, both), mapSpec(figure, group, label, other, both), mapSpec(figure, `${group} − ${baseline}`, difference, change, { domain: [-furthest, furthest], range: "diverging" })],
     resolve: { scale: { color: "independent" } },
   };
 }
