@@ -9,7 +9,7 @@
     throw new Error(`never: ${what}`);
   }
 
-  const listed = () => [...document.querySelectorAll(".ranks")].map((list) => [...list.children].map((row) => [row.querySelector(".token").textContent, row.querySelector("b").textContent]));
+  const listed = () => [...document.querySelectorAll(".ranks")].map((list) => [...list.children].map((row) => [row.querySelector(".token").textContent, row.querySelector("b").textContent, parseFloat(row.querySelector("i").style.width)]));
 
   async function explored(fragments) {
     const seen = {};

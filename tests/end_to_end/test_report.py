@@ -134,17 +134,24 @@ def pairs_of(reported, sentence, head):
 def assert_lists(lists, expected, name):
     """Both lists of the explorer: what a token receives, and what it contributes. `expected` is query, key and value."""
     assert len(lists) == 2
+    drawn = []
     for listed, side, other, token in ((lists[0], "query", "key", name), (lists[1], "key", "query", name)):
         row = expected[expected[side] == token].set_index(other)
         assert len(listed) == min(10, len(row))
-        for label, shown in listed:
+        for label, shown, width in listed:
             text, place = re.fullmatch(r"(.*) \((\d+)\)", label, re.DOTALL).groups()
             own = row.loc[int(place)]
             assert text == own[f"{other}_token"]
             digits, _, power = shown.replace("−", "-").replace("+", "").partition("×10")
             exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+            value = float(digits) * 10**exponent
             # Half of the third digit, and the step of 16 bits.
-            assert float(digits) * 10**exponent == pytest.approx(own["value"], rel=6e-3, abs=6e-5)
+            assert value == pytest.approx(own["value"], rel=6e-3, abs=6e-5)
+            drawn.append((width, abs(value)))
+    longest = max(value for _, value in drawn)
+    for width, value in drawn:
+        # Half of the third digit of this number and of the largest.
+        assert width == pytest.approx(100 * value / longest, rel=1.1e-2), "both lists have one scale"
 
 
 @needs_browser

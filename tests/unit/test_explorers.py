@@ -183,13 +183,14 @@ const token = document.querySelectorAll(".pair-text")[0].children[1];
 token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
 const pre = document.createElement("pre");
 pre.id = "seen";
-pre.textContent = JSON.stringify([...before, said(), shown(0), shown(1)]);
+const bars = [...document.querySelectorAll(".ranks li")].map((row) => [row.querySelector("b").textContent, parseFloat(row.querySelector("i").style.width), row.querySelector("i").style.background]);
+pre.textContent = JSON.stringify([...before, said(), shown(0), shown(1), bars]);
 document.body.append(pre);
 </script></body>"""
     (tmp_path / "pair.html").write_text(page.replace("</body>", point))
     shown, console = opened(tmp_path / "pair.html")
     assert not [line for line in console if "pair.html" in line]
-    hint, sums_a, sums_b, total, said, own, partners = json.loads(
+    hint, sums_a, sums_b, total, said, own, partners, bars = json.loads(
         html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
     )
     words = similarity.matrix[:-1, :-1]
@@ -201,6 +202,12 @@ document.body.append(pre);
     assert similarity.tokens_a[1] in said
     biases = abs(similarity.value - words.sum())
     np.testing.assert_allclose([_number(part) for part in total], [similarity.value, words.sum(), biases], rtol=6e-3)
+    values = np.array([_number(value) for value, *_ in bars])
+    assert (values > 0).any()
+    assert (values < 0).any(), "one list adds, the other subtracts"
+    widths = 100 * np.abs(values) / np.abs(values).max()
+    np.testing.assert_allclose([width for _, width, _ in bars], widths, rtol=6e-3, atol=0.1)
+    assert len({colour for _, _, colour in bars}) == 2
 
 
 def _number(text):

@@ -6,6 +6,10 @@ const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
 
+// Tokens and their values, the largest first.
+const ranking = (tokens, values) =>
+  values.map((value, at) => [`${tokens[at]} (${at})`, value]).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+
 class Explorer {
   // `data` is what normscope.reporting.explorer.payload returns; `usesAddress` keeps the selection in the page's address.
   constructor(root, data, { usesAddress = false } = {}) {
@@ -225,16 +229,11 @@ class Explorer {
     const where = this.state.head === EVERY_HEAD ? " (all heads)" : "";
     this.view.markPinned(pinned, this.sentence.is_cross_attention ? undefined : pinned);
     const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
-    const lists = [this.ranking(`“${token}” receives from${where}`, map.columns, received)];
+    const lists = [[`“${token}” receives from${where}`, ranking(map.columns, received)]];
     if (!this.sentence.is_cross_attention) {
-      lists.push(this.ranking(`“${token}” contributes to${where}`, map.rows, map.rows.map((_, row) => map.values[row * columns + pinned])));
+      lists.push([`“${token}” contributes to${where}`, ranking(map.rows, map.rows.map((_, row) => map.values[row * columns + pinned]))]);
     }
-    this.lists.replaceChildren(...lists);
-  }
-
-  ranking(title, tokens, values) {
-    const ranked = values.map((value, at) => [`${tokens[at]} (${at})`, value]).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
-    return valueList(title, ranked.slice(0, SHORTLIST), { signed: Boolean(this.state.minus) });
+    this.lists.replaceChildren(...valueLists(lists, this.state.minus ? this.colours : undefined));
   }
 
   save(kind) {

@@ -7,15 +7,16 @@ function ramp(colours, ticks) {
   return make("div", { className: "ramp" }, bar, make("div", { className: "ramp-ticks" }, ...ticks.map((tick) => make("span", {}, tick))));
 }
 
-// Names and values as a list with bars, in the order given. `colour` is that of the bars; by default the page's.
-function valueList(title, entries, { signed = false, colour = "" } = {}) {
-  const largest = Math.max(...entries.map(([, value]) => Math.abs(value))) || 1;
-  const rows = entries.map(([name, value]) => {
+// Titled lists of names and values, with bars that share a scale, in the order given. Of signed values, bars have the colours of
+// either end of a diverging palette.
+function valueLists(lists, diverging) {
+  const largest = Math.max(...lists.flatMap(([, entries]) => entries.map(([, value]) => Math.abs(value)))) || 1;
+  const rowOf = ([name, value]) => {
     const bar = make("i", {});
-    bar.style.background = colour;
+    if (diverging) bar.style.background = `rgb(${diverging(0.5 + 0.3 * Math.sign(value))})`;
     bar.style.width = `${(100 * Math.abs(value)) / largest}%`;
     return make("li", {}, make("span", { className: "token" }, name), make("span", { className: "track" }, bar),
-      make("b", {}, formatNumber(value, signed)));
-  });
-  return make("section", {}, make("h3", {}, title), make("ol", { className: "ranks" }, ...rows));
+      make("b", {}, formatNumber(value, Boolean(diverging))));
+  };
+  return lists.map(([title, entries]) => make("section", {}, make("h3", {}, title), make("ol", { className: "ranks" }, ...entries.map(rowOf))));
 }

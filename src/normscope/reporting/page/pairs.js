@@ -110,10 +110,9 @@ class PairView {
     const pairs = a.flatMap((one, row) => b.map((other, column) => [`${one} – ${other}`, this.value(row, column)]));
     const listed = [[1, "Pairs that add most"], [-1, "Pairs that subtract most"]].map(([sign, title]) => {
       const some = pairs.filter(([, value]) => sign * value > WORTH_LISTING * this.scale.largest);
-      const entries = some.sort(([, one], [, other]) => sign * (other - one)).slice(0, LISTED_PAIRS);
-      return entries.length ? [valueList(title, entries, { signed: true, colour: `rgb(${this.colours(0.5 + 0.3 * sign)})` })] : [];
+      return [title, some.sort(([, one], [, other]) => sign * (other - one)).slice(0, LISTED_PAIRS)];
     });
-    this.lists.replaceChildren(...listed.flat());
+    this.lists.replaceChildren(...valueLists(listed.filter(([, entries]) => entries.length), this.colours));
   }
 
   // Colours both texts: by what each token adds in all, or with one token of the other text.
