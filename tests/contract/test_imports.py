@@ -95,6 +95,7 @@ ALLOWED = {
         "models",
         "reporting.appearance",
         "reporting.drawing",
+        "reporting.figure_text",
         "reporting.latex",
         "reporting.explorer",
         "reporting.page.explorer_page",

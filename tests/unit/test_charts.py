@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.reporting.drawing import laid_out
+from normscope.reporting.figure_text import caption_of
 from normscope.reporting.page import charts
 from normscope.reporting.page.charts import chart, is_wide, series_style
 from normscope.reporting.page.elements import table_data
@@ -66,9 +68,11 @@ def test_axes_of_scatter_plots_leave_out_what_the_figure_trims():
     table = pd.DataFrame({"x": np.arange(1001.0), "y": np.arange(1001.0) ** 2, "panel": "one"})
     figure = Scatter(table, "x", "y", "panel", {"one": "One"}, "x", "y", "caption")
     whole = chart(figure)["spec"]["encoding"]
-    assert whole["x"]["scale"] | whole["y"]["scale"] == {"zero": False, "padding": 6, "nice": False}
+    assert whole["x"]["scale"] == {"zero": False, "padding": 0, "nice": False, "domain": [-50, 1050]}
     logarithmic = chart(dataclasses.replace(figure, log_x=True))["spec"]["encoding"]["x"]["scale"]
-    assert logarithmic == {"type": "log", "nice": False}, "Vega warns of zero on a logarithmic axis"
+    assert "zero" not in logarithmic, "Vega warns of zero on a logarithmic axis"
+    assert logarithmic["type"] == "log"
+    assert logarithmic["domain"] == pytest.approx([1000**-0.05, 1000**1.05])
     trimmed = chart(dataclasses.replace(figure, trim=0.1))["spec"]
     # From 100 to 900, and a twentieth of that on either side.
     assert trimmed["encoding"]["x"]["scale"]["domain"] == pytest.approx([60, 940])
@@ -76,6 +80,58 @@ def test_axes_of_scatter_plots_leave_out_what_the_figure_trims():
     assert trimmed["layer"][0]["mark"]["clip"]
     apart = chart(dataclasses.replace(figure, trim=0.1, sharey=False))["spec"]["encoding"]
     assert "domain" not in apart["y"]["scale"], "every panel has a range of its own"
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("sharey", [True, False])
+def test_axes_of_scatter_plots_are_the_same_on_a_page_and_in_print(sharey):
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame({"x": generator.uniform(1, 99, 200), "y": generator.uniform(46, 97, 200), "panel": "one"})
+    other = pd.DataFrame({"x": [3.0, 4.0, 5.0], "y": [-1.0, -1.0, -1.0], "panel": "two"})
+    none = pd.DataFrame({"x": [np.nan], "y": [np.nan], "panel": "three"})
+    titles = {"one": "One", "two": "Two", "three": "Three"}
+    figure = Scatter(pd.concat([table, other, none]), "x", "y", "panel", titles, "x", "y", "caption", sharey=sharey)
+    canvas, spec = laid_out(figure), chart(figure)
+    encoding = spec["spec"]["encoding"]
+    assert canvas.axes[0].get_xlim() == pytest.approx(encoding["x"]["scale"]["domain"])
+    found = rows(spec)
+    for axes, title in zip(canvas.axes, titles.values(), strict=True):
+        own = found[found["panel"].str.startswith(title) & (found["kind"] == "range")]
+        domain = encoding["y"]["scale"]["domain"] if sharey else own["y"].tolist()
+        assert axes.get_ylim() == pytest.approx(domain, rel=1e-3)
+    assert canvas.axes[0].get_ylim()[0] == pytest.approx(-5.9 if sharey else 43.5, abs=0.3)
+    assert spec["resolve"]["scale"]["y"] == ("shared" if sharey else "independent")
+    if not sharey:
+        (ends,) = (
+            layer for layer in spec["spec"]["layer"] if layer["transform"] == [{"filter": "datum.kind == 'range'"}]
+        )
+        assert ends["mark"]["size"] == 0, "not drawn"
+
+
+def test_captions_say_which_scales_differ():
+    two = {"panel": "head", "series_titles": {"cls": "classes"}}
+    scatter = Scatter(GRID, "layer", "value", "category", {"cls": "C", "sep": "S"}, "x", "y", "caption")
+    maps = HeatmapGrid(GRID, "category", {"value": "a value", "layer": "another"}, "layer", "head", "caption")
+    words = WordMaps(GRID, "category", {"cls": "C", "sep": "S"}, "caption")
+    own_range = "caption Each panel has its own range."
+    for figure, caption in [
+        (lines(GRID, **two), own_range),
+        (lines(GRID, **two, sharey=True), "caption"),
+        (lines(GRID, **two, limits=(0, 1)), "caption"),
+        (lines(GRID[GRID["head"] == 1], **two), "caption"),
+        (lines(GRID[GRID["head"] == 1]), "caption"),
+        (Profiles(GRID, "category", "layer", "value", [], "y", "caption"), own_range),
+        (dataclasses.replace(scatter, sharey=False), own_range),
+        (scatter, "caption"),
+        (maps, "caption Each column of maps has its own scale."),
+        (dataclasses.replace(maps, values={"value": "a value"}), "caption"),
+        (dataclasses.replace(maps, limits=(0, 1)), "caption"),
+        (dataclasses.replace(maps, diverging=True), "caption"),
+        (words, "caption Each map has its own scale."),
+        (dataclasses.replace(words, largest=1.0), "caption"),
+    ]:
+        assert caption_of(figure) == caption
+    assert chart(lines(GRID, **two))["description"] == own_range
 
 
 def test_a_category_has_one_colour_everywhere():

@@ -183,7 +183,10 @@ const token = document.querySelectorAll(".pair-text")[0].children[1];
 token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
 const pre = document.createElement("pre");
 pre.id = "seen";
-const bars = [...document.querySelectorAll(".ranks li")].map((row) => [row.querySelector("b").textContent, parseFloat(row.querySelector("i").style.width), row.querySelector("i").style.background]);
+const bars = [...document.querySelectorAll(".ranks li")].map((row) => {
+  const { width, background } = row.querySelector("i").style;
+  return [row.querySelector("b").textContent, parseFloat(width), background];
+});
 pre.textContent = JSON.stringify([...before, said(), shown(0), shown(1), bars]);
 document.body.append(pre);
 </script></body>"""

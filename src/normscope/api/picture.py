@@ -12,6 +12,7 @@ from normscope.config.validation import check_figures
 from normscope.errors import InputError, one_line
 from normscope.reporting.appearance import appearance
 from normscope.reporting.drawing import draw, png
+from normscope.reporting.figure_text import caption_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,5 +56,5 @@ class Picture:
 
     def _repr_html_(self) -> str:
         encoded = base64.b64encode(self._repr_png_()).decode()
-        alt = html.escape(self.description.caption)
+        alt = html.escape(caption_of(self.description))
         return f'<img alt="{alt}" style="max-width: 100%" src="data:image/png;base64,{encoded}">'

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.appearance import PAGE, Appearance
-from normscope.reporting.figure_text import with_token_names
+from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
 from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.profiles import profiles
@@ -58,9 +58,9 @@ def _metadata(path: Path, figure: Figure) -> dict[str, Any]:
         case ".svg":
             return {"Date": None}
         case ".pdf":
-            return {"Subject": figure.caption, "CreationDate": None}
+            return {"Subject": caption_of(figure), "CreationDate": None}
         case _:
-            return {"Description": figure.caption}
+            return {"Description": caption_of(figure)}
 
 
 def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Canvas:
@@ -88,7 +88,7 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
         case _:
             assert_never(figure)
     if caption:
-        _add_caption(canvas, figure.caption)
+        _add_caption(canvas, caption_of(figure))
     canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
     canvas.set_layout_engine(None)  # with any other, each file would be drawn twice, the first time for the layout
     return canvas

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
-from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Scatter
+from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.analyses.paper_tables import SPECIAL_TOKENS
 
 # A figure can be at most 65,536 pixels wide, and a corpus may contain words longer than that.
@@ -42,6 +42,26 @@ def with_token_names(figure: Figure) -> Figure:
             return dataclasses.replace(figure, panel_titles=_named(figure.panel_titles))
         case _:
             return figure
+
+
+def caption_of(figure: Figure) -> str:
+    """The caption, which says so if panels do not share a scale."""
+    return " ".join(filter(None, (figure.caption, _own_scales(figure))))
+
+
+def _own_scales(figure: Figure) -> str:
+    match figure:
+        case (
+            Lines(panel=str(panel), sharey=False, limits=None)
+            | Profiles(panel=panel)
+            | Scatter(panel=panel, sharey=False)
+        ):
+            return "Each panel has its own range." if figure.table[panel].nunique() > 1 else ""
+        case HeatmapGrid(diverging=False, limits=None):
+            return "Each column of maps has its own scale." if len(figure.values) > 1 else ""
+        case WordMaps(largest=None):
+            return "Each map has its own scale." if len(figure.panel_titles) > 1 else ""
+    return ""
 
 
 def _renamed(table: pd.DataFrame, column: str) -> pd.DataFrame:

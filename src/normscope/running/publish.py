@@ -14,6 +14,7 @@ from normscope.data.batching import Batch
 from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import draw
 from normscope.reporting.explorer import pairs_table
+from normscope.reporting.figure_text import caption_of
 from normscope.reporting.latex import tables_of_run
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
@@ -141,9 +142,9 @@ def _write_figures(
                 with results.writing():
                     draw(figure, list(files.values()), look)
                 if not look.caption:
-                    results.write(f"figures/{full_name}.txt", f"{figure.caption}\n".encode())
+                    results.write(f"figures/{full_name}.txt", f"{caption_of(figure)}\n".encode())
                 if tracked:
-                    tracker.figure(full_name, files["png"], figure.caption)
+                    tracker.figure(full_name, files["png"], caption_of(figure))
         yield
 
 

@@ -111,8 +111,7 @@ def _maps(sentence: SentenceMaps, layer: int) -> WordMaps:
         panel_titles={f"{stage}_n": TITLES[f"{stage}_n"] for stage in maps},
         caption=(
             f"How much each token (row) receives from each token (column) in layer {layer}, where the network changes the maps "
-            f"most, from the attention block ({_short(LayerStage.BLOCK)}) to the end of the layer ({_short(last)}). Each map "
-            "has its own scale."
+            f"most, from the attention block ({_short(LayerStage.BLOCK)}) to the end of the layer ({_short(last)})."
         ),
     )
 

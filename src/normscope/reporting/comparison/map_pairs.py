@@ -60,7 +60,8 @@ def _panel(cells: pd.DataFrame, baseline: str, *, by_depth: bool) -> dict[str, A
     for group, own in cells.groupby("group", sort=False):
         layers = range(1, int(own["depth"].iloc[0]) + 1) if by_depth else ()
         values = own.pivot(index="row", columns="column", values="value")
-        maps[str(group)] = values.reindex(index=list(map(str, layers)) or rows, columns=columns)
+        values = values.reindex(index=list(map(str, layers)) or rows, columns=columns)
+        maps[str(group)] = values.rename_axis(index="row")
     differences = {
         group: _difference(own, maps[baseline], by_depth=by_depth)
         for group, own in maps.items()
@@ -113,7 +114,8 @@ def _ordered(values: "pd.Series[str]") -> list[str]:
 
 def _cells(values: pd.DataFrame) -> dict[str, Any]:
     """All cells by column, for the page: row, column, value (None where there is none) and, by depth, from and to."""
-    tidy = values.rename_axis(columns="column").stack(future_stack=True).rename("value").reset_index()
+    places = [str(name) for name in values.index.names]
+    tidy = values.reset_index().melt(id_vars=places, var_name="column")
     numbers = {
         name: [None if pd.isna(value) else float(f"{value:.6g}") for value in tidy[name]]
         for name in ("from", "to", "value")

@@ -1,5 +1,7 @@
 """Scatter plots."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,9 +12,12 @@ from normscope.reporting.figure_text import log_scale
 from normscope.reporting.figures.layout import fitted, panels_across
 from normscope.reporting.figures.style import accent, category_colour, line_colours
 
+_MARGIN = 0.05
+"""On either side, as a share of the range."""
+
 
 def scatter(figure: Scatter, width: float) -> Canvas:
-    """One panel per series, with axes that the panels share, or with labelled axes of their own."""
+    """One panel per series, with axes that the panels share, or with labelled y-axes of their own."""
     panels = [panel for panel in figure.panel_titles if (figure.table[figure.panel] == panel).any()]
     alike = figure.table[figure.table[figure.panel].isin(panels)][figure.panel].value_counts().nunique() == 1
     across = panels_across(len(panels), width, 1.65)
@@ -28,9 +33,13 @@ def scatter(figure: Scatter, width: float) -> Canvas:
         count = "" if alike else f" ({len(rows):,})"
         # The title is centred above the axes, right of whose middle there is less room than on the left.
         axes.set_title(fitted(f"{figure.panel_titles[panel]}{count}", wide - 0.55))
-        for axis, logarithmic in (("x", figure.log_x), ("y", figure.log_y)):
-            if logarithmic:
+        for axis, column in (("x", figure.x), ("y", figure.y)):
+            if is_logarithmic(figure, column):
                 log_scale(axes, axis)  # type: ignore[arg-type]
+        if position == 0:
+            axes.set_xlim(axis_range(figure, figure.x, panels))
+        if position == 0 or not figure.sharey:
+            axes.set_ylim(axis_range(figure, figure.y, panels if figure.sharey else [panel]))
         lowest = position + across >= len(panels)
         axes.tick_params(labelbottom=lowest or not figure.sharey)
         if lowest or not figure.sharey:
@@ -38,10 +47,6 @@ def scatter(figure: Scatter, width: float) -> Canvas:
         if position % across == 0 or not figure.sharey:
             axes.set_ylabel(figure.y_label)
         axes.grid(axis="y")
-    if figure.trim and panels:
-        grid.flat[0].set_xlim(trimmed_range(figure, figure.x, logarithmic=figure.log_x))
-        if figure.sharey:
-            grid.flat[0].set_ylim(trimmed_range(figure, figure.y, logarithmic=figure.log_y))
     return canvas
 
 
@@ -53,19 +58,29 @@ def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str) -> None
         axes.plot(middle[figure.x], middle[figure.y], color=accent(), linewidth=1.6)
 
 
-def trimmed_range(figure: Scatter, column: str, *, logarithmic: bool) -> tuple[float, float]:
-    """The range of a column, without the furthest share of each panel's points on either side, and a small margin."""
-    rows = figure.table[figure.table[figure.panel].isin(list(figure.panel_titles))]
-    values = rows[rows[column] > 0] if logarithmic else rows
+def axis_range(figure: Scatter, column: str, panels: Sequence[str]) -> tuple[float, float]:
+    """The range of an axis of some panels, on a page as in print: without the furthest share of the points of each panel on
+    either side (`trim`), and with a small margin.
+    """
+    rows = figure.table[figure.table[figure.panel].isin(list(panels))]
+    logarithmic = is_logarithmic(figure, column)
+    values = rows[rows[column] > 0] if logarithmic else rows.dropna(subset=column)
+    if values.empty:
+        return 0.0, 1.0
     ends = values.groupby(figure.panel, observed=True)[column].quantile(np.array([figure.trim, 1 - figure.trim]))
     low, high = float(ends.min()), float(ends.max())
     if low == high:
-        return float(values[column].min()), float(values[column].max())
+        low, high = float(values[column].min()), float(values[column].max())
     if logarithmic:
-        margin = (high / low) ** 0.05
-        return low / margin, high * margin
-    margin = 0.05 * (high - low)
+        factor = (high / low) ** _MARGIN if high > low else 2.0
+        return low / factor, high * factor
+    margin = _MARGIN * (high - low or abs(high) or 1.0)
     return low - margin, high + margin
+
+
+def is_logarithmic(figure: Scatter, column: str) -> bool:
+    """Whether the axis of a column is logarithmic: if it should be, and there are positive numbers."""
+    return (figure.log_x if column == figure.x else figure.log_y) and bool((figure.table[column] > 0).any())
 
 
 def medians(rows: pd.DataFrame, figure: Scatter) -> pd.DataFrame:

@@ -12,9 +12,9 @@ import pandas as pd
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import medians
-from normscope.reporting.figure_text import with_token_names
+from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.lines import coincide
-from normscope.reporting.figures.scatter import trimmed_range
+from normscope.reporting.figures.scatter import axis_range, is_logarithmic
 from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, SHAPES
 
 Spec = dict[str, Any]
@@ -53,7 +53,7 @@ def chart(figure: Figure) -> Spec:
             spec = _word_maps(figure)
         case _:
             assert_never(figure)
-    return {"description": figure.caption} | spec
+    return {"description": caption_of(figure)} | spec
 
 
 def is_wide(figure: Figure) -> bool:
@@ -437,15 +437,17 @@ def _scatter(figure: Scatter) -> Spec:
             for panel, rows in table.groupby(figure.panel, sort=False, observed=True)
             if len(rows) > 20
         ]
-    scales = _scatter_scales(figure, table)
+    if not figure.sharey:
+        parts += [_range_of(figure, panel) for panel in panels]
+    scales = _scatter_scales(figure, panels)
     unit: Spec = {
         "encoding": {
-            "x": _field(figure.x, figure.x_label, scale=scales["x"] | {"nice": False}),
+            "x": _field(figure.x, figure.x_label, scale=scales["x"]),
             "y": _field(
                 figure.y,
                 figure.y_label,
                 scale=scales["y"],
-                axis={"labelExpr": _POWERS} if figure.log_y else {},
+                axis={"labelExpr": _POWERS} if is_logarithmic(figure, figure.y) else {},
             ),
             "tooltip": _tooltip((figure.x, figure.x_label, "Q"), (figure.y, figure.y_label, "Q")),
         },
@@ -463,6 +465,10 @@ def _scatter(figure: Scatter) -> Spec:
             },
         ],
     }
+    if not figure.sharey:
+        unit["layer"].append(
+            {"transform": [{"filter": "datum.kind == 'range'"}], "mark": {"type": "circle", "size": 0}}
+        )
     if figure.medians:
         line = {"type": "line", "clip": figure.trim > 0, "strokeWidth": 2, "color": LINE_COLOURS[3]}
         unit["layer"].append({"transform": [{"filter": "datum.kind == 'median'"}], "mark": line})
@@ -483,17 +489,22 @@ _POWERS = (
 """Labels of a logarithmic axis: powers of ten where decimals would be long."""
 
 
-def _scatter_scales(figure: Scatter, table: pd.DataFrame) -> dict[str, Spec]:
-    """The scales of a scatter plot; those of trimmed axes leave out the furthest points."""
-    scales: dict[str, Spec] = {
-        "x": {"type": "log"} if figure.log_x else {"zero": False, "padding": 6},
-        "y": {"type": "log"} if figure.log_y else {},
-    }
-    if figure.trim and len(table):
-        scales["x"] |= {"domain": list(trimmed_range(figure, figure.x, logarithmic=figure.log_x)), "padding": 0}
-        if figure.sharey:
-            scales["y"]["domain"] = list(trimmed_range(figure, figure.y, logarithmic=figure.log_y))
+def _scatter_scales(figure: Scatter, panels: Sequence[str]) -> dict[str, Spec]:
+    """The scales of a scatter plot, with the ranges that it has in print."""
+    scales: dict[str, Spec] = {}
+    for axis, column in (("x", figure.x), ("y", figure.y)):
+        scales[axis] = {"type": "log"} if is_logarithmic(figure, column) else {"zero": False}
+        scales[axis] |= {"nice": False, "padding": 0}
+        if axis == "x" or figure.sharey:
+            scales[axis]["domain"] = list(axis_range(figure, column, panels))
     return scales
+
+
+def _range_of(figure: Scatter, panel: str) -> pd.DataFrame:
+    """Points that are not drawn, at the ends of the y-axis of a panel: facets cannot be given domains of their own."""
+    x = axis_range(figure, figure.x, list(figure.panel_titles))[0]
+    ends = axis_range(figure, figure.y, [panel])
+    return pd.DataFrame({figure.panel: panel, figure.x: x, figure.y: ends, "kind": "range"})
 
 
 def _word_maps(figure: WordMaps) -> Spec:

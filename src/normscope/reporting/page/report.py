@@ -15,6 +15,7 @@ from normscope.config.schema import RunOptions, plain
 from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
+from normscope.reporting.figure_text import caption_of
 from normscope.reporting.page.charts import chart, is_wide
 from normscope.reporting.page.elements import (
     EXPLORER_SCRIPTS,
@@ -181,7 +182,7 @@ def _figures(name: str, figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
     return [
         {
             "id": f"{name}_{figure_name}",
-            "caption": figure.caption,
+            "caption": caption_of(figure),
             "wide": figure_name not in narrow or figure_name == alone,
         }
         for figure_name, figure in figures.items()
