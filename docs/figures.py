@@ -140,7 +140,7 @@ def _runs(folder: Path, treebank: Path | None) -> list[Path]:
             "analysis.score.ablation=false",
             f"report.text='{SENTENCE}'",
         ),
-        # In the run above, this analysis would make all others leave out single texts.
+        # On fewer pairs than the run above has: the vector of every token is carried through all layers.
         _run(folder / "pairs", "analysis=similarity", f"dataset.limit={SIMILAR_EXAMPLES}"),
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),

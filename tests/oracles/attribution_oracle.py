@@ -97,7 +97,7 @@ def expected(
         },
         figures=_figures(every, parts, agreement, faithfulness, mapped),
         summary=summary,
-        sentences=_sentences(metrics, quantity, methods, mapped),
+        sentences=_sentences(metrics, quantity, methods, mapped, falls, _name_of(layers, specimen)),
         notes=_notes(every, options),
     )
 
@@ -254,7 +254,13 @@ def _ranking(falls: Mapping, methods: Sequence[str]) -> pd.DataFrame:
         above = areas(method, "comprehensiveness") - areas("random", "comprehensiveness")
         interval = (np.nan,) * 3 if method == "random" else _interval(above)
         row |= dict(zip(["above_random", "above_random_low", "above_random_high"], interval, strict=True))
-        rows.append(row | {"count": len(above)})
+        rows.append(row)
+    best = max(rows[:-1], key=lambda row: row["comprehensiveness"])["method"]
+    for row in rows:
+        lost = areas(best, "comprehensiveness") - areas(row["method"], "comprehensiveness")
+        interval = (np.nan,) * 3 if row["method"] == best else _interval(lost)
+        row |= dict(zip(["below_best", "below_best_low", "below_best_high"], interval, strict=True))
+        row["count"] = len(lost)
     ordered = pd.DataFrame(rows).sort_values("comprehensiveness", ascending=False).set_index("method")
     ordered.insert(0, "rank", range(1, len(ordered) + 1))
     return ordered
@@ -300,14 +306,36 @@ def _figures(every, parts, agreement, faithfulness, mapped) -> dict[str, Picture
     return figures
 
 
-def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[str], mapped: Sequence[str]) -> list[str]:
+def _surely(falls: Mapping, higher: str, lower: str) -> bool:
+    """Whether one method's falls are above another's, by a paired t-test at 5% of each sequence's means over the shares."""
+    one, other = (
+        np.mean([values for key, values in falls.items() if key[:2] == (method, "comprehensiveness")], axis=0)
+        for method in (higher, lower)
+    )
+    if len(one) < 2 or np.ptp(one - other) == 0:
+        return len(one) > 1 and one[0] > other[0]
+    return scipy.stats.ttest_rel(one, other).pvalue < 0.05 and one.mean() > other.mean()
+
+
+def _name_of(layers: Sequence[int], specimen) -> str:
+    return "output vector" if max(layers) == len(specimen.sequences[0].blocks) else f"vector after layer {max(layers)}"
+
+
+def _sentences(
+    metrics: Mapping[str, float],
+    quantity: str,
+    methods: Sequence[str],
+    mapped: Sequence[str],
+    every_fall: Mapping,
+    vector: str,
+) -> list[str]:
     sentences = []
     own = {method: metrics[f"{method}/share/itself"] for method in TITLES if method in mapped}
     if own:
         first = "decompx" if "decompx" in own else next(iter(own))
-        text = f"According to {TITLES[first]}, {percent(own[first])} of a token's output vector comes from the token itself"
+        text = f"According to {TITLES[first]}, a token's own share of its {vector} is {percent(own[first])}"
         if first == "decompx":
-            text += f" and {percent(metrics['decompx/share/bias'])} from biases"
+            text += f", and that of the biases is {percent(metrics['decompx/share/bias'])}"
         rest = sorted((method for method in own if method != first), key=lambda method: own[method])
         if len(rest) > 1:
             ends = [f"{percent(own[method])} ({TITLES[method]})" for method in (rest[0], rest[-1])]
@@ -321,18 +349,32 @@ def _sentences(metrics: Mapping[str, float], quantity: str, methods: Sequence[st
     size, by_chance = (number(abs(falls[method])) for method in (best, "random"))
     verbs = ["falls" if falls[method] >= 0 else "rises" for method in (best, "random")]
     chance = f"by {by_chance}" if verbs[0] == verbs[1] else f"{verbs[1]} by {by_chance}"
-    if falls[best] > falls["random"] and falls[best] > 0:
+    beyond_chance = [method for method in methods if _surely(every_fall, method, "random")]
+    if beyond_chance and falls[best] > 0:
+        like_it = [
+            method for method in ranked if method not in (best, "random") and not _surely(every_fall, best, method)
+        ]
+        names = [*(TITLES[method] for method in like_it), *(["a random order"] if best not in beyond_chance else [])]
+        claim = (
+            "is the most faithful on this sample"
+            if len(methods) > 1
+            else "is more faithful than a random order on this sample"
+        )
+        if names:
+            listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+            claim = f"has the largest mean fall, but this sample cannot tell it from {listed}"
         sentences.append(
-            f"{TITLES[best][0].upper()}{TITLES[best][1:]} is the most faithful on this sample: without the tokens that "
-            f"it ranks highest, {WORDS[quantity]} falls by {size} on average, and {chance} without as many random ones."
+            f"{TITLES[best][0].upper()}{TITLES[best][1:]} {claim}: without the tokens that it ranks highest, {WORDS[quantity]} "
+            f"falls by {size} on average, and {chance} without as many random ones."
         )
     else:
-        worse = falls[best] <= falls["random"]
-        reason = "is more faithful than a random order" if worse else "finds tokens that matter"
+        reason = "No method finds tokens that matter"
+        if not beyond_chance:
+            reason = "On this sample, no method is detectably more faithful than a random order"
         bound = "at most" if verbs[0] == "falls" else "at least"
         sentences.append(
-            f"No method {reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} "
-            f"on average ({TITLES[best]}), and {chance} without as many random ones."
+            f"{reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} on average "
+            f"({TITLES[best]}), and {chance} without as many random ones."
         )
     if len(methods) > 1:
         sentences.append(f"Mean fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")

@@ -285,10 +285,13 @@ def _figures(specimen, layers, categories, pairs, methods, ratios, change, flatt
 def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
     last = metrics["atbffresln_n/mean" if post else "atbffres_n/mean"]
     alone, whole = metrics["change/ff"], metrics["change/ff+res+ln" if post else "change/ff+res"]
+    amount = three_digits(whole).removeprefix("+")
+    change = f"{'smaller' if whole < alone else 'larger'}: {amount}"
+    if amount == three_digits(alone).removeprefix("+"):
+        change = "the same"
     return [
-        f"After the whole layer, {percent(last)} of a token's output vector comes from other tokens; after the attention "
-        f"block it is {percent(metrics['atb_n/mean'])}.",
+        f"After the whole layer, the mean mixing ratio is {percent(last)}; after the attention block, it is "
+        f"{percent(metrics['atb_n/mean'])}.",
         f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
-        f"(1 − Spearman's ρ); with what follows it in the layer, the change is {'smaller' if whole < alone else 'larger'}: "
-        f"{three_digits(whole).removeprefix('+')}.",
+        f"(1 − Spearman's ρ); with what follows it in the layer, the change is {change}.",
     ]

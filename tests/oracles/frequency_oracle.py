@@ -149,4 +149,4 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     if not parts:
         return []
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    return [f"A token's frequency rank (1: most frequent) has a rank correlation of {listed}."]
+    return [f"Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of {listed}."]

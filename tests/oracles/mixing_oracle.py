@@ -117,11 +117,13 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
         if whole
         else "the vectors and the residual connection"
     )
-    origin = "the source"
+    origin, suggestion = "the source", ""
     if "attn_w/mean" in metrics:
-        origin = f"other tokens; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
+        origin, suggestion = "other tokens", f"; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
+    tenths = round(1000 * mean)  # of a per cent
+    taken = f"{'less' if tenths < 500 else 'more'} from {origin} than" if tenths != 500 else f"as much from {origin} as"
     return [
-        f"On average, {percent(mean)} of a token's output vector comes from {origin}.",
-        f"This mixing ratio, which includes {included}, ranges from {percent(low)} to {percent(high)} across tokens; on "
-        f"average, the blocks {'mix more than they preserve' if mean >= 0.5 else 'preserve more than they mix'}.",
+        f"On average, tokens take {taken} they preserve of themselves: the mean mixing ratio of the attention blocks is "
+        f"{percent(mean)}{suggestion}.",
+        f"The mixing ratio, which includes {included}, ranges from {percent(low)} to {percent(high)} over tokens and layers.",
     ]

@@ -305,26 +305,28 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     sentences = []
     for category in ("cls", "sep", "first", "punctuation"):
         if f"alpha/{category}" in metrics and "alpha/all" in metrics:
-            weight = metrics[f"alpha/{category}"] / metrics["alpha/all"]
-            vector = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
-            but = "but contribute only" if 2 * vector < weight else "and contribute"
+            weight, vector = metrics[f"alpha/{category}"], metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
+            little = 2 * vector < weight and percent(vector) != percent(weight)
+            but = "but contribute only" if little else "and contribute"
             sentences.append(
                 f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
                 "Σ‖αf(x)‖."
             )
     rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
     if rhos:
+        tendency = " Where it is negative, shorter vectors tend to get larger weights."
+        if not any(rho.startswith("−") for rho in rhos.values()):
+            tendency = ""
         over_all = f"{rhos.pop('all')} over all tokens" if "all" in rhos else ""
         each = [f"{rho} for {spoken(name)}" for name, rho in rhos.items()]
         listed = " and ".join(filter(None, [", ".join(each[:-1]), *each[-1:]]))
-        between = ": " if over_all and each else ""
+        between = ", and " if over_all and each else ""
         sentences.append(
-            f"The rank correlation between α and ‖f(x)‖ is {over_all}{between}{listed}{' tokens' if each else ''}. Where it "
-            "is negative, short vectors get large weights."
+            f"The rank correlation between α and ‖f(x)‖ is {over_all}{between}{listed}{' tokens' if each else ''}.{tendency}"
         )
     mean, low, high, inputs = (percent(metrics[name]) for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
     sentences.append(
-        f"In an average head, the coefficient of variation of ‖f(x)‖ is {mean} ({low} to {high} over heads); that of the norm "
-        f"‖x‖ of the inputs is {inputs}."
+        f"On average over heads, the coefficient of variation of ‖f(x)‖ is {mean} (from {low} to {high}); that of the norm ‖x‖ "
+        f"of the inputs is {inputs}."
     )
     return sentences

@@ -63,7 +63,7 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         curves={f"mean/{j}": {layer: hidden[layer, :, j].mean() for layer in layers} for j in outliers},
         figures=_figures(every, by_category, norms, outliers),
         summary=pd.concat([counts, *(_means(hidden, j) for j in outliers)], axis=1),
-        sentences=_sentences(outliers, share),
+        sentences=_sentences(outliers, share, given=options.dimensions is not None),
         notes=[f"outlier dimensions: {', '.join(map(str, outliers)) or 'none'} ({criterion(specimen, options)})"],
     )
 
@@ -164,10 +164,15 @@ def _figures(
     return figures
 
 
-def _sentences(outliers: Sequence[int], share: np.ndarray) -> list[str]:
+def _sentences(outliers: Sequence[int], share: np.ndarray, *, given: bool) -> list[str]:
     if not outliers:
-        return ["No hidden dimension is an outlier in enough layers to be one of the model's."]
+        reason = "no dimension is set" if given else "no hidden dimension is an outlier in enough layers"
+        return [f"The model has no outlier dimensions: {reason}."]
     parts = [f"{j} ({percent(float(share[j]))})" for j in outliers]
-    parts[0] = f"{outliers[0]} (in {percent(float(share[outliers[0]]))} of the layers)"
+    kind = "an outlier " if given else ""
+    parts[0] = f"{outliers[0]} ({kind}in {percent(float(share[outliers[0]]))} of the layers)"
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    return [f"The model has {len(outliers)} outlier dimension{'s' * (len(outliers) > 1)}: {listed}."]
+    number = f"{len(outliers)} outlier dimension{'s' * (len(outliers) > 1)}"
+    if given:
+        return [f"{number} {'is' if len(outliers) == 1 else 'are'} set by hand: {listed}."]
+    return [f"The model has {number}: {listed}."]

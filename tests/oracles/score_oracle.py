@@ -372,7 +372,7 @@ def _compared(rows: pd.DataFrame, lines: Mapping[str, pd.Series], controls: str)
         for name, values in lines.items()
         for (layer, category), alpha in values.items()
     }
-    for (layer, category), row in rows.iterrows():
+    for (layer, category), row in rows.dropna(subset="controls_mean").iterrows():
         drawn[category, controls, layer] = tuple(
             row["before"] + row[["controls_mean", "controls_low", "controls_high"]]
         )
@@ -402,23 +402,25 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     sentences = []
     half, ninety = (metrics.get(f"dimensions_for_{part}/mean") for part in ("half", "90_percent"))
     if half is not None:
-        more = "" if ninety is None else f", and {three_digits(ninety)[1:]} explain 90%"
+        more = "" if ninety is None else f", and {three_digits(ninety)[1:]} make up 90%"
+        every = metrics["heads_below_half/share"] == 0 == metrics["heads_below_90_percent/share"]
         sentences.append(
-            f"In an average head, {three_digits(half)[1:]} dimensions explain half of the spread of a query's scores{more}."
+            f"On average over {'heads' if every else 'the heads in which that many dimensions do'}, {three_digits(half)[1:]} "
+            f"dimensions make up half of the spread of a query's scores over its keys{more}."
         )
     share = percent(metrics["share_of_key_bias/mean"])
-    bias = f"The key bias b_K explains {share} of the spread of a query's scores over its keys"
+    bias = f"The share of the key bias b_K in the spread of a query's scores over its keys is {share}"
     below_ninety, below_half = metrics["heads_below_90_percent/share"], metrics["heads_below_half/share"]
     if below_ninety:
         sentences.append(
-            f"{bias}; in {percent(below_ninety)} of the heads, the dimensions never explain 90% of it, and in "
+            f"{bias}; in {percent(below_ninety)} of the heads, the dimensions never make up 90% of it, and in "
             f"{percent(below_half)} not even half: the mean numbers of dimensions leave those heads out."
         )
     elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
         sentences.append(f"{bias}.")
-    sentences.append(
-        f"The outlier dimensions explain {percent(metrics['share_of_outliers/mean'])} of the spread of a query's scores."
-    )
+    if metrics["share_of_outliers/mean"] != 0:
+        share = percent(metrics["share_of_outliers/mean"])
+        sentences.append(f"The outlier dimensions' share of the spread of a query's scores is {share}.")
     changes = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/change")}
     changes = {name: value for name, value in changes.items() if name not in ("other", "all")} or changes
     if changes:
@@ -432,7 +434,7 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         if percent(before) == percent(after):
             change = f"stays at {percent(before)}"
         sentences.append(
-            f"Without the outlier dimensions' part of the scores, the attention weight on {spoken(most)} tokens "
-            f"{change}{comparison}."
+            "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
+            f"{spoken(most)} tokens {change}{comparison}."
         )
     return sentences

@@ -216,15 +216,18 @@ def _figures(pairs, matrices, values, parts, shown, options) -> dict[str, Pictur
 
 def _sentences(metrics: Mapping[str, Any]) -> list[str]:
     with_bias, cosine = metrics["with_bias"], metrics["cosine"]
-    verb = "subtract" if with_bias < 0 else "add"
+    verbs = ["subtract" if part < 0 else "add" for part in (cosine - with_bias, with_bias)]
     categories = {name[len("category/") :]: value for name, value in metrics.items() if name.startswith("category/")}
     del categories["bias"]
     first = max(categories, key=categories.__getitem__)
     sentences = [
-        f"The mean cosine similarity of {metrics['pairs']} pairs of texts is {_digits(cosine)}: pairs of tokens add "
-        f"{_digits(cosine - with_bias)}, and the model's biases, which depend on no word, {verb} {_digits(abs(with_bias))}.",
-        f"Among the token categories, {spoken(first)} contributes most to the mean cosine: {_digits(categories[first])}.",
+        f"The mean cosine similarity of {metrics['pairs']} pairs of texts is {_digits(cosine)}: pairs of tokens {verbs[0]} "
+        f"{_digits(abs(cosine - with_bias))}, and pairs with the model's biases on at least one side {verbs[1]} "
+        f"{_digits(abs(with_bias))}.",
     ]
+    if len(categories) > 1 and categories[first] > 0:
+        kind = {"other": "Ordinary", "punctuation": "Punctuation"}.get(first, spoken(first))
+        sentences.append(f"{kind} tokens add most to the mean cosine: {_digits(categories[first])}.")
     if "gold/spearman" in metrics:
         sentences.append(
             f"Spearman's ρ between the cosines and the gold scores of {metrics['gold/count']} pairs is "

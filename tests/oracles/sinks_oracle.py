@@ -42,7 +42,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         curves=_curves(tables, main),
         figures=_figures(specimen, tables, main),
         summary=_summary(specimen, tables, main),
-        sentences=_sentences(specimen, tables, metrics, main, variants),
+        sentences=_sentences(specimen, tables, metrics, main, variants, options.dormant),
         notes=_notes(specimen, options, tables),
     )
 
@@ -239,11 +239,11 @@ def _drains(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
             weights, sink = importance_of(block)[head], strongest(block)[head]
             for key in range(len(sequence.ids)):
                 f = np.linalg.norm(block.f[head, key])
-                own = (np.linalg.norm(values[key]), f, weights[key] * f)
+                own = (weights[key], np.linalg.norm(values[key]), f, weights[key] * f)
                 norms["sink" if key == sink else "other"].append(own)
         rows += [
             {"layer": layer, "head": head + 1, "key": key}
-            | dict(zip(("v_norm", "f_norm", "alpha_f"), np.mean(values, axis=0), strict=True))
+            | dict(zip(("alpha", "v_norm", "f_norm", "alpha_f"), np.mean(values, axis=0), strict=True))
             for key, values in norms.items()
         ]
     return table(["layer", "head", "key"], rows)
@@ -349,7 +349,7 @@ def _metrics(tables: dict[str, pd.DataFrame]) -> dict[str, float]:
         metrics |= {"massive/first_layer": layers.min(), "massive/last_layer": layers.max()}
         metrics |= {"massive/largest": abs(largest["value"]), "massive/ratio": largest["ratio"]}
     for key, rows in tables["drains"].groupby("key"):
-        metrics |= {f"drains/{key}/{name}": rows[name].mean() for name in ("v_norm", "f_norm", "alpha_f")}
+        metrics |= {f"drains/{key}/{name}": rows[name].mean() for name in ("alpha", "v_norm", "f_norm", "alpha_f")}
     magnitude = tables["magnitude"]
     metrics["magnitude/max_abs"] = magnitude["max_abs"].max()
     metrics["magnitude/kurtosis"] = magnitude["kurtosis"].mean()
@@ -402,7 +402,8 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
         {(None, f"token {position}", layer): norm for (layer, position), norm in norms.items()}, {"log_y": True}
     )
     means = tables["drains"].groupby(["layer", "key"]).mean()
-    panels = {"v_norm": "‖v‖: value vector", "f_norm": "‖f(x)‖: vector", "alpha_f": "‖αf(x)‖: weighted vector"}
+    panels = {"alpha": "α: weight", "v_norm": "‖v‖: value vector", "f_norm": "‖f(x)‖: vector"}
+    panels["alpha_f"] = "‖αf(x)‖: weighted vector"
     figures["drains"] = Picture(
         {
             (title, {"sink": "sink", "other": "other keys"}[key], layer): row[name]
@@ -445,6 +446,7 @@ def _sentences(
     metrics: dict[str, float],
     main: str | None,
     variants: Variants,
+    most: float,
 ) -> list[str]:
     sentences = []
     if main is not None:
@@ -452,9 +454,9 @@ def _sentences(
         one, begin = next(iter(variants)), _begins(specimen)
         mass = tables["mass"].xs((*one, main), level=("inputs", "bos", "position"))["mass"].mean()
         is_sink, receives = (
-            ("the first token is a sink", "receives")
+            ("the first token is a sink", "it receives")
             if main == "first"
-            else (f"{spoken(main)} tokens are sinks", "receive")
+            else (f"{spoken(main)} tokens are, on average, sinks", "together they receive")
         )
         where = WORDS[one[0]] if begin is None else f"{WORDS[one[0]]} {'with' if one[1] else 'without'} {begin}"
         sentences.append(
@@ -462,23 +464,27 @@ def _sentences(
             "attention weight."
         )
         if one[1] and (one[0], False, main) in rates.index:
-            whose = "its" if main == "first" else "their"
-            sentences.append(f"Without {begin}, {whose} sink rate is {percent(rates[one[0], False, main])}.")
+            whose = "the token that is then the first" if main == "first" else f"{spoken(main)} tokens"
+            sentences.append(f"Without {begin}, the sink rate of {whose} is {percent(rates[one[0], False, main])}.")
         others = [name for name in WORDS if name != one[0] and (name, one[1], main) in rates.index]
         if others:
             rest = [f"{percent(rates[name, one[1], main])} on {WORDS[name]}" for name in others]
             of = "the first token" if main == "first" else f"{spoken(main)} tokens"
             sentences.append(f"The sink rate of {of} is {_listed(rest)}.")
         dormant = percent(metrics[f"{one[0]}/{BOS[one[1]]}/dormant"])
-        sentences.append(f"On {where}, {dormant} of the heads are dormant: a single key receives most of their weight.")
+        sentences.append(
+            f"On {where}, {dormant} of the heads are dormant: a single key receives more than {percent(most)} of their weight."
+        )
     sink, other, alpha_sink, alpha_other = (
         number(metrics[f"drains/{key}/{name}"]) for name in ("f_norm", "alpha_f") for key in ("sink", "other")
     )
+    weight, vector = (metrics[f"drains/sink/{name}"] / metrics[f"drains/other/{name}"] for name in ("alpha", "alpha_f"))
+    contributes = "but contributes only" if 2 * vector < weight else "and contributes"
     sentences += [
         f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
         "keys.",
-        f"Weighted by attention, its contribution to a query has a mean norm ‖αf(x)‖ of {alpha_sink}, compared with "
-        f"{alpha_other} for each other key.",
+        f"On average, the key that receives the most weight in a head gets {number(weight)} times the weight of each other "
+        f"key, {contributes} {number(vector)} times as much: a mean ‖αf(x)‖ of {alpha_sink}, compared with {alpha_other}.",
     ]
     return sentences + _massive_sentences(tables, metrics)
 
@@ -486,11 +492,11 @@ def _sentences(
 def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float]) -> list[str]:
     massive = tables["massive"]
     if not len(massive):
-        return ["There are no massive activations: no value exceeds both 100 and 1,000 times the median."]
+        return ["There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."]
     layers = massive.index.get_level_values("layer")
     count = massive.index.get_level_values("dimension").nunique()
     sentences = [
-        f"{count} dimensions have massive activations, in layers {layers.min()} to {layers.max()}.",
+        f"{count} dimensions have massive activations, between layers {layers.min()} and {layers.max()}.",
         f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
         "median.",
     ]
@@ -500,7 +506,7 @@ def _massive_sentences(tables: dict[str, pd.DataFrame], metrics: dict[str, float
             for name in ("zero/loss_before", "zero/loss_after", "mean/loss_after", "zero/loss_controls")
         )
         changes = f"leaves the loss at {before}" if before == zero else f"changes the loss from {before} to {zero}"
-        to_mean = "leaves it at" if before == mean else "changes the loss to"
+        to_mean = "leaves the loss at" if before == mean else "changes the loss to"
         sentences += [
             f"Setting the massive activations to zero {changes} nats; with as many random dimensions set to zero, it is "
             f"{controls}.",

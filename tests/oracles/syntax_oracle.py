@@ -552,22 +552,24 @@ def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFr
     return pd.DataFrame.from_dict(rows | {"right_branching": baseline}, orient="index")
 
 
-def _points(gain: float) -> str:
-    shown = f"{100 * gain:+.1f}".replace("-", "−")
-    return "0.0" if shown in ("+0.0", "−0.0") else shown
+def _gain(gain: float) -> str:
+    tenths = round(1000 * gain)
+    if tenths == 0:
+        return "change the accuracy of the best head by less than 0.1 percentage points"
+    verb = "raise" if tenths > 0 else "lower"
+    return f"{verb} the accuracy of the best head by {abs(tenths) / 10:.1f} percentage points"
 
 
 def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[str]:
     best = max(measures, key=lambda measure: metrics[f"{measure}/uuas"])
     return [
-        f"The best single head finds {percent(metrics['attn_w/best/all'])} of the arcs by its weights and "
-        f"{percent(metrics['attn_n/best/all'])} by the norms of its vectors, on the half of the corpus not used to select it; "
-        f"always choosing the next word finds {percent(metrics['right_branching/all'])}.",
-        "Where special tokens compete with words, norms change the accuracy of the best head by "
-        f"{_points(metrics['gain/with_sinks'])} percentage points; where special tokens are masked, by "
-        f"{_points(metrics['gain/sinks_masked'])}.",
-        f"The maximum spanning trees of whole blocks contain at most {percent(metrics[f'{best}/uuas'])} of the undirected arcs "
-        f"(those {BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "
+        f"The best head by weights finds {percent(metrics['attn_w/best/all'])} of the arcs and the best head by vector norms "
+        f"{percent(metrics['attn_n/best/all'])}, each on the half of the corpus not used to select it; always choosing "
+        f"the next word finds {percent(metrics['right_branching/all'])}.",
+        f"Where special tokens compete with words, norms {_gain(metrics['gain/with_sinks'])}; where special tokens are masked, "
+        f"they {_gain(metrics['gain/sinks_masked'])}.",
+        f"The maximum spanning trees of whole blocks contain {percent(metrics[f'{best}/uuas'])} of the undirected arcs in the "
+        f"best layer by the best measure ({BLOCKS_IN_WORDS[best]}); trees that join adjacent words contain "
         f"{percent(metrics['right_branching/uuas'])}.",
         f"A probe on all heads finds the syntactic head of {percent(metrics['probe/trained/attn_w/raw'])} of the words by "
         f"weights and of {percent(metrics['probe/trained/attn_n/raw'])} by norms; on a random model of the same "
@@ -576,9 +578,9 @@ def _sentences(metrics: Mapping[str, float], measures: Sequence[str]) -> list[st
 
 
 BLOCKS_IN_WORDS = {
-    "attn_w": "of weights",
-    "attn_n": "of vectors",
+    "attn_w": "weights",
+    "attn_n": "vectors",
     "attnres_n": "with the residual connection",
     "attnresln_n": "with the layer normalisation",
-    "layer": "of whole layers",
+    "layer": "whole layers",
 }

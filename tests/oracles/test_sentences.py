@@ -1,4 +1,4 @@
-"""The sentences of the report, written out by hand; where a number decides what is said, both outcomes."""
+"""The sentences of the report, written out by hand; where a number decides what is said, on both sides of the boundary."""
 
 import importlib
 import inspect
@@ -10,10 +10,15 @@ from normscope.analyses.registry import analyses
 
 MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
 WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
-NORMS = {"alpha/all": 2.0, "alpha_f/all": 5.0, "alpha/cls": 0.5, "alpha_f/cls": 0.1, "alpha/other": 1.5}
+RANGE = (
+    "The mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges from 20.0% to "
+    "90.0% over tokens and layers."
+)
+NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}
 VARIATION = {"f/cv_mean": 0.3, "f/cv_min": 0.1, "f/cv_max": 0.7, "x/cv_mean": 0.05}
 SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
-BIAS = "The key bias b_K explains {} of the spread of a query's scores over its keys"
+BIAS = "The share of the key bias b_K in the spread of a query's scores over its keys is {}"
+WITHOUT_OUTLIERS = "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on"
 SEP = {
     "intervention/sep/before": 0.5,
     "intervention/sep/after": 0.2,
@@ -48,10 +53,31 @@ ZEROED = {
     "ablation/mean/loss_after": 3.41,
 }
 ALIGNED = (
-    "in the best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, "
+    "each in its best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, "
     "70.0% and 80.0%."
 )
 
+NAN = float("nan")
+FALLS = {"decompx": 0.5, "alti": 0.45, "globenc": 0.4, "random": 0.25}
+ABOVE = {"decompx": 0.1, "alti": 0.1, "globenc": 0.1, "random": NAN}
+NOT_DETECTABLE = (
+    "On this sample, no method is detectably more faithful than a random order: without the tokens that rank highest, the "
+    "probability of the predicted class falls by at most {} on average ({})"
+)
+NOTHING_MATTERS = (
+    "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted class"
+)
+DRAINS = {
+    "drains/sink/f_norm": 0.53,
+    "drains/other/f_norm": 3.73,
+    "drains/sink/alpha": 0.4,
+    "drains/other/alpha": 0.01,
+    "drains/sink/alpha_f": 0.2,
+    "drains/other/alpha_f": 0.04,
+}
+LENGTHS = (
+    "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.530, compared with 3.73 for the other keys."
+)
 PROBES = {("trained", "attn_w"): 0.6, ("trained", "attn_n"): 0.62, ("random", "attn_w"): 0.15}
 
 CASES = {
@@ -59,30 +85,40 @@ CASES = {
         ({}, []),
         (
             {"attn_w/mean": 0.8},
-            ["By attention weights alone, 80.0% of a token's output vector would come from other tokens."],
+            ["By attention weights alone, the mean mixing ratio is 80.0%."],
         ),
         (
             MIXING,
             [
-                "On average, 25.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
-                "This mixing ratio, which includes the vectors and the residual connection, ranges from 10.0% to 40.0% across "
-                "tokens; on average, the blocks preserve more than they mix.",
+                "On average, tokens take less from other tokens than they preserve of themselves: the mean mixing ratio of the "
+                "attention blocks is 25.0%; attention weights alone suggest 80.0%.",
+                "The mixing ratio, which includes the vectors and the residual connection, ranges from 10.0% to 40.0% over "
+                "tokens and layers.",
             ],
         ),
-        (
-            WHOLE,
-            [
-                "On average, 50.0% of a token's output vector comes from the source.",
-                "This mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges "
-                "from 20.0% to 90.0% across tokens; on average, the blocks mix more than they preserve.",
-            ],
+        *(
+            (
+                WHOLE | {"attnresln_n/mean": mean},
+                [
+                    f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention "
+                    f"blocks is {written}.",
+                    RANGE,
+                ],
+            )
+            for mean, amount, written in (
+                (0.4994, "less from the source than", "49.9%"),
+                (0.4996, "as much from the source as", "50.0%"),
+                (0.5, "as much from the source as", "50.0%"),
+                (0.5004, "as much from the source as", "50.0%"),
+                (0.5006, "more from the source than", "50.1%"),
+            )
         ),
         (
             MIXING | WHOLE,
             [
-                "On average, 50.0% of a token's output vector comes from other tokens; attention weights alone suggest 80.0%.",
-                "This mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges "
-                "from 20.0% to 90.0% across tokens; on average, the blocks mix more than they preserve.",
+                "On average, tokens take as much from other tokens as they preserve of themselves: the mean mixing ratio of "
+                "the attention blocks is 50.0%; attention weights alone suggest 80.0%.",
+                RANGE,
             ],
         ),
     ],
@@ -91,8 +127,7 @@ CASES = {
         (
             {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "change/ff": 0.3, "change/ff+res": 0.1234},
             [
-                "After the whole layer, 20.0% of a token's output vector comes from other tokens; after the attention block it "
-                "is 25.0%.",
+                "After the whole layer, the mean mixing ratio is 20.0%; after the attention block, it is 25.0%.",
                 "The feed-forward network alone changes the order of contributions by 0.300 (1 − Spearman's ρ); with what "
                 "follows it in the layer, the change is smaller: 0.123.",
             ],
@@ -100,9 +135,24 @@ CASES = {
         (
             {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "atbffresln_n/mean": 0.3},
             [
-                "After the whole layer, 30.0% of a token's output vector comes from other tokens; after the attention block it "
-                "is 25.0%.",
+                "After the whole layer, the mean mixing ratio is 30.0%; after the attention block, it is 25.0%.",
             ],
+        ),
+        *(
+            (
+                {"change/ff": 0.1, "change/ff+res": whole},
+                [
+                    "The feed-forward network alone changes the order of contributions by 0.100 (1 − Spearman's ρ); with what "
+                    f"follows it in the layer, the change is {change}.",
+                ],
+            )
+            for whole, change in (
+                (0.09994, "smaller: 0.0999"),
+                (0.09996, "the same"),
+                (0.1, "the same"),
+                (0.1004, "the same"),
+                (0.1006, "larger: 0.101"),
+            )
         ),
         (
             {"change/ff": 0.1, "change/ff+res": 0.05, "change/ff+res+ln": 0.2},
@@ -117,16 +167,40 @@ CASES = {
         (
             {"pairs": 1500.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/bias": 0.4},
             [
-                "The mean cosine similarity of 1,500 pairs of texts is 0.500: pairs of tokens add 0.600, and the model's "
-                "biases, which depend on no word, subtract 0.100.",
-                "Among the token categories, [CLS] contributes most to the mean cosine: 0.200.",
+                "The mean cosine similarity of 1,500 pairs of texts is 0.500: pairs of tokens add 0.600, and pairs with the "
+                "model's biases on at least one side subtract 0.100.",
+            ],
+        ),
+        ({"category/cls": 0.2, "category/bias": 0.4}, []),  # the only category of tokens is not the first of several
+        (
+            {"category/cls": 0.2, "category/other": 0.1, "category/bias": 0.4},
+            ["[CLS] tokens add most to the mean cosine: 0.200."],
+        ),
+        (
+            {"category/cls": 0.2, "category/punctuation": 0.2001},
+            ["Punctuation tokens add most to the mean cosine: 0.200."],
+        ),
+        (
+            {"category/cls": 0.2, "category/other": 0.3},
+            ["Ordinary tokens add most to the mean cosine: 0.300."],
+        ),
+        (
+            {"category/cls": 0.001, "category/other": -0.1},
+            ["[CLS] tokens add most to the mean cosine: 0.00100."],
+        ),
+        ({"category/cls": 0.0, "category/other": -0.1}, []),
+        (
+            {"pairs": 2.0, "cosine": -0.25, "with_bias": -0.2, "gold/count": 2.0},
+            [
+                "The mean cosine similarity of 2 pairs of texts is −0.250: pairs of tokens subtract 0.0500, and pairs with "
+                "the model's biases on at least one side subtract 0.200.",
             ],
         ),
         (
             {"pairs": 2.0, "cosine": 0.5, "with_bias": 0.0, "gold/spearman": 0.8123, "gold/count": 1234.0},
             [
-                "The mean cosine similarity of 2 pairs of texts is 0.500: pairs of tokens add 0.500, and the model's biases, "
-                "which depend on no word, add 0.",
+                "The mean cosine similarity of 2 pairs of texts is 0.500: pairs of tokens add 0.500, and pairs with the "
+                "model's biases on at least one side add 0.",
                 "Spearman's ρ between the cosines and the gold scores of 1,234 pairs is +0.812.",
             ],
         ),
@@ -136,22 +210,31 @@ CASES = {
         (
             {"attn_w/best/all": 0.4, "attn_n/best/all": 0.425, "right_branching/all": 0.3},
             [
-                "The best single head finds 40.0% of the arcs by its weights and 42.5% by the norms of its vectors, on the "
-                "half of the corpus not used to select it; always choosing the next word finds 30.0%.",
+                "The best head by weights finds 40.0% of the arcs and the best head by vector norms 42.5%, each on the half of "
+                "the corpus not used to select it; always choosing the next word finds 30.0%.",
             ],
         ),
-        (
-            {"gain/with_sinks": 0.081, "gain/sinks_masked": -0.0004},
-            [
-                "Where special tokens compete with words, norms change the accuracy of the best head by +8.1 percentage "
-                "points; where special tokens are masked, by 0.0.",
-            ],
+        *(
+            (
+                {"gain/with_sinks": 0.081, "gain/sinks_masked": gain},
+                [
+                    "Where special tokens compete with words, norms raise the accuracy of the best head by 8.1 percentage "
+                    f"points; where special tokens are masked, they {change}.",
+                ],
+            )
+            for gain, change in (
+                (-0.0006, "lower the accuracy of the best head by 0.1 percentage points"),
+                (-0.0004, "change the accuracy of the best head by less than 0.1 percentage points"),
+                (0.0, "change the accuracy of the best head by less than 0.1 percentage points"),
+                (0.0004, "change the accuracy of the best head by less than 0.1 percentage points"),
+                (0.0006, "raise the accuracy of the best head by 0.1 percentage points"),
+            )
         ),
         (
             {"attn_w/uuas": 0.5, "layer/uuas": 0.625, "right_branching/uuas": 0.4},
             [
-                "The maximum spanning trees of whole blocks contain at most 62.5% of the undirected arcs (those of "
-                "whole layers); trees that join adjacent words contain 40.0%.",
+                "The maximum spanning trees of whole blocks contain 62.5% of the undirected arcs in the best layer by the best "
+                "measure (whole layers); trees that join adjacent words contain 40.0%.",
             ],
         ),
         (
@@ -166,38 +249,51 @@ CASES = {
     "norms": [
         ({}, []),
         (NORMS, ["The [CLS] tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
-        (
-            NORMS | {"alpha_f/cls": 0.7},
-            ["The [CLS] tokens receive 25.0% of the attention weight and contribute 14.0% of Σ‖αf(x)‖."],
+        *(
+            (
+                NORMS | {"alpha_f/cls": norm},
+                [f"The [CLS] tokens receive 25.0% of the attention weight {contrast} of Σ‖αf(x)‖."],
+            )
+            for norm, contrast in (
+                (0.62, "but contribute only 12.4%"),
+                (0.625, "and contribute 12.5%"),
+                (0.63, "and contribute 12.6%"),
+                (2.0, "and contribute 40.0%"),
+            )
         ),
-        ({name: value for name, value in NORMS.items() if name != "alpha/all"}, []),
-        (NORMS | {"alpha/all": 0.0}, []),
+        (
+            NORMS | {"alpha/cls": 0.0004, "alpha_f/cls": 0.0005},  # 0.04% and 0.01%
+            ["The [CLS] tokens receive 0.0% of the attention weight and contribute 0.0% of Σ‖αf(x)‖."],
+        ),
+        ({name: value for name, value in NORMS.items() if name != "alpha_f/all"}, []),
+        (NORMS | {"alpha_f/all": 0.0}, []),
         (
             {"spearman/cls": -0.5, "spearman/sep": 0.0625, "spearman/other": 0.25},
             [
                 "The rank correlation between α and ‖f(x)‖ is −0.500 for [CLS], +0.0625 for [SEP] and +0.250 for other tokens. "
-                "Where it is negative, short vectors get large weights."
+                "Where it is negative, shorter vectors tend to get larger weights."
             ],
         ),
         (
-            {"spearman/cls": -0.5, "spearman/other": 0.25, "spearman/all": 0.125},
+            {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
             [
-                "The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens: −0.500 for [CLS] and +0.250 for other "
-                "tokens. Where it is negative, short vectors get large weights."
+                "The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens, and 0 for [CLS] and +0.250 for other "
+                "tokens."
             ],
         ),
+        ({"spearman/all": 0.125}, ["The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens."]),
         (
-            {"spearman/all": 0.125},
+            {"spearman/all": -0.001},
             [
-                "The rank correlation between α and ‖f(x)‖ is +0.125 over all tokens. Where it is negative, short vectors get "
-                "large weights."
+                "The rank correlation between α and ‖f(x)‖ is −0.00100 over all tokens. Where it is negative, shorter vectors "
+                "tend to get larger weights."
             ],
         ),
         (
             VARIATION,
             [
-                "In an average head, the coefficient of variation of ‖f(x)‖ is 30.0% (10.0% to 70.0% over heads); that of "
-                "the norm ‖x‖ of the inputs is 5.0%."
+                "On average over heads, the coefficient of variation of ‖f(x)‖ is 30.0% (from 10.0% to 70.0%); that of the "
+                "norm ‖x‖ of the inputs is 5.0%."
             ],
         ),
     ],
@@ -207,19 +303,34 @@ CASES = {
         (
             {"spearman/f/with_specials": -0.25, "spearman/attnresln_n/with_specials": 0.5},
             [
-                "A token's frequency rank (1: most frequent) has a rank correlation of −0.250 with ‖f(x)‖ and +0.500 with its "
-                "mixing ratio."
+                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of −0.250 with "
+                "‖f(x)‖ and +0.500 with its mixing ratio."
             ],
         ),
         (
             {"spearman/alpha/with_specials": 0.125},
             [
-                "A token's frequency rank (1: most frequent) has a rank correlation of +0.125 with the weight that it receives."
+                "Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of +0.125 with "
+                "the weight that it receives."
             ],
         ),
     ],
     "outliers": [
-        ({"count": 0.0}, ["No hidden dimension is an outlier in enough layers to be one of the model's."]),
+        (
+            {"count": 0.0},
+            ["The model has no outlier dimensions: no hidden dimension is an outlier in enough layers."],
+        ),
+        ({"count": 0.0}, {"given": True}, ["The model has no outlier dimensions: no dimension is set."]),
+        (
+            {"count": 1.0, "7/share_of_layers": 0.0},
+            {"given": True},
+            ["1 outlier dimension is set by hand: 7 (an outlier in 0.0% of the layers)."],
+        ),
+        (
+            {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
+            {"given": True},
+            ["2 outlier dimensions are set by hand: 7 (an outlier in 50.0% of the layers) and 31 (100.0%)."],
+        ),
         ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50.0% of the layers)."]),
         (
             {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
@@ -231,14 +342,30 @@ CASES = {
         (
             SCORE,
             [
-                "In an average head, 3.40 dimensions explain half of the spread of a query's scores, and 116 explain 90%.",
-                "The outlier dimensions explain 12.3% of the spread of a query's scores.",
+                "On average over heads, 3.40 dimensions make up half of the spread of a query's scores over its keys, and 116 "
+                "make up 90%.",
+                "The outlier dimensions' share of the spread of a query's scores is 12.3%.",
             ],
         ),
         (
             {"dimensions_for_half/mean": 3.4},
-            ["In an average head, 3.40 dimensions explain half of the spread of a query's scores."],
+            ["On average over heads, 3.40 dimensions make up half of the spread of a query's scores over its keys."],
         ),
+        (
+            {"dimensions_for_half/mean": 3.4, "heads_below_90_percent/share": 0.01},
+            [
+                "On average over the heads in which that many dimensions do, 3.40 dimensions make up half of the spread of a "
+                "query's scores over its keys.",
+                f"{BIAS.format('0.0%')}; in 1.0% of the heads, the dimensions never make up 90% of it, and in 0.0% not even "
+                "half: the mean numbers of dimensions leave those heads out.",
+            ],
+        ),
+        ({"share_of_outliers/mean": 0.0}, []),  # there are none
+        (
+            {"share_of_outliers/mean": -0.0001},
+            ["The outlier dimensions' share of the spread of a query's scores is 0.0%."],
+        ),
+        ({"share_of_key_bias/mean": 0.0006}, [f"{BIAS.format('0.1%')}."]),
         ({"share_of_key_bias/mean": 0.0004}, []),
         ({"share_of_key_bias/mean": -0.25}, [f"{BIAS.format('−25.0%')}."]),
         (
@@ -248,30 +375,24 @@ CASES = {
                 "heads_below_half/share": 0.25,
             },
             [
-                f"{BIAS.format('0.0%')}; in 50.0% of the heads, the dimensions never explain 90% of it, and in 25.0% "
+                f"{BIAS.format('0.0%')}; in 50.0% of the heads, the dimensions never make up 90% of it, and in 25.0% "
                 "not even half: the mean numbers of dimensions leave those heads out."
             ],
         ),
         (
             CLS | SEP | OTHER,
             [
-                "Without the outlier dimensions' part of the scores, the attention weight on [SEP] tokens falls from 50.0% to "
-                "20.0%; with as many random dimensions removed instead, it is 52.0%."
+                f"{WITHOUT_OUTLIERS} [SEP] tokens falls from 50.0% to 20.0%; with as many random dimensions removed "
+                "instead, it is 52.0%."
             ],
         ),
         (
             CLS | OTHER,
-            [
-                "Without the outlier dimensions' part of the scores, the attention weight on [CLS] tokens rises from 25.0% to "
-                "35.0%."
-            ],
+            [f"{WITHOUT_OUTLIERS} [CLS] tokens rises from 25.0% to 35.0%."],
         ),
         (
             OTHER,
-            [
-                "Without the outlier dimensions' part of the scores, the attention weight on other tokens rises from 10.0% to "
-                "50.0%."
-            ],
+            [f"{WITHOUT_OUTLIERS} other tokens rises from 10.0% to 50.0%."],
         ),
         (
             {
@@ -279,9 +400,7 @@ CASES = {
                 "intervention/cls/before": 0.2502,
                 "intervention/cls/after": 0.2501,
             },
-            [
-                "Without the outlier dimensions' part of the scores, the attention weight on [CLS] tokens stays at 25.0%."
-            ],
+            [f"{WITHOUT_OUTLIERS} [CLS] tokens stays at 25.0%."],
         ),
         ({"intervention/cls/change": 0.4}, []),
     ],
@@ -290,13 +409,14 @@ CASES = {
         ({"rollout/share/cls": 0.2, "cosine/comprehensiveness/rollout": 0.1}, []),
         (
             {"decompx/share/itself": 0.5},
-            ["According to DecompX, 50.0% of a token's output vector comes from the token itself."],
+            ["According to DecompX, a token's own share of its output vector is 50.0%."],
         ),
         (
             {"rollout/share/itself": 0.1, "alti/share/itself": 0.25},
+            {"vector": "vector after layer 2"},
             [
-                "According to rollout of weights, 10.0% of a token's output vector comes from the token itself; ALTI puts "
-                "the token's own share at 25.0%.",
+                "According to rollout of weights, a token's own share of its vector after layer 2 is 10.0%; ALTI puts the "
+                "token's own share at 25.0%.",
             ],
         ),
         (
@@ -308,16 +428,54 @@ CASES = {
                 "decompx/share/bias": 0.125,
             },
             [
-                "According to DecompX, 50.0% of a token's output vector comes from the token itself and 12.5% from biases; the "
+                "According to DecompX, a token's own share of its output vector is 50.0%, and that of the biases is 12.5%; the "
                 "other methods put the token's own share between 10.0% (rollout of weights) and 75.0% (GlobEnc).",
             ],
         ),
-        (
-            {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
-            [
-                "Rollout of weights is the most faithful on this sample: without the tokens that it ranks highest, the "
-                "probability of the predicted class falls by 0.250 on average, and by 0.125 without as many random ones.",
-            ],
+        *(
+            (
+                {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
+                {"above_random": {"rollout": low, "random": NAN}},
+                [f"{start}, and by 0.125 without as many random ones."],
+            )
+            for low, start in (
+                (
+                    1e-9,
+                    "Rollout of weights is more faithful than a random order on this sample: without the tokens that it ranks "
+                    "highest, the probability of the predicted class falls by 0.250 on average",
+                ),
+                *((low, NOT_DETECTABLE.format("0.250", "rollout of weights")) for low in (0.0, -1e-9, NAN)),
+            )
+        ),
+        *(
+            (
+                {f"cosine/comprehensiveness/{method}": fall for method, fall in FALLS.items()},
+                {"above_random": ABOVE | more, "below_best": {"decompx": NAN, "random": 0.2} | below},
+                [
+                    f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
+                    "falls by 0.500 on average, and by 0.250 without as many random ones.",
+                    "Mean fall by method: DecompX 0.500, ALTI 0.450, GlobEnc 0.400, random order 0.250.",
+                ],
+            )
+            for more, below, start in (
+                ({}, {"alti": 1e-9, "globenc": 0.1}, "is the most faithful on this sample"),
+                (
+                    {},
+                    {"alti": 0.0, "globenc": 0.1},
+                    "has the largest mean fall, but this sample cannot tell it from ALTI",
+                ),
+                (
+                    {},
+                    {"alti": 0.1, "globenc": -0.1},
+                    "has the largest mean fall, but this sample cannot tell it from GlobEnc",
+                ),
+                ({}, {}, "has the largest mean fall, but this sample cannot tell it from ALTI or GlobEnc"),
+                (
+                    {"decompx": 0.0},
+                    {"alti": NAN},
+                    "has the largest mean fall, but this sample cannot tell it from ALTI, GlobEnc or a random order",
+                ),
+            )
         ),
         (
             {
@@ -325,31 +483,46 @@ CASES = {
                 "cosine/comprehensiveness/decompx": 0.5,
                 "cosine/comprehensiveness/random": 0.5,
             },
+            {"above_random": {"alti": -0.3, "decompx": -0.1}, "below_best": {"alti": 0.1, "random": -0.1}},
             [
-                "No method is more faithful than a random order: without the tokens that rank highest, the cosine with the "
-                "untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 without as many random ones.",
+                "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
+                "highest, the cosine with the untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 "
+                "without as many random ones.",
                 "Mean fall by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
             ],
         ),
         (
             {"probability/comprehensiveness/alti": 0.25, "probability/comprehensiveness/random": -0.125},
+            {"above_random": {"alti": 0.1}},
             [
-                "ALTI is the most faithful on this sample: without the tokens that it ranks highest, the probability of the "
-                "predicted class falls by 0.250 on average, and rises by 0.125 without as many random ones.",
+                "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
+                "probability of the predicted class falls by 0.250 on average, and rises by 0.125 without as many random "
+                "ones.",
             ],
         ),
-        (
-            {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": -0.5},
-            [
-                "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted "
-                "class rises by at least 0.250 on average (ALTI), and by 0.500 without as many random ones.",
-            ],
+        *(
+            (
+                {"probability/comprehensiveness/alti": fall, "probability/comprehensiveness/random": -0.5},
+                {"above_random": {"alti": 0.1}},
+                [f"{start}, and {verb}by 0.500 without as many random ones."],
+            )
+            for fall, start, verb in (
+                (
+                    1e-9,
+                    "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
+                    "probability of the predicted class falls by 1.00×10⁻⁹ on average",
+                    "rises ",
+                ),
+                (0.0, f"{NOTHING_MATTERS} falls by at most 0 on average (ALTI)", "rises "),
+                (-0.25, f"{NOTHING_MATTERS} rises by at least 0.250 on average (ALTI)", ""),
+            )
         ),
         (
             {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": 0.125},
             [
-                "No method is more faithful than a random order: without the tokens that rank highest, the probability of the "
-                "predicted class rises by at least 0.250 on average (ALTI), and falls by 0.125 without as many random ones.",
+                "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
+                "highest, the probability of the predicted class rises by at least 0.250 on average (ALTI), and falls by 0.125 "
+                "without as many random ones.",
             ],
         ),
         (
@@ -373,7 +546,8 @@ CASES = {
         (
             SINK,
             [
-                "On text with BOS, the first token is a sink in 60.0% of the heads, and receives 50.0% of all attention weight."
+                "On text with BOS, the first token is a sink in 60.0% of the heads, and it receives 50.0% of all attention "
+                "weight."
             ],
         ),
         (
@@ -384,9 +558,9 @@ CASES = {
                 "repeat/with_bos/sink_rate/first": 0.3,
             },
             [
-                "On text with BOS, the first token is a sink in 60.0% of the heads, and receives 50.0% of all attention "
+                "On text with BOS, the first token is a sink in 60.0% of the heads, and it receives 50.0% of all attention "
                 "weight.",
-                "Without BOS, its sink rate is 10.0%.",
+                "Without BOS, the sink rate of the token that is then the first is 10.0%.",
                 "The sink rate of the first token is 50.0% on random tokens and 30.0% on one token repeated.",
             ],
         ),
@@ -397,9 +571,25 @@ CASES = {
         (
             {"repeat/without_bos/sink_rate/sep": 0.25, "repeat/without_bos/mass/sep": 0.5},
             [
-                "On one token repeated, [SEP] tokens are sinks in 25.0% of the heads, and receive 50.0% of all attention "
-                "weight.",
+                "On one token repeated, [SEP] tokens are, on average, sinks in 25.0% of the heads, and together they "
+                "receive 50.0% of all attention weight.",
             ],
+        ),
+        (
+            {
+                "text/with_bos/sink_rate/first": 0.1,
+                "text/with_bos/sink_rate/sep": 0.25,
+                "text/without_bos/sink_rate/sep": 0.3,
+            },
+            {"first_token": "[CLS]"},
+            [
+                "On text with [CLS], [SEP] tokens are, on average, sinks in 25.0% of the heads.",
+                "Without [CLS], the sink rate of [SEP] tokens is 30.0%.",
+            ],
+        ),
+        (
+            {"text/without_bos/sink_rate/first": 0.0, "text/without_bos/sink_rate/other": 0.01},
+            ["On text, other tokens are, on average, sinks in 1.0% of the heads."],
         ),
         (
             {
@@ -410,8 +600,8 @@ CASES = {
                 "random/without_bos/nowhere": 0.1,
             },
             [
-                "On text, [CLS] tokens are sinks in 25.0% of the heads.",
-                "On text, 50.0% of the heads are dormant: a single key receives most of their weight.",
+                "On text, [CLS] tokens are, on average, sinks in 25.0% of the heads.",
+                "On text, 50.0% of the heads are dormant: a single key receives more than 50.0% of their weight.",
                 "On text, learned sinks take 12.5% of the attention weight, which goes to no key.",
             ],
         ),
@@ -425,33 +615,44 @@ CASES = {
             },
             [
                 "Setting the massive activations to zero leaves the loss at 3.40 nats.",
-                "Setting the massive activations to their mean leaves it at 3.40 nats.",
+                "Setting the massive activations to their mean leaves the loss at 3.40 nats.",
                 "With the massive activations set to zero, attention weights hardly change: that on first tokens stays at "
                 "70.0%.",
             ],
         ),
         (
-            {
-                "drains/sink/f_norm": 0.53,
-                "drains/other/f_norm": 3.73,
-                "drains/sink/alpha_f": 0.117,
-                "drains/other/alpha_f": 0.0372,
-            },
-            [
-                "The key that receives the most weight in a head has a mean ‖f(x)‖ of 0.530, compared with 3.73 for the other "
-                "keys.",
-                "Weighted by attention, its contribution to a query has a mean norm ‖αf(x)‖ of 0.117, compared with 0.0372 for "
-                "each other key.",
-            ],
+            {"text/without_bos/dormant": 0.5},
+            {"dormant": 0.2},
+            ["On text, 50.0% of the heads are dormant: a single key receives more than 20.0% of their weight."],
         ),
+        *(
+            (
+                DRAINS | {"drains/sink/alpha_f": norm},
+                [
+                    LENGTHS,
+                    "On average, the key that receives the most weight in a head gets 40.0 times the weight of each other key, "
+                    f"{contrast} times as much: a mean ‖αf(x)‖ of {written}, compared with 0.0400.",
+                ],
+            )
+            for norm, contrast, written in (
+                (0.02, "but contributes only 0.500", "0.0200"),
+                (0.2, "but contributes only 5.00", "0.200"),
+                (0.7992, "but contributes only 20.0", "0.799"),
+                (0.8008, "and contributes 20.0", "0.801"),
+                (4.0, "and contributes 100", "4.00"),
+            )
+        ),
+        (DRAINS | {"drains/other/alpha": 0.0}, [LENGTHS]),
+        (DRAINS | {"drains/other/alpha_f": 0.0}, [LENGTHS]),
+        ({name: value for name, value in DRAINS.items() if name != "drains/other/alpha"}, []),
         (
             {"massive/count": 0.0},
-            ["There are no massive activations: no value exceeds both 100 and 1,000 times the median."],
+            ["There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."],
         ),
         (
             MASSIVE,
             [
-                "2 dimensions have massive activations, in layers 3 to 11.",
+                "2 dimensions have massive activations, between layers 3 and 11.",
                 "The largest massive activation is 3,020, 12,300 times the median.",
             ],
         ),
@@ -499,8 +700,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_sentences(name):
-    for metrics, expected in CASES[name]:
-        assert module_of(name).sentences_of(metrics) == expected
+    for metrics, *keywords, expected in CASES[name]:
+        assert module_of(name).sentences_of(metrics, **(keywords[0] if keywords else {})) == expected
 
 
 @pytest.mark.parametrize("name", analyses())
@@ -522,8 +723,8 @@ def test_every_line_that_makes_a_sentence_is_tested(name):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        for metrics, _ in CASES[name]:
-            sentences.sentences_of(metrics)
+        for metrics, *keywords, _ in CASES[name]:
+            sentences.sentences_of(metrics, **(keywords[0] if keywords else {}))
     finally:
         sys.settrace(before)
     lines = {(code, line) for code in codes for _, _, line in code.co_lines() if line and line > code.co_firstlineno}

@@ -151,18 +151,17 @@ def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
     assert png(result.figures["concentration"])
 
 
-def test_what_the_sentence_says_of_the_key_bias():
+def test_what_the_sentences_say_of_heads_that_have_no_number_of_dimensions():
     metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
+    of_some = "On average over the heads in which that many dimensions do, 3.00 dimensions make up half of the spread"
     assert sentences_of(metrics) == [
-        "In an average head, 3.00 dimensions explain half of the spread of a query's scores, and 9.00 explain 90%.",
-        "The key bias b_K explains 25.0% of the spread of a query's scores over its keys; in 50.0% of the heads, the "
-        "dimensions never explain 90% of it, and in 12.5% not even half: the mean numbers of dimensions leave those heads out.",
+        f"{of_some} of a query's scores over its keys, and 9.00 make up 90%.",
+        "The share of the key bias b_K in the spread of a query's scores over its keys is 25.0%; in 50.0% of the heads, the "
+        "dimensions never make up 90% of it, and in 12.5% not even half: the mean numbers of dimensions leave those heads out.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
-    assert sentences_of(metrics)[0] == (
-        "In an average head, 3.00 dimensions explain half of the spread of a query's scores."
-    )
+    assert sentences_of(metrics)[0] == f"{of_some} of a query's scores over its keys."
 
 
 def visible_pairs(model, batch: Batch) -> pd.DataFrame:

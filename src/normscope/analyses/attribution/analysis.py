@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from normscope.analyses.attribution.figures import describe_figures
@@ -100,10 +101,17 @@ class AttributionAnalysis(Analysis):
             figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
             summary=summary,
             summary_digits=3,
-            summary_caption=f"fall of the {quantity} without the highest-scoring tokens, and with only these",
-            sentences=sentences_of(metrics),
+            summary_caption=f"fall of the {quantity} when the highest-scoring tokens are erased, or kept alone",
+            sentences=sentences_of(
+                metrics, _lower_ends(ranking, "above_random"), _lower_ends(ranking, "below_best"), self._deepest()
+            ),
             notes=self._notes(attributed),
         )
+
+    def _deepest(self) -> str:
+        """What the metrics are about: the vectors of the deepest chosen layer."""
+        layer = max(self.context.layers)
+        return "output vector" if layer == self.context.depth else f"vector after layer {layer}"
 
     def _notes(self, attributed: SampleAttribution) -> list[str]:
         notes = []
@@ -121,6 +129,12 @@ class AttributionAnalysis(Analysis):
                 f"{attributed.noun} and are not tested"
             )
         return notes
+
+
+def _lower_ends(ranking: pd.DataFrame, difference: str) -> dict[str, float]:
+    """The lower end of the interval of a difference, by method."""
+    ends = zip(ranking["method"], ranking[f"{difference}_low"], strict=True)
+    return {str(method): float(low) for method, low in ends}
 
 
 _GUESSED = {"mean": "the mean of the last hidden vectors", "last": "the last token's hidden vector"}

@@ -63,23 +63,26 @@ class Faithfulness:
         return pd.DataFrame(rows, columns=["method", "measure", "share", *_ENDS, "count"])
 
     def ranking(self) -> pd.DataFrame:
-        """The table `ranking`: AOPC of every method and of random orders, the most faithful first."""
+        """The table `ranking`: AOPC of every method and of random orders, the largest comprehensiveness first."""
+        areas = {method: [self._areas(method, measure) for measure in MEASURES] for method in self._names}
+        tested = {method: falls for method, falls in areas.items() if len(falls[0])}
+        methods = [method for method in tested if method != RANDOM]
+        best = max(methods, key=lambda method: float(tested[method][0].mean()), default=None)
         rows = []
-        for method in self._names:
-            comprehensiveness, sufficiency = (self._areas(method, measure) for measure in MEASURES)
-            if not len(comprehensiveness):
-                continue
-            above = None if method == RANDOM else comprehensiveness - self._areas(RANDOM, COMPREHENSIVENESS)
+        for method, (comprehensiveness, sufficiency) in tested.items():
+            above = None if method == RANDOM else comprehensiveness - tested[RANDOM][0]
+            below = None if best in (None, method) else tested[best][0] - comprehensiveness
             rows.append(
                 {
                     "method": method,
                     **_columns(COMPREHENSIVENESS, mean_interval(comprehensiveness)),
                     **_columns(SUFFICIENCY, mean_interval(sufficiency)),
                     **_columns("above_random", mean_interval(above) if above is not None else _MISSING),
+                    **_columns("below_best", mean_interval(below) if below is not None else _MISSING),
                     "count": len(comprehensiveness),
                 }
             )
-        columns = [_columns(name, _MISSING) for name in (COMPREHENSIVENESS, SUFFICIENCY, "above_random")]
+        columns = [_columns(name, _MISSING) for name in (COMPREHENSIVENESS, SUFFICIENCY, "above_random", "below_best")]
         names = ["rank", "method", *(name for group in columns for name in group), "count"]
         table = pd.DataFrame(rows, columns=names)
         table = table.sort_values(COMPREHENSIVENESS, ascending=False, kind="stable", ignore_index=True)

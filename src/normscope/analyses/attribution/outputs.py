@@ -83,7 +83,7 @@ OUTPUTS = Outputs(
             },
         ),
         "ranking": TableInfo(
-            row="method, the most faithful first",
+            row="method, the largest comprehensiveness first",
             columns={
                 "rank": "Rank by comprehensiveness, from 1.",
                 "method": "The method, or `random`.",
@@ -98,6 +98,10 @@ OUTPUTS = Outputs(
                 "above_random": "Mean over sequences of comprehensiveness minus that of random orders; missing for `random`.",
                 "above_random_low": _LOW,
                 "above_random_high": _HIGH,
+                "below_best": "Mean over sequences of the best method's comprehensiveness minus this one's; missing for the "
+                "best method. If the interval contains 0, the sample cannot tell the two apart.",
+                "below_best_low": _LOW,
+                "below_best_high": _HIGH,
                 "count": _SEQUENCES,
             },
         ),

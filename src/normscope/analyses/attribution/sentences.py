@@ -1,26 +1,40 @@
 """The findings of the attribution analysis in sentences, from its metrics. Missing metrics are skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from normscope.analyses.attribution.outputs import METHODS, QUANTITIES
 from normscope.analyses.findings import Sentence
 from normscope.rounding import number, percentage
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """Where vectors come from, which method is the most faithful, and how far methods agree."""
-    return [*_shares(metrics), *_faithfulness(metrics), *_agreement(metrics)]
+def sentences_of(
+    metrics: Mapping[str, float],
+    above_random: Mapping[str, float] = MappingProxyType({}),
+    below_best: Mapping[str, float] = MappingProxyType({}),
+    vector: str = "output vector",
+) -> list[Sentence]:
+    """Where vectors come from, which method is the most faithful, and how far methods agree.
+
+    Args:
+        metrics: All metrics.
+        above_random: By method, the lower end of the interval of how far it is above random orders, sequence by sequence.
+            Without a number above 0, the sample cannot tell the two apart.
+        below_best: The same of how far it is below the best method.
+        vector: What the shares are of.
+    """
+    return [*_shares(metrics, vector), *_faithfulness(metrics, above_random, below_best), *_agreement(metrics)]
 
 
-def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
+def _shares(metrics: Mapping[str, float], vector: str) -> list[Sentence]:
     own = {method: metrics[name] for method in METHODS if (name := f"{method}/share/itself") in metrics}
     if not own:
         return []
     chosen = "decompx" if "decompx" in own else next(iter(own))
-    text = f"According to {METHODS[chosen]}, {percentage(own[chosen])} of a token's output vector comes from the token itself"
+    text = f"According to {METHODS[chosen]}, a token's own share of its {vector} is {percentage(own[chosen])}"
     bias = metrics.get(f"{chosen}/share/bias")
     if bias is not None:
-        text += f" and {percentage(bias)} from biases"
+        text += f", and that of the biases is {percentage(bias)}"
     others = sorted((share, method) for method, share in own.items() if method != chosen)
     if len(others) == 1:
         text += f"; {METHODS[others[0][1]]} puts the token's own share at {percentage(others[0][0])}"
@@ -33,7 +47,9 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
     return [Sentence(f"{text}.", figure="by_category", table="by_category")]
 
 
-def _faithfulness(metrics: Mapping[str, float]) -> list[Sentence]:
+def _faithfulness(
+    metrics: Mapping[str, float], above_random: Mapping[str, float], below_best: Mapping[str, float]
+) -> list[Sentence]:
     sentences: list[Sentence] = []
     for quantity, words in QUANTITIES.items():
         prefix = f"{quantity}/comprehensiveness/"
@@ -45,31 +61,61 @@ def _faithfulness(metrics: Mapping[str, float]) -> list[Sentence]:
         methods = [(value, method) for value, method in falls if method != "random"]
         if random is None or not methods:
             continue
-        sentences.append(Sentence(_best(words, *methods[0], random), figure="faithfulness", table="ranking"))
+        value, best = methods[0]
+        if not any(above_random.get(method, 0.0) > 0 for _, method in methods):
+            start = "On this sample, no method is detectably more faithful than a random order"
+            text = f"{start}: {_of_all(words, value, best, random)}"
+        elif value <= 0:
+            text = f"No method finds tokens that matter: {_of_all(words, value, best, random)}"
+        else:
+            tied = [METHODS[method] for _, method in methods[1:] if not below_best.get(method, 0.0) > 0]
+            tied += [] if above_random.get(best, 0.0) > 0 else ["a random order"]
+            text = _of_best(words, methods, random, tied)
+        sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
         if len(methods) > 1:
             order = ", ".join(f"{METHODS[method]} {number(value)}" for value, method in falls)
             sentences.append(Sentence(f"Mean fall by method: {order}.", figure="faithfulness", table="ranking"))
     return sentences
 
 
-def _best(words: str, value: float, method: str, random: float) -> str:
-    """How far a quantity falls without the tokens that the best method ranks highest, and without random ones."""
-    fall, size = value >= 0, number(abs(value))
-    verb = "" if fall == (random >= 0) else "falls " if random >= 0 else "rises "
-    without_random = f"{verb}by {number(abs(random))} without as many random ones"
-    if value > max(random, 0):
-        return (
-            f"{METHODS[method][0].upper()}{METHODS[method][1:]} is the most faithful on this sample: without the tokens that "
-            f"it ranks highest, {words} falls by {size} on average, and {without_random}."
-        )
-    most = f"falls by at most {size}" if fall else f"rises by at least {size}"
-    start = (
-        "No method is more faithful than a random order" if value <= random else "No method finds tokens that matter"
-    )
+def _of_best(words: str, methods: Sequence[tuple[float, str]], random: float, tied: Sequence[str]) -> str:
+    """How far a quantity falls without the tokens that the best method ranks highest.
+
+    Args:
+        words: The quantity.
+        methods: The mean falls and the methods, the best first.
+        random: The mean fall without random tokens.
+        tied: What the sample cannot tell from the best method.
+    """
+    value, best = methods[0]
+    name = f"{METHODS[best][0].upper()}{METHODS[best][1:]}"
+    if tied:
+        others = " or ".join(filter(None, (", ".join(tied[:-1]), tied[-1])))
+        start = f"{name} has the largest mean fall, but this sample cannot tell it from {others}"
+    elif len(methods) > 1:
+        start = f"{name} is the most faithful on this sample"
+    else:
+        start = f"{name} is more faithful than a random order on this sample"
     return (
-        f"{start}: without the tokens that rank highest, {words} {most} on average ({METHODS[method]}), and "
-        f"{without_random}."
+        f"{start}: without the tokens that it ranks highest, {words} falls by {number(value)} on average, and "
+        f"{_without_random(random, falls=True)}."
     )
+
+
+def _of_all(words: str, value: float, best: str, random: float) -> str:
+    """How far a quantity falls, or how little it rises, without the tokens that the best method ranks highest."""
+    falls, size = value >= 0, number(abs(value))
+    most = f"falls by at most {size}" if falls else f"rises by at least {size}"
+    return (
+        f"without the tokens that rank highest, {words} {most} on average ({METHODS[best]}), and "
+        f"{_without_random(random, falls=falls)}."
+    )
+
+
+def _without_random(random: float, *, falls: bool) -> str:
+    """The same for random tokens; the verb stands before it if it is not the one before."""
+    verb = "" if falls == (random >= 0) else "falls " if random >= 0 else "rises "
+    return f"{verb}by {number(abs(random))} without as many random ones"
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:

@@ -41,7 +41,7 @@ def curves_of(overall: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def summarised(overall: pd.DataFrame, ranking: pd.DataFrame) -> pd.DataFrame:
-    """AOPC by method, the most faithful first, and the share that comes from the token itself."""
+    """AOPC by method, the largest comprehensiveness first, and the share that comes from the token itself."""
     deepest = overall[(overall["layer"] == overall["layer"].max()) & (overall["source"] == "itself")]
     tested = ranking.set_index("method")[list(MEASURES)]
     own = deepest.set_index("method")["share"].rename("itself").astype(float)

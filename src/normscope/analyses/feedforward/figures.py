@@ -48,8 +48,8 @@ def describe_figures(
             value_label="mixing ratio (%)",
             limits=(0.0, 100.0),
             caption=(
-                "Share of a token's vector that comes from other tokens, by layer (deepest at the top) and token category, "
-                "from the attention weights to the end of the layer."
+                "Mean mixing ratio by layer (deepest at the top) and token category, from the attention weights to the end of "
+                "the layer. Below 50%, tokens preserve more of themselves than they take from others."
             ),
         ),
         "by_layer": Lines(

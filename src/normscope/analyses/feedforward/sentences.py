@@ -16,8 +16,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if block is not None and last is not None:
         sentences.append(
             Sentence(
-                f"After the whole layer, {percentage(last)} of a token's output vector comes from other tokens; after the "
-                f"attention block it is {percentage(block)}.",
+                f"After the whole layer, the mean mixing ratio is {percentage(last)}; after the attention block, it is "
+                f"{percentage(block)}.",
                 figure="by_layer",
                 table="mixing_by_layer",
             )
@@ -25,11 +25,12 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     alone = metrics.get("change/ff")
     whole = metrics.get("change/ff+res+ln", metrics.get("change/ff+res"))
     if alone is not None and whole is not None:
-        verb = "smaller" if whole < alone else "larger"
+        same = number(whole) == number(alone)
+        change = "the same" if same else f"{'smaller' if whole < alone else 'larger'}: {number(whole)}"
         sentences.append(
             Sentence(
                 f"The feed-forward network alone changes the order of contributions by {number(alone)} (1 − Spearman's ρ); "
-                f"with what follows it in the layer, the change is {verb}: {number(whole)}.",
+                f"with what follows it in the layer, the change is {change}.",
                 figure="change",
                 table="change",
             )

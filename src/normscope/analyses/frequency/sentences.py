@@ -20,5 +20,6 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     ]
     if not parts:
         return []
-    text = f"A token's frequency rank (1: most frequent) has a rank correlation of {enumeration(parts)}."
+    listed = enumeration(parts)
+    text = f"Special tokens included, a token's frequency rank (1: most frequent) has a rank correlation of {listed}."
     return [Sentence(text, figure="scatter", table="correlation")]

@@ -60,9 +60,9 @@ class MixingAnalysis(Analysis):
                 value_label="mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(
-                    "Share of a token's output vector that comes from other tokens, by layer (deepest at the top) and token "
-                    "category. Each panel takes more of the block into account than the one before it. Where the ratio "
-                    "is low, tokens mostly preserve themselves."
+                    "Mean mixing ratio by layer (deepest at the top) and token category: the norm of what a token takes from "
+                    "the others, divided by the sum of this norm and that of what it preserves of itself. The titles say what "
+                    "each method takes into account. Below 50%, tokens preserve more than they take."
                 ),
             ),
             "by_layer": Lines(
@@ -76,8 +76,8 @@ class MixingAnalysis(Analysis):
                 y_label="mean mixing ratio (%)",
                 limits=(0.0, 100.0),
                 caption=(
-                    "Mean mixing ratio over all tokens, by layer and method. The gaps between the lines show the effect of the "
-                    "vectors, the residual connection and the layer normalisation."
+                    "Mean mixing ratio over all tokens, by layer and method. The gaps between the lines show what the vectors, "
+                    "the residual connection and the normalisation change, as far as the model's blocks have them."
                 ),
             ),
         }

@@ -5,35 +5,43 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.rounding import percentage
 
+_INCLUDED = {
+    "attnresln_n": "the vectors, the residual connection and the layer normalisation",
+    "attnres_n": "the vectors and the residual connection",
+}
+"""What the methods of whole blocks include; the first that is defined counts."""
+
+_HALF = percentage(0.5)
+
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """The mixing ratio of the attention block beside that of the weights alone, and its range over tokens."""
-    by_weights, by_block = metrics.get("attn_w/mean"), metrics.get("attnresln_n/mean", metrics.get("attnres_n/mean"))
-    if by_block is None:
+    by_weights = metrics.get("attn_w/mean")
+    method = next((name for name in _INCLUDED if f"{name}/mean" in metrics), None)
+    if method is None:
         if by_weights is None:
             return []
-        text = f"By attention weights alone, {percentage(by_weights)} of a token's output vector would come from other tokens."
+        text = f"By attention weights alone, the mean mixing ratio is {percentage(by_weights)}."
         return [Sentence(text, figure="by_layer", table="by_layer")]
-    whole = "attnresln_n/mean" in metrics
-    name = "attnresln_n" if whole else "attnres_n"
+    mean, low, high = (metrics[f"{method}/{name}"] for name in ("mean", "min", "max"))
     suggestion = "" if by_weights is None else f"; attention weights alone suggest {percentage(by_weights)}"
     others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
-    included = (
-        "the vectors, the residual connection and the layer normalisation"
-        if whole
-        else "the vectors and the residual connection"
+    # Judged by what is written, so that no 50.0% is called more or less than half.
+    amount = (
+        f"as much from {others} as"
+        if percentage(mean) == _HALF
+        else f"{'less' if mean < 0.5 else 'more'} from {others} than"
     )
-    low, high = percentage(metrics[f"{name}/min"]), percentage(metrics[f"{name}/max"])
-    more, less = ("preserve", "mix") if by_block < 0.5 else ("mix", "preserve")
     return [
         Sentence(
-            f"On average, {percentage(by_block)} of a token's output vector comes from {others}{suggestion}.",
+            f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention blocks is "
+            f"{percentage(mean)}{suggestion}.",
             figure="by_layer",
             table="by_layer",
         ),
         Sentence(
-            f"This mixing ratio, which includes {included}, ranges from {low} to {high} across tokens; on average, the blocks "
-            f"{more} more than they {less}.",
+            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {percentage(low)} to {percentage(high)} over "
+            "tokens and layers.",
             figure="heatmap",
             table="by_layer",
         ),

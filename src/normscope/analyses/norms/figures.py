@@ -67,7 +67,7 @@ def _per_key(table: pd.DataFrame) -> Lines:
         y_label="mean weight per key",
         caption=(
             "Attention weight from a query to a single key of each category: the mean over keys and heads, not the sum over "
-            "the category's keys. Rare categories stand out here even if their sum is small."
+            "the category's keys. A rare category may stand out here although its sum is small."
         ),
     )
 
@@ -100,7 +100,7 @@ def _scatter(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
             "layers and heads. Where the cloud falls to the right, large weights go to short vectors. The axes leave out "
-            "1% of each category's points at either end."
+            "at most 1% of each category's points at either end."
         ),
     )
 
@@ -138,5 +138,8 @@ def _expansion(rates: pd.DataFrame) -> Lines:
         series="map",
         series_titles={"rate": "without output bias", "rate_with_output_bias": "with output bias, as published"},
         y_label="expansion rate",
-        caption="Root mean square singular value of the block's map from x to f(x). Above 1, the map lengthens vectors.",
+        caption=(
+            "Root mean square singular value of the block's map from x to f(x). Above 1, the map lengthens vectors on average "
+            "over all directions."
+        ),
     )

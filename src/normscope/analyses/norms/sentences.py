@@ -10,33 +10,37 @@ from normscope.rounding import enumeration, number, percentage
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     """The weight and the contribution of the special categories, the rank correlations, and the dispersion of ‖f(x)‖."""
     sentences: list[Sentence] = []
-    all_weight, all_norm = metrics.get("alpha/all"), metrics.get("alpha_f/all")
+    all_norm = metrics.get("alpha_f/all")
     for category in ("cls", "sep", "first", "punctuation"):
         weight, norm = metrics.get(f"alpha/{category}"), metrics.get(f"alpha_f/{category}")
-        if weight is not None and norm is not None and all_weight and all_norm:
-            received, contributed = weight / all_weight, norm / all_norm
-            contrast = "but contribute only" if contributed < received / 2 else "and contribute"
+        if weight is not None and norm is not None and all_norm:
+            received, contributed = percentage(weight), percentage(norm / all_norm)
+            little = norm / all_norm < weight / 2 and contributed != received
+            contrast = "but contribute only" if little else "and contribute"
             sentences.append(
                 Sentence(
-                    f"The {category_name(category)} tokens receive {percentage(received)} of the attention weight {contrast} "
-                    f"{percentage(contributed)} of Σ‖αf(x)‖.",
+                    f"The {category_name(category)} tokens receive {received} of the attention weight {contrast} "
+                    f"{contributed} of Σ‖αf(x)‖.",
                     figure="by_layer",
                     table="by_layer",
                 )
             )
     correlations = {
-        key.removeprefix("spearman/"): number(value, signed=True)
-        for key, value in metrics.items()
-        if key.startswith("spearman/")
+        key.removeprefix("spearman/"): value for key, value in metrics.items() if key.startswith("spearman/")
     }
     if correlations:
-        parts = [f"{rho} for {category_name(name)}" for name, rho in correlations.items() if name != "all"]
-        over_all = f"{correlations['all']} over all tokens" if "all" in correlations else ""
-        by_category = f"{enumeration(parts)} tokens" if parts else ""
+        parts = [
+            f"{number(rho, signed=True)} for {category_name(name)}"
+            for name, rho in correlations.items()
+            if name != "all"
+        ]
+        over_all = [f"{number(correlations['all'], signed=True)} over all tokens"] if "all" in correlations else []
+        by_category = [f"{enumeration(parts)} tokens"] if parts else []
+        negative = any(rho < 0 for rho in correlations.values())
         sentences.append(
             Sentence(
-                f"The rank correlation between α and ‖f(x)‖ is {': '.join(filter(None, (over_all, by_category)))}. Where it "
-                "is negative, short vectors get large weights.",
+                f"The rank correlation between α and ‖f(x)‖ is {', and '.join(over_all + by_category)}."
+                + (" Where it is negative, shorter vectors tend to get larger weights." if negative else ""),
                 figure="scatter",
                 table="correlation",
             )
@@ -45,8 +49,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         mean, low, high, inputs = (metrics[name] for name in ("f/cv_mean", "f/cv_min", "f/cv_max", "x/cv_mean"))
         sentences.append(
             Sentence(
-                f"In an average head, the coefficient of variation of ‖f(x)‖ is {percentage(mean)} ({percentage(low)} to "
-                f"{percentage(high)} over heads); that of the norm ‖x‖ of the inputs is {percentage(inputs)}.",
+                f"On average over heads, the coefficient of variation of ‖f(x)‖ is {percentage(mean)} (from {percentage(low)} "
+                f"to {percentage(high)}); that of the norm ‖x‖ of the inputs is {percentage(inputs)}.",
                 table="dispersion_summary",
             )
         )

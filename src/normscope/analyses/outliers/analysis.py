@@ -80,7 +80,7 @@ class OutliersAnalysis(Analysis):
                 ),
             },
             metrics=metrics,
-            sentences=sentences_of(metrics),
+            sentences=sentences_of(metrics, given=self.options.dimensions is not None),
             curves=curves,
             figures=self._figures(dimensions, by_category, norms, outliers),
             summary=_summary(dimensions, outliers),

@@ -6,18 +6,27 @@ from normscope.analyses.findings import Sentence
 from normscope.rounding import enumeration, percentage
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The outlier dimensions."""
+def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[Sentence]:
+    """The outlier dimensions.
+
+    Args:
+        metrics: All metrics.
+        given: Whether the dimensions were set by hand.
+    """
     shares = {key.split("/")[0]: value for key, value in metrics.items() if key.endswith("/share_of_layers")}
     if not shares:
-        text = "No hidden dimension is an outlier in enough layers to be one of the model's."
+        reason = "no dimension is set" if given else "no hidden dimension is an outlier in enough layers"
+        text = f"The model has no outlier dimensions: {reason}."
         return [Sentence(text, figure="dimensions", table="dimensions")]
     (first, share), *others = shares.items()
     named = enumeration(
         [
-            f"{first} (in {percentage(share)} of the layers)",
+            f"{first} ({'an outlier ' if given else ''}in {percentage(share)} of the layers)",
             *(f"{dimension} ({percentage(share)})" for dimension, share in others),
         ]
     )
     dimensions = "1 outlier dimension" if len(shares) == 1 else f"{len(shares)} outlier dimensions"
-    return [Sentence(f"The model has {dimensions}: {named}.", figure="dimensions", table="model")]
+    start = (
+        f"{dimensions} {'is' if len(shares) == 1 else 'are'} set by hand" if given else f"The model has {dimensions}"
+    )
+    return [Sentence(f"{start}: {named}.", figure="dimensions", table="model")]

@@ -50,7 +50,7 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: list[int]) ->
             value_label="mean Cⱼ",
             caption=(
                 "Mean contribution Cⱼ of up to six outlier dimensions j by category of the key. If a category is more "
-                "orange than the others in a head, the dimension favours its keys, whatever the query."
+                "orange than the others in a head, the dimension favours its keys, on average over queries."
             ),
         )
     figures["concentration"] = Lines(
@@ -79,11 +79,12 @@ def _intervention(table: pd.DataFrame) -> Lines:
     together = table[table["removed"] == TOGETHER]
     return _compared(
         together,
-        {"before": ("before", None), "after": ("after", None), "controls": ("controls_mean", "before")},
-        {"before": "unchanged", "after": "without the outliers", "controls": "without random dimensions"},
-        "Attention to each category (sum over its keys): unchanged, without the outlier dimensions' part of the block's "
-        "scores, and without the part of as many random dimensions. The band holds 95% of the random "
-        "choices. Where only the outliers' removal moves the line, the attention depends on them.",
+        {"before": ("unchanged", "before"), "after": ("without the outliers", "after")},
+        "without random dimensions",
+        "Attention to each category (sum over its keys): unchanged, and without the outlier dimensions' part of the block's "
+        "scores.",
+        "A third line is without the part of as many random dimensions, and its band holds 95% of the random choices. Where "
+        "only the outliers' removal moves the line, the attention depends on them.",
     )
 
 
@@ -93,37 +94,41 @@ def _ablation(table: pd.DataFrame) -> Lines:
     return _compared(
         zero.assign(mean_after=mean["after"]),
         {
-            "before": ("before", None),
-            ZERO: ("after", None),
-            MEAN: ("mean_after", None),
-            "controls": ("controls_mean", "before"),
+            "before": ("unchanged", "before"),
+            ZERO: ("outliers set to zero", "after"),
+            MEAN: ("outliers set to their mean", "mean_after"),
         },
-        {
-            "before": "unchanged",
-            ZERO: "outliers set to zero",
-            MEAN: "outliers set to their mean",
-            "controls": "random dimensions set to zero",
-        },
-        "Attention to each category (sum over its keys) when dimensions of the residual stream are replaced wherever a block "
-        "reads them, from the first chosen layer to the last layer of the model. The band holds 95% of the random choices.",
+        "random dimensions set to zero",
+        "Attention to each category (sum over its keys) when the outlier dimensions of the residual stream are replaced "
+        "wherever a block reads them, from the first chosen layer to the last layer of the model.",
+        "The band around as many random dimensions, set to zero, holds 95% of the random choices.",
     )
 
 
 def _compared(
-    table: pd.DataFrame, lines: Mapping[str, tuple[str, str | None]], titles: Mapping[str, str], caption: str
+    table: pd.DataFrame, lines: Mapping[str, tuple[str, str]], controls: str, caption: str, about_controls: str
 ) -> Lines:
-    """Lines by layer, one panel per category. A line is a column, or a change with its interval added to a base column."""
-    parts = []
-    for name, (column, base) in lines.items():
-        start = 0.0 if base is None else table[base]
-        parts.append(
-            table[["layer", "category"]].assign(
-                line=name,
-                alpha=start + table[column],
-                low=np.nan if base is None else start + table["controls_low"],
-                high=np.nan if base is None else start + table["controls_high"],
-            )
-        )
+    """Lines by layer, one panel per category.
+
+    Args:
+        table: One row per layer and category.
+        lines: Titles and columns.
+        controls: The title of the controls, which are changes of the column `before` with their interval, if there are any.
+        caption: What the lines show.
+        about_controls: What the controls show.
+    """
+    empty = pd.Series(np.nan, table.index)
+    values = {name: (table[column], empty, empty) for name, (_, column) in lines.items()}
+    titles = {name: title for name, (title, _) in lines.items()}
+    if table["controls_mean"].notna().any():
+        changes = (table[f"controls_{end}"] for end in ("mean", "low", "high"))
+        alpha, low, high = (table["before"] + change for change in changes)
+        values["controls"], titles["controls"] = (alpha, low, high), controls
+        caption = f"{caption} {about_controls}"
+    parts = [
+        table[["layer", "category"]].assign(line=name, alpha=alpha, low=low, high=high)
+        for name, (alpha, low, high) in values.items()
+    ]
     return Lines(
         table=pd.concat(parts, ignore_index=True),
         x="layer",

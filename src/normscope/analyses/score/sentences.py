@@ -15,13 +15,18 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     half, ninety = metrics.get("dimensions_for_half/mean"), metrics.get("dimensions_for_90_percent/mean")
     if half is not None:
-        more = "" if ninety is None else f", and {number(ninety)} explain 90%"
-        text = f"In an average head, {number(half)} dimensions explain half of the spread of a query's scores{more}."
+        more = "" if ninety is None else f", and {number(ninety)} make up 90%"
+        some = any(metrics.get(f"heads_below_{part}/share") for part in ("half", "90_percent"))
+        heads = "the heads in which that many dimensions do" if some else "heads"
+        text = (
+            f"On average over {heads}, {number(half)} dimensions make up half of the spread of a query's scores over its keys"
+            f"{more}."
+        )
         sentences.append(Sentence(text, figure="concentration", table="concentration"))
     sentences += _key_bias(metrics)
-    if "share_of_outliers/mean" in metrics:
+    if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = percentage(metrics["share_of_outliers/mean"])
-        text = f"The outlier dimensions explain {share} of the spread of a query's scores."
+        text = f"The outlier dimensions' share of the spread of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
     return sentences + _intervention(metrics)
 
@@ -48,8 +53,8 @@ def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
         else f"; with as many random dimensions removed instead, it is {percentage(before + controls)}"
     )
     text = (
-        f"Without the outlier dimensions' part of the scores, the attention weight on {category_name(most)} tokens "
-        f"{movement(before, after)}{comparison}."
+        f"Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
+        f"{category_name(most)} tokens {movement(before, after)}{comparison}."
     )
     return [Sentence(text, figure="intervention", table="intervention")]
 
@@ -61,11 +66,11 @@ def _key_bias(metrics: Mapping[str, float]) -> list[Sentence]:
     if not below_ninety and abs(share) < 0.0005:  # 0.0% when written
         return []
     heads = (
-        f"; in {percentage(below_ninety)} of the heads, the dimensions never explain 90% of it, and in "
+        f"; in {percentage(below_ninety)} of the heads, the dimensions never make up 90% of it, and in "
         f"{percentage(below_half)} not even half: the mean numbers of dimensions leave those heads out"
     )
     text = (
-        f"The key bias b_K explains {percentage(share)} of the spread of a query's scores over its keys"
+        f"The share of the key bias b_K in the spread of a query's scores over its keys is {percentage(share)}"
         f"{heads if below_ninety else ''}."
     )
     return [Sentence(text, table="concentration")]

@@ -40,8 +40,8 @@ def describe_figures(
             series_titles={category: category for category in parts.columns},
             caption=(
                 "What the tokens of each category, and the biases, add to the cosine similarity, from the least to the most "
-                f"similar pairs of texts ({groups['group'].nunique()} groups of equal size). A category whose line rises "
-                "distinguishes similar from dissimilar texts; one whose line is flat adds the same to all pairs."
+                f"similar pairs of texts ({groups['group'].nunique()} groups, as equal in size as possible). A category whose "
+                "line rises distinguishes similar from dissimilar texts; one whose line is flat adds the same to all groups."
             ),
         )
     return figures | {name: _pair(text) for name, text in texts.items()}
@@ -85,7 +85,7 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
         caption=(
             f"What pairs of tokens add to the mean cosine similarity of {counted(pairs, 'pair')} of texts, by the category of "
             "the token in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
-            f"{number(cosine)}: orange raises it, purple lowers it. The biases depend on no word."
+            f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token."
         ),
     )
 
@@ -109,7 +109,7 @@ def _pair(text: TextPair) -> WordMaps:
         row_label="token_a",
         column="b",
         column_label="token_b",
-        # Biases say nothing about words, and would often make all other cells look pale.
+        # Biases belong to no word, and would often make all other cells look pale.
         largest=float(np.abs(text.matrix[:-1, :-1]).max()) or 1.0,
         caption=(
             "What each pair of tokens adds to the cosine similarity of two texts (rows: the first text, columns: the second). "

@@ -14,24 +14,22 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     sentences: list[Sentence] = []
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is not None and cosine is not None and with_bias is not None:
-        verb = "add" if with_bias >= 0 else "subtract"
         sentences.append(
             Sentence(
-                f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {number(cosine)}: pairs of tokens add "
-                f"{number(cosine - with_bias)}, and the model's biases, which depend on no word, {verb} "
-                f"{number(abs(with_bias))}.",
+                f"The mean cosine similarity of {counted(pairs, 'pair')} of texts is {number(cosine)}: pairs of tokens "
+                f"{_adding(cosine - with_bias)}, and pairs with the model's biases on at least one side {_adding(with_bias)}.",
                 figure="by_category",
                 table="by_category",
             )
         )
     parts = {name.removeprefix(_CATEGORY): value for name, value in metrics.items() if name.startswith(_CATEGORY)}
     tokens = {category: value for category, value in parts.items() if category != "bias"}
-    if tokens and cosine is not None:
-        first = max(tokens, key=lambda category: tokens[category])
+    first = max(tokens, key=lambda category: tokens[category], default=None)
+    if first is not None and len(tokens) > 1 and tokens[first] > 0:
+        name = "ordinary" if first == "other" else category_name(first)
         sentences.append(
             Sentence(
-                f"Among the token categories, {category_name(first)} contributes most to the mean cosine: "
-                f"{number(tokens[first])}.",
+                f"{name[0].upper()}{name[1:]} tokens add most to the mean cosine: {number(tokens[first])}.",
                 figure="by_similarity",
                 table="by_category",
             )
@@ -46,3 +44,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             )
         )
     return sentences
+
+
+def _adding(amount: float) -> str:
+    return f"{'add' if amount >= 0 else 'subtract'} {number(abs(amount))}"

@@ -148,7 +148,7 @@ class SinksAnalysis(Analysis):
         return Findings(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics) if first_token is None else sentences_of(metrics, first_token),
+            sentences=sentences_of(metrics, first_token or "BOS", self.options.dormant),
             curves=curves_of(tables, position),
             figures=describe_figures(tables, position, first_token),
             summary=terminal_summary(tables, position, first_token),

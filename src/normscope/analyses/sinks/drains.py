@@ -12,11 +12,11 @@ from normscope.statistics.mean import Mean
 from normscope.statistics.tidy import tidy
 
 SINK, OTHER = "sink", "other"
-NORMS = ("v_norm", "f_norm", "alpha_f")
+MEASURES = ("alpha", "v_norm", "f_norm", "alpha_f")
 
 
 class ValueDrains:
-    """Accumulates ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head.
+    """Accumulates α_k, ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head.
 
     Args:
         context: The context of the run.
@@ -24,16 +24,16 @@ class ValueDrains:
 
     def __init__(self, context: AnalysisContext) -> None:
         self._context = context
-        self.accumulator = Mean(len(context.layers), 2, len(NORMS), context.heads)
+        self.accumulator = Mean(len(context.layers), 2, len(MEASURES), context.heads)
 
     def update(self, block: AttentionBlock, batch: Batch) -> None:
         """Add a block. The sink of a head is the key that receives most of its weight in the sequence."""
         received, mask = block.received, batch.token_mask
         weights = importance(received, queries_of_keys(mask, block.mask))
         values = torch.linalg.vector_norm(block.value, dim=-1)
-        norms = torch.stack([values, block.transformed_norms, weights * block.transformed_norms])
+        norms = torch.stack([weights, values, block.transformed_norms, weights * block.transformed_norms])
         sink = strongest_key(received).unsqueeze(-1)
-        of_sink = norms.gather(-1, sink.expand(len(NORMS), *sink.shape)).squeeze(-1).sum(dim=1)
+        of_sink = norms.gather(-1, sink.expand(len(MEASURES), *sink.shape)).squeeze(-1).sum(dim=1)
         others = mask.unsqueeze(1).expand_as(received).scatter(-1, sink, False)
         of_others = (norms * others.to(norms.dtype)).sum(dim=(1, 3))
         tokens = mask.sum()
@@ -45,7 +45,7 @@ class ValueDrains:
         summary = self.accumulator.compute()
         require_finite(summary.mean[:, 0], "the values of layer {layer}", self._context.layers)
         table = tidy(
-            {name: summary.mean[:, :, number].transpose(1, 2) for number, name in enumerate(NORMS)},
+            {name: summary.mean[:, :, number].transpose(1, 2) for number, name in enumerate(MEASURES)},
             layer=self._context.layers,
             head=range(1, self._context.heads + 1),
             key=[SINK, OTHER],

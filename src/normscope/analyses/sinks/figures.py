@@ -6,10 +6,14 @@ import pandas as pd
 
 from normscope.analyses.findings import Figure, HeatmapGrid, Lines
 from normscope.analyses.paper_tables import category_name
-from normscope.analyses.sinks.drains import NORMS, OTHER, SINK
+from normscope.analyses.sinks.drains import MEASURES, OTHER, SINK
 from normscope.analyses.sinks.report import label
+from normscope.rounding import enumeration
+
+_INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
 
 _DRAIN_TITLES = {
+    "alpha": "α: weight",
     "v_norm": "‖v‖: value vector",
     "f_norm": "‖f(x)‖: vector",
     "alpha_f": "‖αf(x)‖: weighted vector",
@@ -31,6 +35,7 @@ def describe_figures(
         rows = tables["by_head"][tables["by_head"]["position"] == position]
         labels = [label(inputs, bos, first_token) for inputs, bos in zip(rows["inputs"], rows["bos"], strict=True)]
         of, is_a, seen, receive = _in_words(position)
+        inputs = enumeration([words for name, words in _INPUTS.items() if (rows["inputs"] == name).any()])
         figures["rate"] = HeatmapGrid(
             table=rows.assign(variant=labels).reset_index(drop=True),
             grid_row="variant",
@@ -40,7 +45,7 @@ def describe_figures(
             limits=(0.0, 1.0),  # of a rate as of a weight
             caption=(
                 f"How often {of} {is_a} of each head, with a mean weight above ε over the queries that see {seen}, and how "
-                f"much weight {receive} from a query on average: on text, on random tokens, and on one token repeated."
+                f"much weight {receive} from a query on average: on {inputs}."
             ),
         )
     norms = tables["norms"]
@@ -57,7 +62,7 @@ def describe_figures(
             "appear as positions far above the others."
         ),
     )
-    means = tables["drains"].groupby(["layer", "key"], sort=False)[list(NORMS)].mean().reset_index()
+    means = tables["drains"].groupby(["layer", "key"], sort=False)[list(MEASURES)].mean().reset_index()
     figures["drains"] = Lines(
         table=means.melt(["layer", "key"], var_name="measure", value_name="norm"),
         x="layer",
@@ -69,8 +74,9 @@ def describe_figures(
         y_label="mean over heads",
         log_y=True,
         caption=(
-            "Norms of the vectors of each head's sink, the key that receives the most weight, and of the other keys. A sink "
-            "that is low in the middle panel contributes little, however much attention it attracts."
+            "Weight and norms of the vectors of each head's sink, the key that receives the most weight, and of the other "
+            "keys; every panel has a logarithmic scale of its own. However short its vector is, a sink contributes less than "
+            "another key only where its line is the lower one in the last panel."
         ),
     )
     return figures

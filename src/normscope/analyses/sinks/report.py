@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.ablations import TOGETHER
-from normscope.analyses.sinks.drains import NORMS
+from normscope.analyses.sinks.drains import MEASURES
 from normscope.data.categories import FIRST
 
 # Sink rates below this are not worth reporting.
@@ -66,8 +66,8 @@ def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
             metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}"] = float(row[name])
     metrics |= _massive(tables["massive"])
     magnitude = tables["magnitude"]
-    for row in tables["drains"].groupby("key", sort=False)[list(NORMS)].mean().reset_index().to_dict("records"):
-        metrics |= {f"drains/{row['key']}/{name}": float(row[name]) for name in NORMS}
+    for row in tables["drains"].groupby("key", sort=False)[list(MEASURES)].mean().reset_index().to_dict("records"):
+        metrics |= {f"drains/{row['key']}/{name}": float(row[name]) for name in MEASURES}
     metrics |= {
         "magnitude/max_abs": float(magnitude["max_abs"].max()),
         "magnitude/kurtosis": float(magnitude["kurtosis"].mean()),

@@ -11,16 +11,17 @@ _INPUTS = {"text": "text", "random": "random tokens", "repeat": "one token repea
 _BOS = {"with_bos": "with", "without_bos": "without"}
 
 
-def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS") -> list[Sentence]:
+def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", dormant: float = 0.5) -> list[Sentence]:
     """Sinks, dormant heads, value drains, massive activations, and what depends on them.
 
     Args:
         metrics: All metrics.
         first_token: The token that begins a sequence.
+        dormant: The share of a head's weight that a single key of a dormant head exceeds.
     """
     return [
         *_sinks(metrics, first_token),
-        *_dormant(metrics, first_token),
+        *_dormant(metrics, first_token, dormant),
         *_nowhere(metrics, first_token),
         *_drains(metrics),
         *_massive(metrics),
@@ -38,17 +39,18 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     position = main_position(
         {key.rpartition("/")[2]: rate for key, rate in rates.items() if key.startswith(f"{variant}/")}
     )
-    subject = "the first token is a sink" if position == "first" else f"{category_name(position)} tokens are sinks"
+    is_first = position == "first"
+    subject = "the first token is a sink" if is_first else f"{category_name(position)} tokens are, on average, sinks"
     mass = metrics.get(f"{variant}/mass/{position}")
-    receives = "" if mass is None else f", and {'receives' if position == 'first' else 'receive'} "
-    share = "" if mass is None else f"{percentage(mass)} of all attention weight"
+    receivers = "it receives" if is_first else "together they receive"
+    share = "" if mass is None else f", and {receivers} {percentage(mass)} of all attention weight"
     rate = percentage(rates[f"{variant}/sink_rate/{position}"])
-    texts = [f"On {_in_words(variant, metrics, first_token)}, {subject} in {rate} of the heads{receives}{share}."]
+    texts = [f"On {_in_words(variant, metrics, first_token)}, {subject} in {rate} of the heads{share}."]
     inputs, bos = variant.split("/")
     other = rates.get(f"{inputs}/without_bos/sink_rate/{position}")
     if bos == "with_bos" and other is not None:
-        whose = "its" if position == "first" else "their"
-        texts.append(f"Without {first_token}, {whose} sink rate is {percentage(other)}.")
+        whose = "the token that is then the first" if is_first else f"{category_name(position)} tokens"
+        texts.append(f"Without {first_token}, the sink rate of {whose} is {percentage(other)}.")
     others = {
         words: rates[f"{name}/{bos}/sink_rate/{position}"]
         for name, words in _INPUTS.items()
@@ -69,12 +71,12 @@ def _in_words(variant: str, metrics: Mapping[str, float], first_token: str) -> s
     return f"{_INPUTS[inputs]} {_BOS[bos]} {first_token}" if known else _INPUTS[inputs]
 
 
-def _dormant(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
+def _dormant(metrics: Mapping[str, float], first_token: str, most: float) -> list[Sentence]:
     variant = next((key.removesuffix("/dormant") for key in metrics if key.endswith("/dormant")), None)
     if variant is None:
         return []
     where, share = _in_words(variant, metrics, first_token), percentage(metrics[f"{variant}/dormant"])
-    text = f"On {where}, {share} of the heads are dormant: a single key receives most of their weight."
+    text = f"On {where}, {share} of the heads are dormant: a single key receives more than {percentage(most)} of their weight."
     return [Sentence(text, table="strongest")]
 
 
@@ -92,16 +94,24 @@ def _nowhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
 
 
 def _drains(metrics: Mapping[str, float]) -> list[Sentence]:
-    norms = [metrics.get(f"drains/{key}/{name}") for name in ("f_norm", "alpha_f") for key in ("sink", "other")]
-    if any(norm is None for norm in norms):
+    """The vectors of sinks beside those of other keys, and what they contribute beside the weight that they receive."""
+    names = ("f_norm", "alpha", "alpha_f")
+    means = {(key, name): metrics.get(f"drains/{key}/{name}") for name in names for key in ("sink", "other")}
+    known = {key: mean for key, mean in means.items() if mean is not None}
+    if len(known) < len(means):
         return []
-    sink, other, weighted_sink, weighted_other = (number(norm or 0.0) for norm in norms)
     texts = [
-        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {sink}, compared with {other} for the other "
-        "keys.",
-        f"Weighted by attention, its contribution to a query has a mean norm ‖αf(x)‖ of {weighted_sink}, compared with "
-        f"{weighted_other} for each other key.",
+        f"The key that receives the most weight in a head has a mean ‖f(x)‖ of {number(known['sink', 'f_norm'])}, compared "
+        f"with {number(known['other', 'f_norm'])} for the other keys."
     ]
+    if known["other", "alpha"] and known["other", "alpha_f"]:
+        weight, contribution = (known["sink", name] / known["other", name] for name in ("alpha", "alpha_f"))
+        contrast = "but contributes only" if contribution < weight / 2 else "and contributes"
+        texts.append(
+            f"On average, the key that receives the most weight in a head gets {number(weight)} times the weight of each other "
+            f"key, {contrast} {number(contribution)} times as much: a mean ‖αf(x)‖ of "
+            f"{number(known['sink', 'alpha_f'])}, compared with {number(known['other', 'alpha_f'])}."
+        )
     return [Sentence(text, figure="drains", table="drains") for text in texts]
 
 
@@ -110,11 +120,11 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
     if count is None:
         return []
     if not count:
-        text = "There are no massive activations: no value exceeds both 100 and 1,000 times the median."
+        text = "There are no massive activations: no value exceeds 100 and is at least 1,000 times the median."
         return [Sentence(text, figure="norms", table="massive")]
     first, last = (int(metrics[f"massive/{name}_layer"]) for name in ("first", "last"))
     dimensions = "1 dimension has" if count == 1 else f"{int(count)} dimensions have"
-    where = f"in layer {first}" if first == last else f"in layers {first} to {last}"
+    where = f"in layer {first}" if first == last else f"between layers {first} and {last}"
     texts = [
         f"{dimensions} massive activations, {where}.",
         f"The largest massive activation is {number(metrics['massive/largest'])}, {number(metrics['massive/ratio'])} times the "
@@ -133,7 +143,7 @@ def _losses(metrics: Mapping[str, float]) -> list[Sentence]:
     whole = number(before)
     after, mean = (number(metrics[f"ablation/{value}/loss_after"]) for value in ("zero", "mean"))
     changes = f"leaves the loss at {whole}" if after == whole else f"changes the loss from {whole} to {after}"
-    to_mean = "leaves it at" if mean == whole else "changes the loss to"
+    to_mean = "leaves the loss at" if mean == whole else "changes the loss to"
     texts = [
         f"Setting the massive activations to zero {changes} nats{random}.",
         f"Setting the massive activations to their mean {to_mean} {mean} nats.",

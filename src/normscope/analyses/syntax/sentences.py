@@ -14,20 +14,19 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if weights is not None and vectors is not None and baseline is not None:
         sentences.append(
             Sentence(
-                f"The best single head finds {percentage(weights)} of the arcs by its weights and {percentage(vectors)} by the "
-                f"norms of its vectors, on the half of the corpus not used to select it; always choosing the next word finds "
-                f"{percentage(baseline)}.",
+                f"The best head by weights finds {percentage(weights)} of the arcs and the best head by vector norms "
+                f"{percentage(vectors)}, each on the half of the corpus not used to select it; always choosing the next word "
+                f"finds {percentage(baseline)}.",
                 figure="gain",
                 table="best",
             )
         )
     gains = [metrics[name] for name in ("gain/with_sinks", "gain/sinks_masked") if name in metrics]
     if len(gains) == 2:
-        with_sinks, masked = (percentage(gain, signed=True).removesuffix("%") for gain in gains)
+        with_sinks, masked = map(_gain, gains)
         sentences.append(
             Sentence(
-                f"Where special tokens compete with words, norms change the accuracy of the best head by {with_sinks} "
-                f"percentage points; where special tokens are masked, by {masked}.",
+                f"Where special tokens compete with words, norms {with_sinks}; where special tokens are masked, they {masked}.",
                 figure="gain",
                 table="best",
             )
@@ -38,8 +37,9 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         best = max(trees, key=lambda measure: trees[measure])
         sentences.append(
             Sentence(
-                f"The maximum spanning trees of whole blocks contain at most {percentage(trees[best])} of the undirected arcs "
-                f"({_BLOCKS[best]}); trees that join adjacent words contain {percentage(chain)}.",
+                f"The maximum spanning trees of whole blocks contain {percentage(trees[best])} of the undirected arcs in the "
+                f"best layer by the best measure ({_BLOCKS[best]}); trees that join adjacent words contain "
+                f"{percentage(chain)}.",
                 figure="trees",
                 table="trees",
             )
@@ -58,10 +58,18 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     return sentences
 
 
+def _gain(gain: float) -> str:
+    """What norms do to the accuracy of the best head."""
+    points = percentage(abs(gain)).removesuffix("%")
+    if points == percentage(0.0).removesuffix("%"):
+        return "change the accuracy of the best head by less than 0.1 percentage points"
+    return f"{'raise' if gain > 0 else 'lower'} the accuracy of the best head by {points} percentage points"
+
+
 _BLOCKS = {
-    "attn_w": "those of weights",
-    "attn_n": "those of vectors",
-    "attnres_n": "those with the residual connection",
-    "attnresln_n": "those with the layer normalisation",
-    "layer": "those of whole layers",
+    "attn_w": "weights",
+    "attn_n": "vectors",
+    "attnres_n": "with the residual connection",
+    "attnresln_n": "with the layer normalisation",
+    "layer": "whole layers",
 }
