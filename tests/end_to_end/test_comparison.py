@@ -16,6 +16,7 @@ from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
 from normscope.reporting.comparison.curve_families import families
 from normscope.reporting.comparison.map_pairs import heatmap_data
+from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.run_tables import COMPARISON
 from normscope.statistics.intervals import Sample, mean_test
@@ -578,6 +579,18 @@ def test_runs_know_the_depth_of_their_model(tmp_path):
     without = [dataclasses.replace(run, curves=run.curves.head(0)) for run in runs]
     cells = compare_runs.compared(without, []).heatmaps
     assert not heatmap_data(cells, "of 10")["mixing/heatmap"]["byDepth"], "of unknown depth: layer by layer"
+
+
+def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
+    _, folder = sweep
+    runs, _ = compare_runs.run_folders.read([folder])
+    found = compare_runs.compared(runs, [])
+    curve = {"group": "a", "metric": "mixing/attn_w/mean", "layer": 1, "depth": 0.5, "runs": 2, "mean": 0.5}
+    for seeds in (0, 1):
+        means = pd.DataFrame([curve | {"low": 0.4, "high": 0.6}] * seeds, columns=[*curve, "low", "high"])
+        page = comparison_page(dataclasses.replace(found, seed_curves=means), folder)
+        assert ("Groups are means over seeds; grey marks" in page) == bool(seeds)
+        assert ("Grey marks" in page) != bool(seeds)
 
 
 def test_a_sweep_keeps_what_comparisons_need(sweep):
