@@ -131,7 +131,7 @@ def test_the_key_bias_has_its_share_of_the_spread(family):
         concentration["half"].dropna().astype(int).mean()
     )
     text = " ".join(result.sentences)
-    assert (f"{missing['ninety'] / heads:.1%} of the heads, the dimensions never explain 90%" in text) == (
+    assert (f"{missing['ninety'] / heads:.1%} of the heads, the dimensions never make up 90%" in text) == (
         family != "bert"
     )
     assert ("key bias" in text) == (family != "bert")
