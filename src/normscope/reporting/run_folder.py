@@ -15,6 +15,7 @@ import yaml
 from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
+from normscope.reporting.spreadsheets import as_csv
 
 RESULTS = "results.json"
 CONFIG = "config.yaml"
@@ -188,7 +189,7 @@ class RunFolder:
         with self.writing():
             table.to_parquet(path.with_suffix(".parquet"), index=False)
             if len(table) <= CSV_ROWS:
-                table.to_csv(path.with_suffix(".csv"), index=False)
+                path.with_suffix(".csv").write_text(as_csv(table), encoding="utf-8")
         return path.with_suffix(".parquet")
 
     def figure_files(self, name: str, formats: Sequence[str]) -> dict[str, Path]:

@@ -26,6 +26,7 @@ from normscope.reporting.comparison.paper_tables import compared_paper_tables
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.latex import bare
 from normscope.reporting.run_folder import RESULTS, write_atomically
+from normscope.reporting.spreadsheets import as_csv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +143,12 @@ def write(comparison: RunComparison, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         comparison.values.to_parquet(folder / "comparison.parquet", index=False)
-        write_atomically(folder / "comparison.csv", comparison.metrics.to_csv(index=False).encode())
+        write_atomically(folder / "comparison.csv", as_csv(comparison.metrics).encode())
         write_atomically(folder / "comparison.tex", latex(comparison).encode())
         write_atomically(folder / "comparison.html", page)
         if len(comparison.crossings):
             comparison.training.to_parquet(folder / "training.parquet", index=False)
-            write_atomically(folder / "crossings.csv", comparison.crossings.to_csv(index=False).encode())
+            write_atomically(folder / "crossings.csv", as_csv(comparison.crossings).encode())
         if tables:
             (folder / "tables").mkdir(exist_ok=True)
         for name, content in tables.items():

@@ -80,8 +80,6 @@ function mountCurves(families) {
   return [...charts.values()];
 }
 
-const csvOf = (rows) => rows.map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join()).join("\n");
-
 function latexOf(rows) {
   const commands = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "−": "$-$", "≤": "$\\le$" };
   const escaped = (text) => text.replace(/[\\~^&%$#_{}−≤]/g, (sign) => commands[sign] ?? `\\${sign}`);
@@ -94,7 +92,7 @@ function shownRows(table, data, exact) {
   const names = data.columns.map(({ name }) => name);
   const rows = [...table.tBodies[0].rows].filter((row) => !row.hidden);
   const order = new Map(table.rowsInData.map((row, at) => [row, at]));
-  const texts = (row) => (exact ? data.columns.map(({ values }) => String(values[order.get(row)] ?? "")) : [...row.cells].map((cell) => cell.textContent));
+  const texts = (row) => (exact ? data.columns.map(({ values }) => values[order.get(row)] ?? "") : [...row.cells].map((cell) => cell.textContent));
   return [names, ...rows.map(texts)];
 }
 

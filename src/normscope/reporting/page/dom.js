@@ -17,6 +17,14 @@ function download(name, type, content) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+// Rows of text and numbers as CSV. Text that a spreadsheet would take for a formula gets an apostrophe in front, as in
+// `spreadsheets.py`.
+function csvOf(rows) {
+  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const cell = (value) => (typeof value === "string" ? quoted(value.replace(/^[=+\-@\t\r\n\0]/, "'$&")) : value);
+  return rows.map((row) => row.map(cell).join()).join("\n");
+}
+
 // A custom property of the page's style; colours are defined there, for light and dark.
 function styleValue(node, name) {
   return getComputedStyle(node).getPropertyValue(name).trim();

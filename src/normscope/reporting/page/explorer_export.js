@@ -31,14 +31,11 @@ function downloadPng(name, svg) {
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
 }
 
-// Quotes are doubled, and no spreadsheet reads a token as a formula.
-const quotedCell = (text) => `"${text.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`;
-
 function mapCsv(map) {
   const columns = map.columns.length;
   const rows = Array.from(map.values, (value, at) => {
     const [i, j] = [Math.floor(at / columns), at % columns];
-    return [i, quotedCell(map.rows[i]), j, quotedCell(map.columns[j]), value].join();
+    return [i, map.rows[i], j, map.columns[j], value];
   });
-  return ["query,query_token,key,key_token,value", ...rows].join("\n");
+  return csvOf([["query", "query_token", "key", "key_token", "value"], ...rows]);
 }

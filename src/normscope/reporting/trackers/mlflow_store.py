@@ -20,6 +20,7 @@ from normscope.config.schema import TrackingOptions, flat
 from normscope.reporting.background import started_in_background
 from normscope.reporting.run_description import parameters
 from normscope.reporting.run_folder import CSV_ROWS
+from normscope.reporting.spreadsheets import as_csv
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
 from normscope.reporting.trackers.failures import Failures
@@ -91,7 +92,7 @@ class _MLflow(Tracker):
     def table(self, name: str, table: pd.DataFrame) -> None:
         # MLflow shows CSV files as tables. Its own tables are JSON, which keeps only ten decimals.
         if len(table) <= CSV_ROWS:
-            content, file = table.to_csv(index=False), f"tables/{name}.csv"
+            content, file = as_csv(table), f"tables/{name}.csv"
             self._logged.add(file)
             self._failures.attempt(lambda: self._client.log_text(self._run, content, file))
 
