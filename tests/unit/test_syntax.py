@@ -11,6 +11,7 @@ import torch
 
 from normscope.analyses.syntax.probes import MapFile, Sample
 from normscope.analyses.syntax.scoring import Moments, spanning_trees
+from normscope.analyses.syntax.treebank import TreebankResource
 from normscope.errors import InputError
 from tests.end_to_end.shell import draw_nothing, run_here
 from tests.treebank import TREEBANK, write_treebank
@@ -53,6 +54,32 @@ def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *wrong)
     assert outcome.status == 2
     assert "analysis.syntax.train=nowhere.conllu: no such file" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("These are notes.\nAnd more of them.\n", "line 1: expected"),
+        (TREEBANK + "\n\n1\tbroken\n", "expected"),
+        (
+            "1\tfox" + "\t_" * 8 + "\n",
+            "expected sentences with heads (column 7) and relations (column 8), but none has them",
+        ),
+    ],
+)
+def test_a_training_file_is_read_before_the_corpus(capsys, monkeypatch, tmp_path, saved_model, content, said):
+    (tmp_path / "notes.txt").write_text(content)
+    monkeypatch.setattr(TreebankResource, "read", lambda *_: pytest.fail("the corpus has been read"))
+    given = [
+        "dataset=conllu",
+        f"dataset.path={write_treebank(tmp_path)}",
+        f"analysis.syntax.train={tmp_path}/notes.txt",
+    ]
+    outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model, *given)
+    assert outcome.status == 2
+    assert f"analysis.syntax.train={tmp_path}/notes.txt: " in outcome.err
+    assert said in outcome.err
+    assert not (tmp_path / "run").exists()
 
 
 def sentence(*words: tuple[str, int, str], text: str = "") -> str:

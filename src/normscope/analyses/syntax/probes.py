@@ -26,7 +26,7 @@ from normscope.analyses.syntax.arcs import Arcs
 from normscope.analyses.syntax.maps import HEAD_MEASURES, head_maps
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.analyses.syntax.scoring import Moments
-from normscope.analyses.syntax.treebank import Treebank, sampled, training_file
+from normscope.analyses.syntax.treebank import Treebank, sampled
 from normscope.data.batching import Batch
 from normscope.data.examples import Example
 from normscope.errors import InputError, one_line
@@ -151,11 +151,11 @@ def probe_results(
         runner: Runs the model.
         treebank: Its sentences score the probes; those of one half train them unless there is a file for that.
         find_arcs: Finds the arcs of a batch.
-        options: The training file, and how many of its sentences to use.
+        options: How many sentences to train on.
     """
-    half = None if options.train is not None else 1
-    source = treebank.sentences(0) if options.train is None else training_file(options.train).sentences()
-    training = sampled(source, options.train_sentences, options.seed)
+    training, half = treebank.training, None
+    if training is None:
+        training, half = sampled(treebank.sentences(0), options.train_sentences, options.seed), 1
     results: list[ProbeResult] = []
     if not training:
         return results

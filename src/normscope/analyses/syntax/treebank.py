@@ -34,6 +34,8 @@ class Treebank:
     open_corpus: Callable[[], Corpus]
     without_tree: int = 0
     """Number of sentences without a tree."""
+    training: Sequence[Example] | None = None
+    """The sentences that train probes, if they come from another file."""
 
     def sentences(self, half: int | None = None) -> Iterator[Example]:
         """Sentences with a tree, numbered by row: all, or those of one half (see `half_of`)."""
@@ -63,10 +65,22 @@ def sampled(examples: Iterator[Example], size: int, seed: int) -> list[Example]:
     return sorted((example for _, example in chosen), key=lambda example: example.row)
 
 
-def training_file(path: str) -> Treebank:
-    """The sentences of the file on which probes are trained."""
-    corpus = ConlluFile(Path(path).expanduser(), key="analysis.syntax.train")
-    return Treebank((), lambda: corpus)
+def training_sentences(options: SyntaxOptions) -> list[Example] | None:
+    """The sentences of the file on which probes are trained; None if there is none.
+
+    Raises:
+        InputError: If it is not a treebank, or no sentence has a tree.
+    """
+    if not options.probes or options.train is None:
+        return None
+    corpus = ConlluFile(Path(options.train).expanduser(), key="analysis.syntax.train")
+    sentences = sampled(Treebank((), lambda: corpus).sentences(), options.train_sentences, options.seed)
+    if not sentences:
+        raise InputError(
+            f"analysis.syntax.train={options.train}: expected sentences with heads (column 7) and relations (column 8), but "
+            "none has them"
+        )
+    return sentences
 
 
 class TreebankResource(Resource[Treebank]):
@@ -82,19 +96,19 @@ class TreebankResource(Resource[Treebank]):
 
     def __init__(self, options: SyntaxOptions) -> None:
         self._options = options
+        self._training = functools.cache(lambda: training_sentences(options))
 
     def start(self, context: ResourceContext) -> None:
         """Prepare for the first sentences.
 
         Raises:
-            InputError: If the training file does not exist.
+            InputError: If the training file is not a treebank.
         """
         self._relations: set[str] = set()
         self._trees = self._others = 0
         self._path, self._conllu = context.dataset.path, context.dataset.kind == "conllu"
         self._open = functools.partial(context.open_corpus, context.dataset)
-        if self._options.probes and self._options.train is not None:
-            training_file(self._options.train)
+        self._training()  # which would be too late after hours of batches
 
     def read(self, examples: Sequence[Example | str]) -> None:
         """Collect the relations of the next sentences."""
@@ -145,7 +159,7 @@ class TreebankResource(Resource[Treebank]):
                 f"analysis.syntax.subtypes={self._options.subtypes}: expected at most {_MOST_RELATIONS} relations, the "
                 f"treebank has {len(self._relations)}"
             )
-        return Treebank((ALL, *sorted(self._relations)), self._open, self._others)
+        return Treebank((ALL, *sorted(self._relations)), self._open, self._others, self._training())
 
     def digest(self, value: Treebank) -> str:
         """A hash of the relations."""
