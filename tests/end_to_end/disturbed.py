@@ -55,12 +55,12 @@ def torchrun(
 
 
 def dying(folder: Path) -> Path:
-    """A program like run.py, of which the process with the rank `DYING` is killed before its batch number `DIES`, from 1."""
+    """A program like run.py, of which processes with a rank in `DYING` are killed before their batch number `DIES`, from 1."""
     program = folder / "dying.py"
     program.write_text(
         "import os, runpy, signal\n"
         "from normscope.running.memory import BatchRunner\n"
-        "mine = os.environ.get('RANK', '0') == os.environ['DYING']\n"
+        "mine = os.environ.get('RANK', '0') in os.environ['DYING'].split(',')\n"
         "run, left = BatchRunner.run, [int(os.environ['DIES']) if mine else 0]\n"
         "def die(runner, batch):\n"
         "    left[0] -= 1\n"

@@ -40,23 +40,25 @@ def merged(given, tmp_path_factory):
 
 @pytest.fixture
 def killed(capsys, monkeypatch, given, tmp_path):
-    """A run of three parts, killed in its second one; one process takes the parts of three."""
+    """A run of three parts, killed once a file exists in its folder; one process takes the parts of three."""
 
-    def die_in_the_second(self, batch):
-        if (tmp_path / "run" / file_of(1, PARTS)).exists():
-            raise Killed
-        original(self, batch)
+    def killed(file: str):
+        def die(self, batch):
+            if (folder / file).exists():
+                raise Killed
+            original(self, batch)
 
-    original = BatchRunner.run
-    three = Parts(PARTS, [Share(part, PARTS) for part in range(PARTS)])
-    with monkeypatch.context() as patched:
-        patched.setattr(Parts, "of", lambda *_: three)
-        patched.setattr(BatchRunner, "run", die_in_the_second)
-        patched.setattr("normscope.running.status._recorded", lambda *_: Untouched())
-        with pytest.raises(Killed):
-            run_here(capsys, monkeypatch, *given, f"output_dir={tmp_path / 'run'}")
-    assert {path.name for path in (tmp_path / "run").glob("checkpoint*")} == {file_of(0, PARTS), file_of(1, PARTS)}
-    return tmp_path / "run"
+        folder, original = tmp_path / "run", BatchRunner.run
+        three = Parts(PARTS, [Share(part, PARTS) for part in range(PARTS)])
+        with monkeypatch.context() as patched:
+            patched.setattr(Parts, "of", lambda *_: three)
+            patched.setattr(BatchRunner, "run", die)
+            patched.setattr("normscope.running.status._recorded", lambda *_: Untouched())
+            with pytest.raises(Killed):
+                run_here(capsys, monkeypatch, *given, f"output_dir={folder}")
+        return folder
+
+    return killed
 
 
 class Untouched:
@@ -65,6 +67,9 @@ class Untouched:
 
 
 def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeypatch, killed, merged):
+    killed = killed(file_of(1, PARTS))  # in the second part
+    assert {path.name for path in killed.glob("checkpoint*")} == {file_of(0, PARTS), file_of(1, PARTS)}
+
     def refused() -> str:
         outcome = run_here(capsys, monkeypatch, f"resume={killed}")
         assert outcome.status == 2, outcome.err
@@ -85,6 +90,32 @@ def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeyp
     assert results(killed)["metrics"] == results(merged)["metrics"]
     assert tables(killed) == tables(merged)
     assert not list(killed.glob("checkpoint*"))
+
+
+def test_a_run_that_is_killed_before_its_first_batch_keeps_its_parts(capsys, monkeypatch, killed, merged):
+    """As many as processes began it, however many continue: otherwise sums would be added up in another order."""
+    killed = killed("config.yaml")
+    assert [path.name for path in killed.glob("checkpoint*")] == [file_of(0, PARTS)]
+    outcome = run_here(capsys, monkeypatch, f"resume={killed}")
+    assert outcome.status == 0, outcome.err
+    assert "3 processes began this run: 1 continues" in outcome.err
+    assert "resuming after" not in outcome.err
+    assert results(killed)["metrics"] == results(merged)["metrics"]
+    assert tables(killed) == tables(merged)
+    assert not list(killed.glob("checkpoint*"))
+
+
+@pytest.mark.slow
+def test_three_processes_continue_a_run_of_two_that_was_killed_before_its_first_checkpoint(given, tmp_path):
+    quietly = [*given, "checkpoint.every_seconds=3600"]
+    assert [outcome.status for outcome in forks.run_several(2, *quietly, f"output_dir={tmp_path / 'whole'}")] == [0, 0]
+    folder, dies = tmp_path / "run", {"DYING": "0,1", "DIES": "1"}
+    outcomes = forks.run_several(2, *quietly, f"output_dir={folder}", program=dying(tmp_path), **dies)
+    assert [outcome.status for outcome in outcomes] == [-signal.SIGKILL] * 2, outcomes
+    outcomes = forks.run_several(3, f"resume={folder}")
+    assert [outcome.status for outcome in outcomes] == [0] * 3, outcomes
+    assert results(folder)["metrics"] == results(tmp_path / "whole")["metrics"]
+    assert tables(folder) == tables(tmp_path / "whole")
 
 
 def test_processes_that_do_not_see_the_folder_save_nothing(capsys, monkeypatch, given, tmp_path):

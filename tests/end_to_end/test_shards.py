@@ -139,6 +139,11 @@ def test_sets_that_are_not_whole_are_refused_by_name(parts, tmp_path):
     assert "expected all 3 shards; missing: 2" in refused(first, second)
     write_shard(other, 1)
     assert f"{second} and {other} are both shard 1 of 3" in refused(first, second, other, third)
+    assert f"{first} and {first} are both shard 0 of 3" in refused(first, second, first)
+    write_shard(other, 10**9 - 1, shards=10**9)
+    assert f"expected all 1000000000 shards; missing: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and {10**9 - 11:,} more" in refused(
+        other
+    )
     write_shard(other, 0, shards=2)
     assert f"{other} is one of 2 shards and {second} one of 3" in refused(other, second)
     write_shard(other, 2, seed=5)
@@ -171,6 +176,7 @@ def test_shards_need_what_is_prepared(refused, given, tmp_path):
     assert "prepare=true: expected no shard" in refused("prepare", *options, *shard)
     nothing = refused("prepare", *options, "analysis=mixing", f"output_dir={tmp_path / 'run'}")
     assert "the enabled analyses need nothing from the whole corpus" in nothing
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_state_is_named(refused, shards, tmp_path):
@@ -180,8 +186,10 @@ def test_a_damaged_state_is_named(refused, shards, tmp_path):
     content = bytearray((damaged / FILE).read_bytes())
     content[-50] ^= 1
     (damaged / FILE).write_bytes(content)
-    said = refused("merge", *(str(tmp_path / folder.name) for folder in shards))
+    folders = [str(tmp_path / folder.name) for folder in shards]
+    said = refused("merge", *folders, f"output_dir={tmp_path / 'merged'}")
     assert f"{damaged / FILE}: cannot be read: the checksum does not match" in said
+    assert not (tmp_path / "merged").exists()
 
 
 @pytest.mark.parametrize(

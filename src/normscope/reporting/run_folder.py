@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 import yaml
@@ -108,8 +109,12 @@ class RunFolder:
             self.abandon()
             raise
 
-    def begin(self, options: RunOptions) -> None:
+    def begin(self, options: RunOptions, first: Mapping[str, bytes] = MappingProxyType({})) -> None:
         """Write the resolved config; from now on the folder holds a run.
+
+        Args:
+            options: The config.
+            first: Files that no run may be without, by name: they are written before the config.
 
         Raises:
             InputError: If the folder cannot be written to.
@@ -120,6 +125,9 @@ class RunFolder:
             for leftover in _LEFTOVERS:
                 for file in self.path.glob(leftover):
                     file.unlink(missing_ok=True)
+            for name, file_content in first.items():
+                self._claim.note(self.path / name)
+                write_atomically(self.path / name, file_content)
             if not self._resumed:
                 self._claim.note(self.path / CONFIG)
             content = plain(options) | {"resume": None}

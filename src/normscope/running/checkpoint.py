@@ -57,6 +57,8 @@ def file_of(part: int, parts: int) -> str:
 def saved_parts(folder: Path) -> int | None:
     """The number of parts that the corpus of a stopped run is divided into; None if it has no checkpoint.
 
+    A run has one before its first batch, unless its processes do not share a file system.
+
     Raises:
         InputError: If there are checkpoints of different numbers.
     """
@@ -87,6 +89,10 @@ class Checkpoint:
         self._folder, self._identity, self._every = folder, dict(identity), every_seconds
         self._name, self.path = name, folder.path / name
         self._due = time.monotonic() + every_seconds
+
+    def of_nothing(self) -> bytes:
+        """The content of a checkpoint before the first batch: what the run is, and its part of how many."""
+        return packed({"identity": self._identity} | dataclasses.asdict(Position()), {})
 
     def finished(self, analyses: Sequence[Analysis]) -> CorpusCounts | None:
         """Load the saved state if it is that of the whole part; return the counts of its examples.
@@ -119,6 +125,8 @@ class Checkpoint:
         identity, wanted, tensors = self._read()
         self._compare(identity)
         position = Position()
+        if wanted == position and not tensors:  # `of_nothing`
+            return position
         while position.batches < wanted.batches:
             passed = next(stream, None)
             if passed is None:
@@ -166,8 +174,8 @@ class Checkpoint:
         try:
             content, tensors = unpacked(self.path)
             identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
-            if not isinstance(identity, dict):
-                raise TypeError("the header has no config")
+            if not isinstance(identity, dict) or position.batches < 0:
+                raise ValueError("its header is not that of a checkpoint")
         except DAMAGE as error:
             raise self._unreadable(error) from error
         return identity, position, tensors

@@ -54,10 +54,10 @@ def run(
         session = Session.prepare(
             options, results, group, origin, memory
         )  # everything that can fail before the first batch
+        if options.merge is not None:
+            merge(session, options.merge)
         with tracked(session) as tracker:
-            if options.merge is not None:
-                merge(session, options.merge)
-            elif not options.prepare:
+            if options.merge is None and not options.prepare:
                 accumulate(session, tracker)
                 session.reduce()
             finish = prepare if options.prepare else _publish if options.shard is None else keep

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from normscope.errors import InputError
 from normscope.reporting.run_folder import RunFolder, Status
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
@@ -29,12 +28,8 @@ def prepare(session: Session, results: RunFolder, _tracker: Tracker) -> Preparat
     """Save what the analyses need of the whole corpus.
 
     Raises:
-        InputError: If they need nothing, or the run folder is not writable.
+        InputError: If the run folder is not writable.
     """
-    if not session.states:
-        raise InputError(
-            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
-        )
     content = {"identity": session.prepared_identity, "resources": list(session.states)}
     tensors = {f"{name}/{part}": tensor for name, state in session.states.items() for part, tensor in state().items()}
     results.write(FILE, packed(content, tensors))

@@ -48,7 +48,7 @@ from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
 from normscope.rounding import counted
 from normscope.running.batch_stream import BatchStream
-from normscope.running.checkpoint import Checkpoint, Position, file_of
+from normscope.running.checkpoint import Checkpoint, Position, file_of, saved_parts
 from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
 from normscope.running.parts import Parts, merge_saved
@@ -165,7 +165,7 @@ class Session:
         with self.group.agreeing():  # nothing is saved before the main process has begun the run
             if self.results is not None:
                 self.options.tracking = with_environment(self.options.tracking)
-                self.results.begin(self.options)
+                self.results.begin(self.options, self._first_checkpoint())
                 remember_run(self.group.store, self.results.path)
 
     def begin(self, share: Share) -> None:
@@ -178,8 +178,9 @@ class Session:
             for accumulator in analysis.accumulators.values():
                 accumulator.reset()
         self.counts.clear()
-        checkpoint = self.checkpoint = self._checkpoint(share) if self.saves else None
-        saved = None if checkpoint is None else checkpoint.finished(self.analyses)
+        self.checkpoint = self._checkpoint(share) if self.saves else None
+        before = self.checkpoint if self.options.resume is not None else None
+        saved = None if before is None else before.finished(self.analyses)
         self.finished, self.position = saved is not None, Position()
         if saved is not None:
             self.counts.add(saved)
@@ -188,8 +189,8 @@ class Session:
         self.stream = BatchStream(functools.partial(self.open_batches, share), self.counts)
         if share.of == 1 and self.options.merge is None:
             self._require_first_batches()
-        if checkpoint is not None:
-            self.position = checkpoint.resume(self.analyses, self.stream)
+        if before is not None:
+            self.position = before.resume(self.analyses, self.stream)
 
     def _require_first_batches(self) -> None:
         """Stop now if the corpus ends without a usable example for some of the analyses.
@@ -229,6 +230,17 @@ class Session:
         """Remove the checkpoints of a completed run."""
         for share in self.parts.all if self.saves else []:
             self._checkpoint(share).remove()
+
+    def _first_checkpoint(self) -> dict[str, bytes]:
+        """The checkpoint of a run that begins, by its name: it records the number of parts, so that a run that is killed before
+        its first batch is continued with the same parts and gives the same bytes.
+        """
+        reads_corpus = self.options.merge is None and not self.options.prepare
+        begun = self.options.resume is not None and saved_parts(self.folder) is not None
+        if not (self.saves and reads_corpus) or begun:
+            return {}
+        checkpoint = self._checkpoint(self.parts.all[0])
+        return {checkpoint.path.name: checkpoint.of_nothing()}
 
     def _checkpoint(self, share: Share) -> Checkpoint:
         """The checkpoint of one of the parts."""
@@ -504,6 +516,10 @@ def _resources(
 ) -> dict[str, Prepared]:
     """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
+    if options.prepare and not any(resource.reads_corpus for resource in wanted.values()):
+        raise InputError(
+            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
+        )
     context = ResourceContext(options.dataset, encoder, model.vocabulary, inputs.open_corpus)
     readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
     saved = saved_states(options, wanted, _users(needs))

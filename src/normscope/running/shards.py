@@ -6,8 +6,9 @@ result has the same bytes whichever finished first.
 
 import collections
 import dataclasses
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ from normscope.running.session import Session, identity
 T = TypeVar("T")
 
 FILE = "shard.safetensors"
+
+_SHOWN = 10
+"""Missing shards that a message lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +71,10 @@ def complete_set(folders: Sequence[str | Path]) -> list[Path]:
     Raises:
         InputError: If a shard is missing, given twice, damaged or not complete, or shards have different configs.
     """
-    headers = {Path(folder): _header(Path(folder)) for folder in folders}
-    first, expected = next(iter(headers.items()))
+    headers = [(folder, _header(folder)) for folder in map(Path, folders)]
+    first, expected = headers[0]
     numbered: dict[int, Path] = {}
-    for folder, content in headers.items():
+    for folder, content in headers:
         number, shards = content["shard"], content["shards"]
         if shards != expected["shards"]:
             raise InputError(f"merge: {first} is one of {expected['shards']} shards and {folder} one of {shards}")
@@ -79,10 +83,10 @@ def complete_set(folders: Sequence[str | Path]) -> list[Path]:
                 f"merge: {numbered[number]} and {folder} are both shard {number} of {shards}; leave one out"
             )
         numbered[number] = folder
-    missing = sorted(set(range(expected["shards"])) - set(numbered))
+    missing = _missing(numbered, expected["shards"])
     if missing:
-        raise InputError(f"merge: expected all {expected['shards']} shards; missing: {_numbers(missing)}")
-    for folder, content in headers.items():
+        raise InputError(f"merge: expected all {expected['shards']} shards; missing: {missing}")
+    for folder, content in headers:
         _refuse_others(folder, content["identity"], expected["identity"], str(first))
     return [numbered[number] for number in sorted(numbered)]
 
@@ -120,9 +124,9 @@ def merging_folders(sweep: Path) -> Iterator[list[Path]]:
         sets[key][content["shard"]] = path.parent
         counts[key] = content["shards"]
     for key, folders in sets.items():
-        missing = sorted(set(range(counts[key])) - set(folders))
+        missing = _missing(folders, counts[key])
         if missing:
-            say(f"shards {_numbers(missing)} of {counts[key]} are missing; run them again, then normscope merge RUN…")
+            say(f"shards {missing} of {counts[key]} are missing; run them again, then normscope merge RUN…")
         else:
             yield [folders[number] for number in sorted(folders)]
 
@@ -171,6 +175,8 @@ def _refuse_others(folder: Path, saved: Mapping[str, Any], current: Mapping[str,
         )
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:10]))
-    return shown if len(numbers) <= 10 else f"{shown} and {len(numbers) - 10} more"
+def _missing(numbers: Collection[int], shards: int) -> str:
+    """The shards without a folder, of which there may be more than memory can list; empty if there are none."""
+    first = itertools.islice((number for number in range(shards) if number not in numbers), _SHOWN)
+    more = shards - len(numbers) - _SHOWN
+    return ", ".join(map(str, first)) + (f" and {more:,} more" if more > 0 else "")
