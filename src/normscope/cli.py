@@ -29,13 +29,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from normscope.config.composition import explain
-from normscope.config.schema import NAME_LENGTH, RunOptions, register
+from normscope.config.schema import NAME_LENGTH, RunOptions, keys_that_run_code, register
 from normscope.config.training_step import checkpoints
 from normscope.config.unknown_keys import refuse_unknown
 from normscope.config.validation import check, check_strings
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
 from normscope.quick_imports import quick_imports
+from normscope.reporting.earlier_runs import is_complete
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
 
@@ -318,8 +319,9 @@ def _merge_sweep() -> int:
     from normscope.running.pipeline import run as run_pipeline
     from normscope.running.shards import merging_folders
 
+    trusting = [text for text in _overrides() if text.partition("=")[0] in keys_that_run_code()]
     for number, folders in enumerate(merging_folders(_sweep.folder)):
-        options = options_of(folders[0], OmegaConf.create(), [], "merge")
+        options = options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge")
         _merge(options, folders, None)
         name = "merged" if number == 0 else f"merged_{number + 1}"
         command = shlex.join([*program().split(), "merge", *map(str, folders)])
@@ -364,7 +366,7 @@ def job(config: DictConfig) -> dict[str, float]:
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
         if not sweeping and key != "resume" and (begun := _restarted_run()) is not None:
-            if _is_complete(begun):
+            if is_complete(begun):
                 return {}
             options.resume = str(begun)
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
@@ -479,12 +481,6 @@ def _restarted_run() -> Path | None:
     from normscope.running.rendezvous import begun_run  # torch takes seconds to import
 
     return begun_run()
-
-
-def _is_complete(folder: Path) -> bool:
-    from normscope.reporting.run_folder import is_complete  # pandas takes seconds to import
-
-    return is_complete(folder)
 
 
 def _is_first() -> bool:

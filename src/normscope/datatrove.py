@@ -12,7 +12,6 @@ Needs the extra `datatrove`.
 """
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -25,7 +24,8 @@ from typing import Any
 from datatrove.pipeline.base import PipelineStep
 from datatrove.utils.logging import logger
 
-from normscope.reporting.run_folder import is_complete
+from normscope.config.schema import keys_that_run_code
+from normscope.reporting.earlier_runs import CONFIG, is_complete, read_results
 from normscope.running.shutdown import terminate
 
 _PREPARED = "prepared"
@@ -56,9 +56,10 @@ class _NormscopeStep(PipelineStep):
         yield from data or ()
         run_folder = self.run_folder(rank)
         if not is_complete(run_folder):
-            begun = (run_folder / "config.yaml").is_file()
-            _normscope([f"resume={run_folder}"] if begun else self.command(rank, world_size))
-        facts = json.loads((run_folder / "results.json").read_text())["provenance"]
+            begun = (run_folder / CONFIG).is_file()
+            trusting = [text for text in self.overrides if text.partition("=")[0] in keys_that_run_code()]
+            _normscope([f"resume={run_folder}", *trusting] if begun else self.command(rank, world_size))
+        facts = read_results(run_folder)["provenance"]
         for name in ("sequences", "tokens"):
             self.stat_update(name, value=facts[name], unit="task")
 

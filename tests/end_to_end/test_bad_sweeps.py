@@ -71,7 +71,7 @@ def test_a_comparison_that_cannot_be_made_says_why(capsys, monkeypatch, tmp_path
     (tmp_path / "other/results.json").write_text("3")
     outcome = sweep(capsys, monkeypatch, tmp_path, f"model.name={saved_model}", "layers=[99]")
     assert outcome.status == 2
-    assert f"normscope: {tmp_path / 'other/results.json'}: expected the results of a run, got 3" in outcome.err
+    assert f"normscope: {tmp_path / 'other/results.json'}: expected a mapping, got 3" in outcome.err
     assert "1 of 2 jobs failed" in outcome.err
 
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 import scipy.stats
 import torch
 
+from normscope.analyses.paper_tables import paper_tables
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
@@ -615,3 +617,21 @@ def test_a_sweep_keeps_what_comparisons_need(sweep):
     for (group, metric), difference in by_group.items():
         assert difference == pytest.approx(means[group, metric] - means[found.baseline_group, metric])
     assert set(found.heatmaps["group"]) == {found.baseline_group, *by_group.index.get_level_values("group")}
+
+
+@pytest.mark.parametrize(
+    "info", [info for info in analyses().values() if info.paper_tables], ids=lambda info: info.name
+)
+def test_tables_of_which_papers_tables_are_made_say_what_they_hold(info):
+    """A comparison reads them from folders that anybody may have written."""
+    used = set()
+
+    class Tables(dict):
+        def get(self, name):
+            used.add(name)
+
+    paper_tables(info, SimpleNamespace(tables=Tables(), metrics={}))
+    for name in used:
+        described = info.outputs.tables[name]
+        assert described.cells, name
+        assert {*described.cells, *described.key} <= set(described.columns), name

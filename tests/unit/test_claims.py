@@ -10,7 +10,8 @@ import pytest
 from normscope.config.schema import DatasetKind, RunOptions
 from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.earlier_runs import Status
+from normscope.reporting.run_folder import RunFolder
 from normscope.running import provenance as provenance
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib as mpl
@@ -246,3 +247,12 @@ def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             Picture(CURVES).save(tmp_path / "curves.png", **wrong)
+
+
+def test_a_style_of_a_package_is_found_without_running_its_code(tmp_path, monkeypatch):
+    (tmp_path / "styles_of_others/inner").mkdir(parents=True)
+    (tmp_path / "styles_of_others/__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "styles_of_others/inner/large.mplstyle").write_text("font.size: 14\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_style("styles_of_others.inner.large") == {"font.size": 14.0}
+    assert "styles_of_others" not in sys.modules

@@ -1,15 +1,15 @@
 """Alignments of a finished run in the opposite direction, for symmetrisation."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 
 from normscope.alignment.links import parsed
 from normscope.data.examples import Link
 from normscope.errors import InputError, one_line
+from normscope.untrusted.tables import Columns, table
 
 KEY = "analysis.alignment.reverse"
 
@@ -34,34 +34,37 @@ def read(folder: Path, rows: Mapping[int, tuple[int, int]]) -> dict[tuple[str, s
         InputError: If the folder is not of such a run, or the run used other sentences.
     """
     try:
-        rates = _table(folder, "alignment_aer", ("method", "setting", "layer", "head", "aer"))
-        table = _table(folder, "alignment_links", ("method", "setting", "layer", "row", "links"))
-        return _best(folder, rates, table, rows)
-    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        rates, links = (table(folder / "tables" / f"{name}.parquet", columns) for name, columns in _TABLES.items())
+    except InputError as error:
         raise InputError(
             f"{KEY}={folder}: expected the folder of a finished run of analysis=alignment: {one_line(error)}"
         ) from error
+    try:
+        return _best(folder, rates, links, rows)
+    except ValueError as error:
+        raise InputError(f"{KEY}={folder}: its table alignment_links is damaged: {one_line(error)}") from error
 
 
-def _table(folder: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
-    table = pd.read_parquet(folder / "tables" / f"{name}.parquet", columns=list(columns))
-    numbers = table[[column for column in ("layer", "head", "row", "aer") if column in columns]]
-    if not all(pd.api.types.is_numeric_dtype(kind) for kind in numbers.dtypes) or numbers.isna().any(axis=None):
-        raise ValueError(f"the table {name} has columns of the wrong type")
-    return table
+_TABLES = {
+    "alignment_aer": Columns({"method": "text", "setting": "text", "layer": "whole", "head": "whole", "aer": "number"}),
+    "alignment_links": Columns(
+        {"method": "text", "setting": "text", "layer": "whole", "row": "whole", "links": "text"},
+        key=("method", "setting", "layer", "row"),
+    ),
+}
 
 
 def _best(
-    folder: Path, rates: pd.DataFrame, table: pd.DataFrame, rows: Mapping[int, tuple[int, int]]
+    folder: Path, rates: pd.DataFrame, links: pd.DataFrame, rows: Mapping[int, tuple[int, int]]
 ) -> dict[tuple[str, str], ReverseAlignment]:
     layers = rates[(rates["head"] == 0) & (rates["layer"] > 0)]
     alignments = {}
     for (method, setting), of_layers in layers.groupby(["method", "setting"]):
         layer = int(of_layers["layer"].iloc[of_layers["aer"].argmin()])
-        lines = table[(table["method"] == method) & (table["setting"] == setting) & (table["layer"] == layer)]
-        links = {int(row): _flipped(parsed(line)) for row, line in zip(lines["row"], lines["links"], strict=True)}
-        _check(folder, links, rows)
-        alignments[str(method), str(setting)] = ReverseAlignment(layer, links)
+        lines = links[(links["method"] == method) & (links["setting"] == setting) & (links["layer"] == layer)]
+        flipped = {int(row): _flipped(parsed(line)) for row, line in zip(lines["row"], lines["links"], strict=True)}
+        _check(folder, flipped, rows)
+        alignments[str(method), str(setting)] = ReverseAlignment(layer, flipped)
     return alignments
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from normscope.analyses.papers import Paper
 
@@ -38,6 +38,10 @@ class TableInfo:
     """What there is one row for: "layer and method"."""
     columns: Mapping[str, str]
     """The meaning of each column, in order."""
+    cells: Mapping[str, Literal["text", "whole"]] = dataclasses.field(default_factory=dict)
+    """The columns that hold something else than numbers with decimals, if a comparison reads the table for a paper's table."""
+    key: tuple[str, ...] = ()
+    """The columns whose values no two rows share, if a comparison reads the table."""
 
 
 @dataclasses.dataclass(frozen=True)

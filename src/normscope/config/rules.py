@@ -1,6 +1,14 @@
 """Rules for single config values, shared by the options of several analyses."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from normscope.errors import InputError
+
+RUNS_CODE: Mapping[str, Any] = MappingProxyType({"runs_code": True})
+"""Metadata of a field whose value lets the code of others run: `field(default=False, metadata=RUNS_CODE)`. The config of an
+earlier run, which may come from anybody, does not set such a key; only the user does."""
 
 
 def at_least(minimum: int, key: str, value: int) -> None:

@@ -11,6 +11,7 @@ from omegaconf import II, MISSING
 
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses, plug_ins
+from normscope.config.rules import RUNS_CODE
 
 INCIDENTAL = (
     *("resume", "reproduce", "prepared", "merge"),
@@ -95,9 +96,9 @@ class ModelOptions:
     """Source language of a multilingual translation model, as a language code of its tokenizer."""
     target_language: str | None = None
     """Target language of a multilingual translation model, as a language code of its tokenizer."""
-    allow_pickle: bool = False
+    allow_pickle: bool = field(default=False, metadata=RUNS_CODE)
     """Accept weights that are not safetensors."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = field(default=False, metadata=RUNS_CODE)
     """Run code that comes with the model."""
 
 
@@ -417,6 +418,19 @@ def enabled_analyses(options: AnalysisOptions) -> list[str]:
 def all_options(options: AnalysisOptions) -> list[AnalysisConfig]:
     """The options of every analysis, in the order of the registry."""
     return [getattr(options, node.name) for node in dataclasses.fields(options)]
+
+
+def keys_that_run_code(options: Any = None, prefix: str = "") -> dict[str, Any]:
+    """The default of every key that lets the code of others run, those of plug-ins included; see `RUNS_CODE`."""
+    section = RunOptions() if options is None else options
+    keys: dict[str, Any] = {}
+    for node in dataclasses.fields(section):
+        value = getattr(section, node.name)
+        if dataclasses.is_dataclass(value):
+            keys |= keys_that_run_code(value, f"{prefix}{node.name}.")
+        elif node.metadata.get("runs_code"):
+            keys[f"{prefix}{node.name}"] = value
+    return keys
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import abc
 import collections
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -89,14 +90,30 @@ class CorpusCounts:
 
     @classmethod
     def unpacked(cls, text: str) -> "CorpusCounts":
-        """The counts that `packed` has written."""
-        return cls._of(json.loads(text))
+        """The counts that `packed` has written.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        try:
+            return cls._of(json.loads(text))
+        except RecursionError as error:
+            raise ValueError("expected the counts of a corpus") from error
 
     @classmethod
-    def _of(cls, fields: dict[str, Any]) -> "CorpusCounts":
-        counters = {name: collections.Counter(fields[name]) for name in ("skipped", "categories")}
-        compared = None if fields.get("compared") is None else cls._of(fields["compared"])
-        return cls(**fields | counters | {"compared": compared})
+    def _of(cls, fields: Any) -> "CorpusCounts":
+        if not isinstance(fields, dict) or fields.keys() != vars(cls()).keys():
+            raise ValueError("expected the counts of a corpus")
+        compared = None if fields["compared"] is None else cls._of(fields["compared"])
+        by_name = {name: fields[name] for name in ("skipped", "categories")}
+        if not all(isinstance(numbers, dict) for numbers in by_name.values()):
+            raise ValueError("expected the counts of a corpus by reason and category")
+        single = {name: number for name, number in fields.items() if name not in (*by_name, "compared")}
+        for number in itertools.chain(single.values(), *(numbers.values() for numbers in by_name.values())):
+            if type(number) is not int or not 0 <= number < 2**63:
+                raise ValueError("expected the counts of a corpus as whole numbers")
+        skipped, categories = (collections.Counter(numbers) for numbers in by_name.values())
+        return cls(**single, skipped=skipped, categories=categories, compared=compared)
 
     def copy(self) -> "CorpusCounts":
         """Counts that do not change with these."""

@@ -16,6 +16,7 @@ from normscope.data.batching import windows
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, Example
+from normscope.errors import InputError, one_line
 
 T = TypeVar("T")
 
@@ -127,6 +128,9 @@ def prepare_resources(
 
     Returns:
         The resources, by name.
+
+    Raises:
+        InputError: If a resource cannot be made, or a saved state is not that of the resource.
     """
     saved = saved or {}
     for resource in resources.values():
@@ -147,7 +151,13 @@ def prepare_resources(
                     resource.read(window)
         if divisible:
             _add_up(same, context, readers.gathered({name: resource.state() for name, resource in same.items()}))
-    _add_up({name: resources[name] for name in saved}, context, [saved])
+    for name, state in saved.items():
+        try:
+            _add_up({name: resources[name]}, context, [{name: state}])
+        except (LookupError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
+            raise InputError(
+                f"prepared: {resources[name].content} of the whole corpus cannot be used: {one_line(error)}; prepare them again"
+            ) from error
     return {name: _prepared(resource) for name, resource in resources.items()}
 
 

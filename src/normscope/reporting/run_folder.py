@@ -1,7 +1,6 @@
 """The folder of one run: config, tables, figures, and results.json written last."""
 
 import contextlib
-import enum
 import json
 import math
 import os
@@ -16,26 +15,13 @@ import yaml
 from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
+from normscope.reporting.earlier_runs import CONFIG, DONE, RESULTS, Status, read_results
 from normscope.reporting.spreadsheets import as_csv
 
-RESULTS = "results.json"
-CONFIG = "config.yaml"
 CSV_ROWS = 20_000
 
 # Temporary files that a killed process may leave behind (see `write_atomically`).
 _LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*")
-
-
-class Status(enum.StrEnum):
-    """How a run ended. A folder without results.json belongs to a run that was killed or is still running."""
-
-    COMPLETED = "completed"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    SHARD = "shard"
-    """It has analysed its part of a corpus; its results are those of the run that merges the parts."""
-    PREPARED = "prepared"
-    """It has made what the runs of shards need of the whole corpus."""
 
 
 class PeerFolder:
@@ -67,9 +53,6 @@ def _not_written(path: Path, error: OSError) -> InputError:
     return InputError(
         f"output_dir={path}: cannot be written to: {one_line(error)}; free some space, then continue with resume={path}"
     )
-
-
-_DONE = (Status.COMPLETED, Status.SHARD, Status.PREPARED)
 
 
 class RunFolder:
@@ -182,13 +165,12 @@ class RunFolder:
         if not (self.path / RESULTS).exists():
             return
         try:
-            status = json.loads((self.path / RESULTS).read_text())["status"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            status = read_results(self.path)["status"]
+        except InputError as error:
             raise InputError(
-                f"resume={self.path}: {RESULTS} does not say how the run ended ({one_line(error)}); delete it to resume the "
-                "run"
+                f"resume={self.path}: {RESULTS} does not say how the run ended ({error}); delete it to resume the run"
             ) from error
-        if status in _DONE:
+        if status in DONE:
             raise InputError(f"resume={self.path}: the run is already complete; its results are in the folder")
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
@@ -249,14 +231,6 @@ def results_content(
     if status is Status.FAILED:
         content["error"] = " ".join(error.split())
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether a folder holds a run that has nothing left to do."""
-    try:
-        return json.loads((folder / RESULTS).read_text())["status"] in _DONE
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
 
 
 def fail_abandoned(folder: Path, error: str) -> None:

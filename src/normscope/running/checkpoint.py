@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import safetensors
 import safetensors.torch
 import torch
@@ -28,9 +29,10 @@ from normscope.data.batching import Batch
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
 from normscope.reporting.run_folder import PeerFolder, RunFolder
+from normscope.untrusted.plain_data import parsed_json
 
 FILE = "checkpoint.safetensors"
-_FILE_OF_PART = re.compile(r"checkpoint\.([0-9]{1,9})-of-([0-9]{1,9})\.safetensors")
+_FILE_OF_PART = re.compile(r"checkpoint\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
 
 # Saving takes at most a twentieth of the time, however large the state is.
 _PAUSE_PER_SAVE = 20
@@ -173,8 +175,8 @@ class Checkpoint:
         """Identity, position and state, verified by the checksum."""
         try:
             content, tensors = unpacked(self.path)
-            identity, position = content["identity"], Position(int(content["batches"]), str(content["digest"]))
-            if not isinstance(identity, dict) or position.batches < 0:
+            identity, position = content["identity"], Position(content["batches"], content["digest"])
+            if not isinstance(identity, dict) or type(position.batches) is not int or position.batches < 0:
                 raise ValueError("its header is not that of a checkpoint")
         except DAMAGE as error:
             raise self._unreadable(error) from error
@@ -206,7 +208,7 @@ def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     return safetensors.torch.save(dict(tensors), metadata={"normscope": text, "sha256": checksum(text, tensors)})
 
 
-DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError)
+DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, safetensors.SafetensorError)
 """What reading a file raises that was not written by `packed`, or has changed since."""
 
 
@@ -216,7 +218,7 @@ def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         DAMAGE: If the file cannot be read or the checksum does not match.
     """
-    with safetensors.safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     if checksum(metadata["normscope"], tensors) != metadata["sha256"]:
@@ -230,15 +232,22 @@ def header(path: Path) -> dict[str, Any]:
     Raises:
         DAMAGE: If the file cannot be read.
     """
-    with safetensors.safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         return _content(file.metadata())
 
 
+def _opened(path: Path) -> Any:
+    """A file of tensors. Reading a pipe could wait for ever, and a file may be larger than the memory."""
+    if not path.is_file():
+        raise ValueError("it is not a file")
+    size, memory = path.stat().st_size, psutil.virtual_memory().available
+    if size > memory:
+        raise ValueError(f"it has {size:,} bytes, and {memory:,} bytes of memory are free")
+    return safetensors.safe_open(path, framework="pt")
+
+
 def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
-    content = json.loads(metadata["normscope"])
-    if not isinstance(content, dict):
-        raise TypeError("the header has no content")
-    return content
+    return parsed_json(metadata["normscope"], finite=False)
 
 
 def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> str:

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from normscope.reporting.run_folder import RunFolder, Status
+from normscope.reporting.earlier_runs import Status
+from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
 from normscope.running.checkpoint import packed

@@ -1,5 +1,6 @@
 """What `normscope prepare` has saved, in the runs of shards."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def saved_states(
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, State]]:
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise InputError(f"prepared={path.parent}: expected the folder that `normscope prepare` has written")
     try:
         content, tensors = unpacked(path)
@@ -69,7 +70,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, State]]:
             for name in content["resources"]
         }
         if not isinstance(content["identity"], dict):
-            raise TypeError("the header has no config")
+            raise TypeError("its header has no config")
     except DAMAGE as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}; prepare it again") from error
     return content, states

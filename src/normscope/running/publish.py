@@ -13,13 +13,14 @@ from normscope.config.schema import RunOptions, plain
 from normscope.data.batching import Batch
 from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import draw
+from normscope.reporting.earlier_runs import Status
 from normscope.reporting.explorer import pairs_table
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.latex import tables_of_run
 from normscope.reporting.page.report import Report, page
 from normscope.reporting.published import Comparison, compare
 from normscope.reporting.run_description import dataset_label, model_label
-from normscope.reporting.run_folder import RunFolder, Status, results_content
+from normscope.reporting.run_folder import RunFolder, results_content
 from normscope.reporting.terminal import say, show_comparison, show_table, steps_bar
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.rounding import counted

@@ -1,16 +1,17 @@
 """Runs that are resumed, reproduced or merged: their configs come from their folders."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from normscope.config.schema import INCIDENTAL, RunOptions
+from normscope.config.schema import INCIDENTAL, RunOptions, keys_that_run_code
 from normscope.errors import InputError, one_line
+from normscope.reporting.earlier_runs import read_config, read_results
 
 AGREEMENT = 1e-5
 """Relative difference up to which two numbers agree: float32 sums differ between thread counts and machines."""
@@ -53,7 +54,8 @@ def earlier_run(config: DictConfig, sweeping: bool) -> tuple[str, Path | None]:
 def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: str) -> RunOptions:
     """The options of the run in a folder, updated with what the user has typed beside `resume` or `reproduce`.
 
-    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must equal that of the run's config.
+    Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must equal that of the run's config. Keys that
+    let code of others run (`keys_that_run_code`) hold only if they are typed again.
 
     Args:
         folder: The run folder.
@@ -62,31 +64,55 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
         key: `resume` or `reproduce`, for messages.
 
     Raises:
-        InputError: If the folder holds no run, or an override would change its numbers; the message names the key.
+        InputError: If the folder holds no run, an override would change its numbers, or the run lets code run that the user
+            does not; the message names the key.
     """
-    path = folder / "config.yaml"
-    try:
-        saved = OmegaConf.merge(OmegaConf.structured(RunOptions), OmegaConf.load(path))
-        OmegaConf.to_object(saved)
-    except (OSError, YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{key}={folder}: expected the folder of a run, with its config.yaml: "
-            f"{error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)}"
-        ) from error
-    assert isinstance(saved, DictConfig)
+    saved = _saved(folder, key)
     for override in overrides:
         for name in _keys_of(override, config):
             if name.split(".")[0] in INCIDENTAL:
-                OmegaConf.update(saved, name, _plain(config, name), merge=True)
+                OmegaConf.update(saved, name, _without_interpolations(_plain(config, name)), merge=True)
                 continue
             before, now = _plain(saved, name), _plain(config, name)
             if before != now:
                 raise InputError(
                     f"{key}={folder}: {_difference(name, before, now)}; leave {override} out, or start a new run"
                 )
+    _refuse_code(saved, config, f"{key}={folder}")
     options = OmegaConf.to_object(saved)
     assert isinstance(options, RunOptions)
     return options
+
+
+def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
+    """Check that the run lets no code run that the user does not let run now."""
+    for name, default in keys_that_run_code().items():
+        before = OmegaConf.select(saved, name)
+        if before not in (default, OmegaConf.select(config, name)):
+            setting = f"{name}={str(before).lower() if isinstance(before, bool) else before}"
+            raise InputError(
+                f"{run}: that run had {setting}, which lets code of others run on this machine; if you trust it, add {setting}"
+            )
+
+
+def _saved(folder: Path, key: str) -> DictConfig:
+    """The config in a run folder, with the types of the schema."""
+    try:
+        saved = OmegaConf.merge(OmegaConf.structured(RunOptions), _without_interpolations(read_config(folder)))
+        OmegaConf.to_object(saved)
+    except (InputError, OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{key}={folder}: expected the folder of a run, with its config: {one_line(error)}") from error
+    assert isinstance(saved, DictConfig)
+    return saved
+
+
+def _without_interpolations(value: Any) -> Any:
+    """A resolved config as it is: `${oc.env:HOME}` in it is a text, and no question for a variable of this machine."""
+    if isinstance(value, dict):
+        return {key: _without_interpolations(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_interpolations(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _keys_of(override: str, config: DictConfig) -> list[str]:
@@ -106,8 +132,6 @@ def metrics_of(folder: Path) -> dict[str, float]:
     Raises:
         InputError: If it has none.
     """
-    from normscope.reporting.comparison.runs import read_results  # pandas takes seconds to import
-
     try:
         results = read_results(folder)
     except InputError as error:

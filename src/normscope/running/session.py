@@ -360,7 +360,7 @@ def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirem
     """What the enabled analyses need of the model; cross-attention is observed if one of them requires it.
 
     Raises:
-        InputError: If the model does not have it.
+        InputError: If the model does not have it, or what is to be prepared for them is nothing.
     """
     kinds = _enabled(options)
     aligning = [kind.info.name for kind in kinds if kind.info.requires_cross_attention]
@@ -375,6 +375,11 @@ def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirem
     _refuse_other_attention(kinds, inputs.info)
     needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), inputs.info) for kind in kinds}
     _refuse_missing_feed_forward(needs, options.model, inputs.info)
+    resources = [resource for requirements in needs.values() for resource in requirements.resources.values()]
+    if options.prepare and not any(resource.reads_corpus for resource in resources):
+        raise InputError(
+            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
+        )
     return needs
 
 
@@ -516,10 +521,6 @@ def _resources(
 ) -> dict[str, Prepared]:
     """The resources of all analyses, by name; one that several need is prepared once."""
     wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
-    if options.prepare and not any(resource.reads_corpus for resource in wanted.values()):
-        raise InputError(
-            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
-        )
     context = ResourceContext(options.dataset, encoder, model.vocabulary, inputs.open_corpus)
     readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
     saved = saved_states(options, wanted, _users(needs))

@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from torch import Tensor
 from normscope.analyses.base import state_of
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
-from normscope.reporting.run_folder import CONFIG, RunFolder, Status
+from normscope.reporting.earlier_runs import CONFIG, Status
+from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
 from normscope.running.checkpoint import DAMAGE, header, loading_problem, packed, unpacked
@@ -148,7 +150,7 @@ def _content(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _read(folder: Path, read: Callable[[Path], T]) -> T:
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         if (folder / CONFIG).is_file():
             raise InputError(
                 f"merge={folder}: expected a complete shard; if it was stopped, continue it with resume={folder}"
@@ -156,8 +158,9 @@ def _read(folder: Path, read: Callable[[Path], T]) -> T:
         raise InputError(f"merge={folder}: expected the folder of a run with shard=… shards=…")
     try:
         content = header(path)
-        numbers = [int(content[name]) for name in ("shard", "shards")]
-        if not isinstance(content["identity"], dict) or not 0 <= numbers[0] < numbers[1]:
+        numbers = [content[name] for name in ("shard", "shards")]
+        whole = all(type(number) is int for number in numbers)
+        if not whole or not 0 <= numbers[0] < numbers[1] or not isinstance(content["identity"], dict):
             raise ValueError("its header is not that of a shard")
         CorpusCounts.unpacked(content["counts"])
         return read(path)

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 
 from normscope.errors import InputError
-from normscope.reporting.run_folder import RunFolder, Status, fail_abandoned
+from normscope.reporting.earlier_runs import Status
+from normscope.reporting.run_folder import RunFolder, fail_abandoned
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.reporting.tracking import track
 from normscope.running.session import Session

@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.end_to_end.bad_input.generate import run_all
+from tests.end_to_end.bad_input.generate import run_all, run_cases
+from tests.end_to_end.bad_input.run_folders import COMMANDS, Runs, cases
 from tests.end_to_end.bad_input.stock import Stock
 
 
@@ -16,7 +17,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--only", default="", help="kinds whose name contains this, or damaged folders")
+    parser.add_argument(
+        "--run-folders", choices=COMMANDS, help="damage the run folders that this command reads instead"
+    )
     given = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -32,8 +36,13 @@ def main() -> int:
     tokenizer = AutoTokenizer.from_pretrained(locate(name, pin, weights=True).folder)
     with tempfile.TemporaryDirectory() as folder:
         stock = Stock.made(Path(folder, "stock"), tokenizer)
-        numbers = range(given.first, given.first + given.count)
-        found = run_all(stock, Path(folder), given.seed, numbers, given.only, loud=True)
+        if given.run_folders:
+            damaged = [case for case in cases(Runs.made(stock), given.run_folders) if given.only in case.what]
+            given.count = len(damaged)
+            found = run_cases(enumerate(damaged), Path(folder), loud=True, every=bool(given.only))
+        else:
+            numbers = range(given.first, given.first + given.count)
+            found = run_all(stock, Path(folder), given.seed, numbers, given.only, loud=True)
     print(f"{len(found)} of {given.count} bad inputs are answered badly")
     return bool(found)
 

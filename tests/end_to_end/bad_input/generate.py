@@ -1,9 +1,10 @@
 """Draws cases from a seed and runs them."""
 
+import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.end_to_end.bad_input.alignments import links, reverse_run
@@ -66,11 +67,25 @@ def run_all(
     stock: Stock, folder: Path, seed: int, numbers: Sequence[int], only: str = "", loud: bool = False
 ) -> list[str]:
     """Run cases beside each other and return the faults."""
-    waiting, running, found = list(numbers)[::-1], [], []
-    while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
-            number = waiting.pop()
-            running.append(started(case(seed, number, stock, only), folder / str(number), number))
+    drawn = ((number, case(seed, number, stock, only)) for number in numbers)
+    return run_cases(drawn, folder, loud=loud, every=bool(only))
+
+
+def run_cases(cases: Iterable[tuple[int, Case]], folder: Path, loud: bool = False, every: bool = False) -> list[str]:
+    """Run numbered cases, as many at a time as there are processors, and return the faults.
+
+    Args:
+        cases: The cases and their numbers.
+        folder: Holds their folders while they run.
+        loud: Whether to print the faults.
+        every: Whether to print the other answers as well.
+    """
+    waiting, running, found = iter(cases), [], []
+    while True:
+        for number, drawn in itertools.islice(waiting, max(0, (os.cpu_count() or 1) - len(running))):
+            running.append(started(drawn, folder / str(number), number))
+        if not running:
+            return found
         collect(running)
         for run in [run for run in running if run.status is not None]:
             running.remove(run)
@@ -80,7 +95,6 @@ def run_all(
                 found.append(report(run, outcome, wrong))
             if wrong and loud:
                 print(found[-1], flush=True)
-            elif loud and only:
+            elif loud and every:
                 print(f"#{run.number} {run.case.what}: {outcome.status} {outcome.err.strip()[-200:]}", flush=True)
             shutil.rmtree(run.folder, ignore_errors=True)
-    return found

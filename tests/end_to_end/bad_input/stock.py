@@ -69,13 +69,13 @@ class Stock:
             "dataset.limit=null",
             "device.batch_tokens=512",
         ]
-        _succeed(folder, [*run, f"output_dir={stock.finished}", "dataset.limit=9"], 0)
-        _succeed(folder, [*run, f"output_dir={stock.stopped}", "checkpoint.every_seconds=0"], 2)
+        succeed(folder, [*run, f"output_dir={stock.finished}", "dataset.limit=9"], 0)
+        succeed(folder, [*run, f"output_dir={stock.stopped}", "checkpoint.every_seconds=0"], 2)
         corpus.write_bytes(TEXT.encode() * 1500)
         (folder / "source.txt").write_text(TEXT)
         (folder / "target.txt").write_text(TEXT)
         (folder / "gold.txt").write_text("0-0 1-1 2p2\n0-0\n0-0 1p1\n")
-        _succeed(folder, [*stock.aligning(), f"output_dir={stock.aligned}"], 0)
+        succeed(folder, [*stock.aligning(), f"output_dir={stock.aligned}"], 0)
         return stock
 
     def aligning(self) -> list[str]:
@@ -88,6 +88,6 @@ class Stock:
         ]
 
 
-def _succeed(folder: Path, arguments: Sequence[str], status: int) -> None:
+def succeed(folder: Path, arguments: Sequence[str], status: int) -> None:
     outcome = finished(started(Case("stock", arguments, []), folder))
     assert outcome.status == status, outcome.err

@@ -52,6 +52,7 @@ OUTPUTS = Outputs(
                 "before": "Share of the pair in the sum over the query's keys, after the attention block.",
                 "after": "Share of the pair after the feed-forward network.",
             },
+            cells={"layer": "whole", "query_token": "text", "key_token": "text", "category": "text"},
         ),
     },
     metrics={

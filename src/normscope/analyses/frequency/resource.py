@@ -43,8 +43,15 @@ class TokenFrequencyResource(Resource[TokenFrequencies]):
         return {"counts": torch.from_numpy(self._counter.counts.copy())}
 
     def add(self, state: State) -> None:
-        """Add the counts of another part of the corpus."""
-        self._counter.counts += state["counts"].numpy()
+        """Add the counts of another part of the corpus.
+
+        Raises:
+            ValueError: If they are those of another vocabulary.
+        """
+        counts = state["counts"].numpy()
+        if counts.shape != self._counter.counts.shape:
+            raise ValueError(f"expected the counts of {self._counter.counts.size:,} tokens, got {counts.size:,}")
+        self._counter.counts += counts
 
     def finish(self) -> TokenFrequencies:
         """Rank and count of every token.

@@ -65,11 +65,15 @@ OUTPUTS = Outputs(
                 "head": "Head, from 1; 0 in the average.",
                 **_dispersion("‖f(x)‖"),
             },
+            cells={"row": "text", "layer": "whole", "head": "whole"},
+            key=("row",),
         ),
         "input_dispersion": TableInfo(row="layer", columns={"layer": LAYER, **_dispersion("‖x‖")}),
         "input_dispersion_summary": TableInfo(
             row="extreme, and one for the average",
             columns={"row": _ROW, "layer": _LAYER_OR_AVERAGE, **_dispersion("‖x‖")},
+            cells={"row": "text", "layer": "whole"},
+            key=("row",),
         ),
         "correlation": TableInfo(
             row="layer and category",
@@ -81,6 +85,8 @@ OUTPUTS = Outputs(
                 "error_bound": ERROR_BOUND,
                 "reason": REASON,
             },
+            cells={"layer": "whole", "category": "text", "count": "whole", "reason": "text"},
+            key=("layer", "category"),
         ),
         "singular_values": TableInfo(
             row="layer, head and singular value",
@@ -98,6 +104,8 @@ OUTPUTS = Outputs(
                 "rate": "Root mean square singular value of the map from x to Σ_h f(x): how much the map lengthens a vector.",
                 "rate_with_output_bias": "Expansion rate with b_O in the map, as in the published numbers.",
             },
+            cells={"layer": "whole"},
+            key=("layer",),
         ),
         "sample": TableInfo(
             row="sampled pair of a query and a visible key",

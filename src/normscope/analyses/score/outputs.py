@@ -38,6 +38,8 @@ OUTPUTS = Outputs(
                 "category": CATEGORY_OF_KEY,
                 "head_<head>": "Mean contribution C_j in the head.",
             },
+            cells={"layer": "whole", "dimension": "whole", "category": "text"},
+            key=("layer", "dimension", "category"),
         ),
         "totals": TableInfo(
             row="layer, head and category",

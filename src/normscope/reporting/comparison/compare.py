@@ -24,8 +24,9 @@ from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.paper_tables import compared_paper_tables
 from normscope.reporting.comparison.runs import Run
+from normscope.reporting.earlier_runs import RESULTS
 from normscope.reporting.latex import bare
-from normscope.reporting.run_folder import RESULTS, write_atomically
+from normscope.reporting.run_folder import write_atomically
 from normscope.reporting.spreadsheets import as_csv
 
 

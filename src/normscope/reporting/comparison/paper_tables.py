@@ -1,18 +1,20 @@
 """The papers' tables over several runs, as LaTeX: one row per run, or mean and standard deviation over seeds."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-import pyarrow as pa
 
+from normscope.analyses.info import AnalysisInfo, TableInfo
 from normscope.analyses.paper_tables import Cell, Column, PaperTable, paper_tables
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError, one_line
 from normscope.reporting.latex import document
+from normscope.untrusted.tables import Columns, table
 
 if TYPE_CHECKING:
     from normscope.reporting.comparison.compare import RunComparison
@@ -101,6 +103,7 @@ def headlines(compared: ComparedTable) -> PaperTable:
 
 
 def _mean(values: Sequence[float], digits: int) -> Cell:
+    values = [value for value in values if math.isfinite(value)]  # a correlation of constants has no value
     if len(values) < 2:
         return values[0] if values else None
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
@@ -118,7 +121,9 @@ class _Stored:
 class _Tables(Mapping[str, pd.DataFrame]):
     """The tables of an analysis, each read when it is used: some have millions of rows."""
 
-    def __init__(self, folders: Sequence[Path], prefix: str) -> None:
+    def __init__(self, folders: Sequence[Path], info: AnalysisInfo) -> None:
+        prefix = f"{info.name}_"
+        self._info = info
         self._paths = {
             path.stem.removeprefix(prefix): path
             for folder in folders
@@ -126,17 +131,24 @@ class _Tables(Mapping[str, pd.DataFrame]):
         }
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        path = self._paths[name]
-        try:
-            return pd.read_parquet(path)
-        except (OSError, pa.ArrowException, ValueError) as error:
-            raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+        described = self._info.outputs.tables.get(name)
+        return table(self._paths[name], _columns(described) if described and described.cells else None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
 
     def __len__(self) -> int:
         return len(self._paths)
+
+
+def _columns(described: TableInfo) -> Columns:
+    """What a table must have that its analysis describes; a name such as `head_<head>` stands for several columns."""
+    single = [name for name in described.columns if "<" not in name]
+    return Columns(
+        {name: described.cells.get(name, "number") for name in single},
+        others=None if len(single) == len(described.columns) else "number",
+        key=described.key,
+    )
 
 
 def _tables_of(folders: Sequence[Path], metrics: Mapping[str, float]) -> dict[str, PaperTable]:
@@ -150,6 +162,12 @@ def _tables_of(folders: Sequence[Path], metrics: Mapping[str, float]) -> dict[st
     for name, info in analyses().items():
         own = {key.removeprefix(f"{name}/"): value for key, value in metrics.items() if key.startswith(f"{name}/")}
         if own:
-            stored = _Stored(_Tables(folders, f"{name}_"), own)
-            tables |= {f"{name}_{table}": content for table, content in paper_tables(info, stored).items()}
+            stored = _Stored(_Tables(folders, info), own)
+            try:
+                tables |= {f"{name}_{kind}": content for kind, content in paper_tables(info, stored).items()}
+            except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+                # The same numbers made these tables when the run ended.
+                raise InputError(
+                    f"{', '.join(map(str, folders))}: the metrics or tables of analysis={name} are damaged: {one_line(error)}"
+                ) from error
     return tables

@@ -3,28 +3,54 @@
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import yaml
 
 from normscope.config.schema import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
-from normscope.reporting.run_folder import RESULTS, Status
+from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_config, read_results
+from normscope.untrusted.files import MIB, text
+from normscope.untrusted.plain_data import require, shown
+from normscope.untrusted.tables import Columns, table
 
 FAILURES = "failures.jsonl"
 """File in a sweep's folder that records its failed jobs."""
 
+_MOST_FAILURES = 64 * MIB
+
 _NEW_FOLDER = "remove the file or set output_dir to another folder"
 
 
-_CURVES = ["curve", "layer", "depth", "value"]
-_SEQUENCES = ["metric", "sequence", "count", "value"]
-_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
+_TABLES = {
+    "curves": Columns(
+        {"curve": "text", "layer": "whole", "depth": "number", "value": "number"},
+        key=("curve", "layer"),
+        least={"layer": 0},
+    ),
+    "sequences": Columns(
+        {"metric": "text", "sequence": "whole", "count": "whole", "value": "number"},
+        key=("metric", "sequence"),
+        least={"count": 1},
+    ),
+    "heatmaps": Columns(
+        {
+            "figure": "text",
+            "panel": "text",
+            "row": "text",
+            "column": "text",
+            "value": "number",
+            "row_title": "text",
+            "column_title": "text",
+            "value_title": "text",
+        }
+    ),
+}
+"""The tables of a run that a comparison reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +67,13 @@ class Run:
     curves: pd.DataFrame
     """Columns curve, layer, depth (layer as a share of the model's layers), value."""
     error: str = ""
-    sequences: pd.DataFrame = dataclasses.field(default_factory=lambda: pd.DataFrame(columns=_SEQUENCES))
+    sequences: pd.DataFrame = dataclasses.field(
+        default_factory=lambda: pd.DataFrame(columns=list(_TABLES["sequences"].cells))
+    )
     """Columns metric, sequence, count, value: means of single sequences, for some metrics."""
-    heatmaps: pd.DataFrame = dataclasses.field(default_factory=lambda: pd.DataFrame(columns=_HEATMAPS))
+    heatmaps: pd.DataFrame = dataclasses.field(
+        default_factory=lambda: pd.DataFrame(columns=list(_TABLES["heatmaps"].cells))
+    )
     """Columns figure, panel, row, column, value, row_title, column_title, value_title: the cells of heat maps."""
 
     @property
@@ -98,12 +128,12 @@ def recorded_failures(sweep: Path) -> list[str]:
         InputError: If the sweep's record is damaged.
     """
     path = sweep / FAILURES
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}; {_NEW_FOLDER}") from error
+        lines = text(path, _MOST_FAILURES).split("\n")
+    except InputError as error:
+        raise InputError(f"{error}; {_NEW_FOLDER}") from error
     return [_failure(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -130,7 +160,12 @@ def completed(sweep: Path) -> int:
 
 
 def _run(folder: Path) -> Run:
-    results, config = read_results(folder), _config(folder)
+    results, config, curves = read_results(folder), _config(folder), _table(folder, "curves")
+    both = set(curves.loc[curves["layer"] == 0, "curve"]) & set(results["metrics"])
+    if both:
+        raise InputError(
+            f"{folder}: expected metrics and curves of layer 0 with different names, got {shown(min(both))} twice"
+        )
     step = results["provenance"].get("training_step")
     return Run(
         folder=folder,
@@ -138,10 +173,10 @@ def _run(folder: Path) -> Run:
         config=_without_step(flat(config), step) | {"analysis": _analyses(config)},
         metrics=results["metrics"],
         provenance=results["provenance"],
-        curves=_table(folder, "curves", _CURVES),
-        error=str(results.get("error", "")),
-        sequences=_table(folder, "sequences", _SEQUENCES),
-        heatmaps=_table(folder, "heatmaps", _HEATMAPS),
+        curves=curves,
+        error=printable(str(results.get("error", "")), 2000),
+        sequences=_table(folder, "sequences"),
+        heatmaps=_table(folder, "heatmaps"),
     )
 
 
@@ -163,48 +198,21 @@ def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:
     return {**config, "model.name": name, "model.revision": revision or None, "model.step": step}
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """The results of a run: status, metrics and provenance.
-
-    Raises:
-        InputError: If results.json is missing or was not written by a run.
-    """
-    path = folder / RESULTS
-    try:
-        results = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
-    if not isinstance(results, dict):
-        raise InputError(f"{path}: expected the results of a run, got {printable(repr(results), 60)}")
-    for key, kind in (("status", str), ("metrics", dict), ("provenance", dict)):
-        if not isinstance(results.get(key), kind):
-            raise InputError(f"{path}: expected {key}, got {printable(repr(results.get(key)), 60)}")
-    for name, value in results["metrics"].items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-            raise InputError(f"{path}: expected a number for {name}, got {printable(repr(value), 60)}")
-    return results
-
-
 def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("analysis"), dict):
-        raise InputError(f"{path}: expected the config of a run")
+    """The config of a run; what a comparison takes for granted has the right type."""
+    config, path = read_config(folder), folder / CONFIG
+    for section in ("model", "dataset", "analysis"):
+        require(path, config, section, "a mapping")
+    for key in ("name", "revision"):
+        require(path, config["model"], key, "a text", optional=True)
+    require(path, config["model"], "step", "a whole number", optional=True)
     return config
 
 
-def _table(folder: Path, name: str, columns: list[str]) -> pd.DataFrame:
+def _table(folder: Path, name: str) -> pd.DataFrame:
     """A table of a run; empty if the run has not written it."""
-    path = folder / "tables" / f"{name}.parquet"
-    if not path.is_file():
-        return pd.DataFrame(columns=columns)
-    try:
-        return pd.read_parquet(path, columns=columns)
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    path, columns = folder / "tables" / f"{name}.parquet", _TABLES[name]
+    return table(path, columns) if os.path.lexists(path) else pd.DataFrame(columns=list(columns.cells))
 
 
 def _analyses(config: Mapping[str, Any]) -> str:

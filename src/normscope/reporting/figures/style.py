@@ -1,7 +1,7 @@
 """The matplotlib style of figures: ours, with a user's on top."""
 
 import contextlib
-import importlib.resources
+import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,15 +86,23 @@ def _parameters(style: str) -> dict[str, Any]:
         return _plain(mpl.rc_params_from_file(str(path), use_default_template=False))
     if style in matplotlib.style.library:
         return _plain(matplotlib.style.library[style])
-    package, _, name = style.rpartition(".")
-    with contextlib.suppress(ModuleNotFoundError, ValueError, TypeError):
-        sheet = importlib.resources.files(package) / f"{name}.mplstyle"
-        if sheet.is_file():
-            return _plain(mpl.rc_params_from_file(str(sheet), use_default_template=False))
+    for sheet in _in_packages(style):
+        return _plain(mpl.rc_params_from_file(str(sheet), use_default_template=False))
     raise InputError(
         f"figures.style={style}: expected a matplotlib style sheet or the name of an installed style, found neither a file "
         "nor a style of this name"
     )
+
+
+def _in_packages(style: str) -> Iterator[Path]:
+    """The style sheet `package.module.name`, found without importing the package: its code is not part of a style."""
+    package, *folders, name = style.split(".") if "." in style else ("", style)
+    with contextlib.suppress(ModuleNotFoundError, ValueError):
+        spec = importlib.util.find_spec(package)
+        for place in (spec and spec.submodule_search_locations) or ():
+            sheet = Path(place, *folders, f"{name}.mplstyle")
+            if sheet.is_file():
+                yield sheet
 
 
 def _plain(parameters: mpl.RcParams) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.config.schema import TrackingOptions, flat
+from normscope.errors import InputError
 from normscope.reporting.background import started_in_background
 from normscope.reporting.run_description import parameters
 from normscope.reporting.run_folder import CSV_ROWS
@@ -24,6 +25,7 @@ from normscope.reporting.spreadsheets import as_csv
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
 from normscope.reporting.trackers.failures import Failures
+from normscope.untrusted.files import LONGEST_NAME, text
 
 _BATCH = 100
 """Parameters or tags in one call, at most; there may be ten times as many metrics."""
@@ -194,9 +196,9 @@ def _earlier_run(client: Any, folder: Path) -> str | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        run = (folder / _RUN_ID).read_text().strip()
+        run = text(folder / _RUN_ID, LONGEST_NAME).strip()
         client.get_run(run)
-    except (OSError, UnicodeDecodeError, MlflowException):
+    except (InputError, MlflowException):
         return None
     return run
 

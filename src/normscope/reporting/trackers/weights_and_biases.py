@@ -12,12 +12,13 @@ from typing import Any
 import pandas as pd
 
 from normscope.config.schema import TrackingMode, TrackingOptions
-from normscope.errors import one_line
+from normscope.errors import InputError, one_line
 from normscope.reporting.background import started_in_background
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
 from normscope.reporting.trackers.failures import reason
+from normscope.untrusted.files import LONGEST_NAME, text
 
 # A server that has not answered by then counts as unreachable.
 _INIT_SECONDS = 15
@@ -316,8 +317,8 @@ def log_to_active_run(metrics: Mapping[str, float], training_step: int) -> None:
 def _earlier_run(folder: Path) -> str | None:
     """Id of the W&B run of a run that is resumed; None for a new run."""
     try:
-        return (folder / "wandb" / _RUN_ID).read_text().strip() or None
-    except (OSError, UnicodeDecodeError):
+        return text(folder / "wandb" / _RUN_ID, LONGEST_NAME).strip() or None
+    except InputError:
         return None
 
 

@@ -1,0 +1,80 @@
+"""What a run has left in its folder, for commands that continue, repeat, merge or compare it.
+
+A folder may come from someone else, or be damaged: everything is read within bounds and checked.
+"""
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import InputError
+from normscope.untrusted.files import MIB
+from normscope.untrusted.plain_data import Kind, json_mapping, require, shown, yaml_mapping
+
+RESULTS = "results.json"
+CONFIG = "config.yaml"
+
+_MOST_RESULTS, _MOST_CONFIG = 64 * MIB, MIB
+
+
+class Status(enum.StrEnum):
+    """How a run ended. A folder without results.json belongs to a run that was killed or is still running."""
+
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    SHARD = "shard"
+    """It has analysed its part of a corpus; its results are those of the run that merges the parts."""
+    PREPARED = "prepared"
+    """It has made what the runs of shards need of the whole corpus."""
+
+
+DONE = (Status.COMPLETED, Status.SHARD, Status.PREPARED)
+"""How runs end that have nothing left to do."""
+
+_FACTS: Mapping[str, Kind] = {
+    "model": "a text",
+    "sequences": "a whole number",
+    "tokens": "a whole number",
+    "seconds": "a number",
+    "training_step": "a whole number",
+}
+"""Facts of the provenance that others use. A run that failed early may lack them."""
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results of a run: status, metrics and provenance.
+
+    Raises:
+        InputError: If results.json is missing or was not written by a run.
+    """
+    path = folder / RESULTS
+    results = json_mapping(path, _MOST_RESULTS)
+    require(path, results, "status", "a text")
+    for key in ("metrics", "provenance"):
+        require(path, results, key, "a mapping")
+    if results["status"] not in list(Status):
+        raise InputError(f"{path}: expected a status of {', '.join(Status)}, got {shown(results['status'])}")
+    for name in results["metrics"]:
+        require(path, results["metrics"], name, "a number")
+    for name, kind in _FACTS.items():
+        require(path, results["provenance"], name, kind, optional=True)
+    return results | {"metrics": {name: float(value) for name, value in results["metrics"].items()}}
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a run that has nothing left to do."""
+    try:
+        return read_results(folder)["status"] in DONE
+    except InputError:
+        return False
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config of a run, nested as in the schema, which it need not match.
+
+    Raises:
+        InputError: If config.yaml is missing, or is not a mapping of plain data.
+    """
+    return yaml_mapping(folder / CONFIG, _MOST_CONFIG)

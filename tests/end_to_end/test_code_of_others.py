@@ -1,0 +1,137 @@
+"""Runs of others: their configs do not let code run, unless the user says so again."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import yaml
+
+from normscope.analyses.info import AnalysisConfig
+from normscope.config.rules import RUNS_CODE
+from normscope.config.schema import keys_that_run_code
+from tests.end_to_end.disturbed import SMALL, results
+from tests.end_to_end.shell import run_here, run_once
+
+KEYS = ("model.trust_remote_code", "model.allow_pickle")
+
+
+def test_these_keys_let_code_run():
+    assert keys_that_run_code() == dict.fromkeys(KEYS[::-1], False)
+
+    @dataclasses.dataclass
+    class OfPlugIn(AnalysisConfig):
+        script: str = dataclasses.field(default="", metadata=RUNS_CODE)
+        harmless: int = 1
+
+    assert keys_that_run_code(OfPlugIn(), "analysis.own.") == {"analysis.own.script": ""}
+
+
+@pytest.fixture(scope="module")
+def runs(saved_model, tmp_path_factory):
+    """A completed run and two shards, none of which lets code run."""
+    place = tmp_path_factory.mktemp("runs")
+    given = [*SMALL, "analysis=mixing", "dataset.limit=4", f"model.name={saved_model}"]
+    shards = [(f"shard {number}", [f"shard={number}", "shards=2"]) for number in range(2)]
+    for name, more in [("whole", []), *shards]:
+        assert run_once(*given, *more, f"output_dir='{place / name}'").status == 0
+    return place
+
+
+@pytest.fixture
+def trusting(runs, tmp_path, monkeypatch):
+    """The same runs with a config that trusts everybody, and a model whose code leaves a trace."""
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    model = tmp_path / "model"
+    shutil.copytree(yaml.safe_load((folder / "whole/config.yaml").read_text())["model"]["name"], model)
+    (model / "configuration_evil.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'obeyed')!r}).touch()\n"
+    )
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    (model / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+    def trusting(key: str, *, evil: bool):
+        for path in folder.glob("*/config.yaml"):
+            config = yaml.safe_load(path.read_text())
+            config["model"][key.removeprefix("model.")] = True
+            if evil:
+                config["model"]["name"] = str(model)
+            path.write_text(yaml.safe_dump(config))
+        return folder
+
+    return trusting
+
+
+def commands(folder, tmp_path):
+    return {
+        "reproduce": [f"reproduce={folder / 'whole'}", f"output_dir={tmp_path / 'again'}"],
+        "resume": [f"resume={folder / 'shard 0'}"],
+        "merge": [
+            "merge",
+            *(str(folder / f"shard {number}") for number in range(2)),
+            f"output_dir={tmp_path / 'merged'}",
+        ],
+    }
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("command", ["reproduce", "resume", "merge"])
+def test_a_run_does_not_decide_what_runs_here(capsys, monkeypatch, trusting, tmp_path, command, key):
+    folder = trusting(key, evil=True)
+    for name in ("shard.safetensors", "results.json"):  # as a kill leaves it
+        if command == "resume":
+            (folder / "shard 0" / name).unlink()
+    outcome = run_here(capsys, monkeypatch, *commands(folder, tmp_path)[command])
+    assert outcome.status == 2
+    (line,) = outcome.err.splitlines()
+    assert (
+        f"that run had {key}=true, which lets code of others run on this machine; if you trust it, add {key}=true"
+        in line
+    )
+    assert line.startswith(f"normscope: {command}={folder}")
+    assert not (tmp_path / "obeyed").exists()
+    assert not (tmp_path / "again").exists()
+    assert not (tmp_path / "merged").exists()
+
+
+def test_the_code_runs_if_the_user_says_so_again(capsys, monkeypatch, trusting, tmp_path):
+    """Otherwise the tests above would prove nothing."""
+    folder = trusting("model.trust_remote_code", evil=True)
+    run_here(capsys, monkeypatch, *commands(folder, tmp_path)["reproduce"], "model.trust_remote_code=true")
+    assert (tmp_path / "obeyed").exists()
+
+
+def test_the_user_may_say_so_again(capsys, monkeypatch, trusting, tmp_path):
+    folder = trusting("model.allow_pickle", evil=False)
+    outcome = run_here(capsys, monkeypatch, *commands(folder, tmp_path)["reproduce"], "model.allow_pickle=true")
+    assert outcome.status == 0, outcome.err
+    assert "numbers are the same" in outcome.out
+    assert yaml.safe_load((tmp_path / "again/config.yaml").read_text())["model"]["allow_pickle"] is True
+    outcome = run_here(capsys, monkeypatch, *commands(folder, tmp_path)["reproduce"], "model.trust_remote_code=true")
+    assert outcome.status == 2
+    assert "model.trust_remote_code was False in that run and is True now" in outcome.err
+
+
+def test_a_sweep_merges_what_it_has_been_told_to_trust(capsys, monkeypatch, tmp_path, saved_model):
+    given = [*SMALL, "analysis=mixing", "dataset.limit=4", f"model.name={saved_model}", "model.allow_pickle=true"]
+    outcome = run_here(capsys, monkeypatch, "-m", *given, "shard=0,1", "shards=2", f"output_dir={tmp_path / 'sweep'}")
+    assert outcome.status == 0, outcome.err
+    assert results(tmp_path / "sweep/merged")["status"] == "completed"
+
+
+def test_a_config_asks_this_machine_for_nothing(capsys, monkeypatch, runs, tmp_path):
+    """Neither variables of the environment nor resolvers of ours."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "whole", folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["dataset"]["name"] = "${oc.env:SECRET} \\${x}"
+    config["tracking"]["notes"] = "${sweep_folder:elsewhere}"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("SECRET", "told")
+    outcome = run_here(capsys, monkeypatch, f"reproduce={folder}", f"output_dir={tmp_path / 'again'}")
+    assert outcome.status == 0, outcome.err
+    assert yaml.safe_load((tmp_path / "again/config.yaml").read_text())["dataset"]["name"] == "${oc.env:SECRET} \\${x}"
+    assert "told" not in "".join(path.read_text() for path in (tmp_path / "again").glob("*.*"))
