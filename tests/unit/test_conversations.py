@@ -1,16 +1,23 @@
 """Conversations in chat templates: which part of a conversation each token belongs to, and what templates may not do."""
 
+import copy
 import json
 import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
+import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.config.validation import _check_dataset
-from normscope.data.conversations import REFUSED, REWRITTEN, Message, conversation, messages_of, tokens_of
+from normscope.data import template_process
+from normscope.data.chat_templates import ChatTemplate, Renderer
+from normscope.data.conversations import REJECTED, REWRITTEN, Message, conversation, messages_of, template_of, tokens_of
 from normscope.data.corpora import open_corpus
 from normscope.errors import InputError
 from tests.end_to_end.shell import run_here
@@ -30,9 +37,21 @@ def bytes_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=120, chat_template=TEMPLATE)
 
 
+def with_template(tokenizer, template):
+    """The tokenizer with another template."""
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
+
+
+def written_by(tokenizer, messages=MESSAGES):
+    """Messages in the template of a tokenizer."""
+    return conversation(template_of(tokenizer, "tiny"), messages)
+
+
 def test_every_character_belongs_to_its_part(bytes_tokenizer):
     """Although a message repeats the template's own words."""
-    written = conversation(bytes_tokenizer, MESSAGES)
+    written = written_by(bytes_tokenizer)
     assert not isinstance(written, str)
     assert written.text == "<system>be brief.<end>\n<user>user<end><end>\n<assistant>no<end>\n<assistant>"
     _, parts = tokens_of(bytes_tokenizer, written)
@@ -49,7 +68,7 @@ def test_every_character_belongs_to_its_part(bytes_tokenizer):
 
 
 def test_a_token_that_reaches_into_a_message_belongs_to_it(bytes_tokenizer):
-    written = conversation(bytes_tokenizer, MESSAGES)
+    written = written_by(bytes_tokenizer)
     assert not isinstance(written, str)
     start = written.text.index("be")
     assert written.parts_of([(start - 1, start), (start - 1, start + 1), (start, start + 1), (0, 0)]) == [
@@ -57,34 +76,119 @@ def test_a_token_that_reaches_into_a_message_belongs_to_it(bytes_tokenizer):
     ]
 
 
+def test_the_text_is_that_of_transformers(bytes_tokenizer):
+    tokenizer = copy.deepcopy(bytes_tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    tokenizer.chat_template = (
+        "{{ bos_token }}{%- for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}"
+        "{% endif %}\n  {{ m | tojson }}\n{% endfor %}{{ eos_token }}{{ tools is none }}{{ add_generation_prompt }}"
+    )
+    given = [message._asdict() for message in MESSAGES]
+    written = written_by(tokenizer)
+    assert written.text == tokenizer.apply_chat_template(given, tokenize=False)
+    assert written.parts.count("assistant") == 1
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
         ("{{ messages[0]['content'] | upper }}", REWRITTEN),
-        ("{{ raise_exception('roles must alternate') }}", REFUSED),
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", REFUSED),
-        ("{{ messages[0].__init__.__globals__ }}", REFUSED),
-        ("{% for i in range(10**9) %}{% endfor %}", REFUSED),
+        ("{{ raise_exception('roles must alternate') }}", REJECTED.format(reason="roles must alternate")),
+        ("{{ raise_exception('not ' + messages[0]['content']) }}", REJECTED.format(reason="TemplateError")),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", REJECTED.format(reason="SecurityError")),
+        ("{{ messages[0].__init__.__globals__ }}", REJECTED.format(reason="SecurityError")),
+        ("{% for i in range(10**9) %}{% endfor %}", REJECTED.format(reason="OverflowError")),
+        ("{{ nothing.more }}", REJECTED.format(reason="UndefinedError")),
+        ("{{ 1 / 0 }}", REJECTED.format(reason="ZeroDivisionError")),
     ],
 )
 def test_what_a_template_may_not_do(template, reason, bytes_tokenizer):
-    given = bytes_tokenizer.chat_template
-    bytes_tokenizer.chat_template = template
-    try:
-        assert conversation(bytes_tokenizer, MESSAGES) == reason
-    finally:
-        bytes_tokenizer.chat_template = given
+    assert written_by(with_template(bytes_tokenizer, template)) == reason
+
+
+_LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+_DOUBLED = (
+    "{% set ns = namespace(x='x' * 1000) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (_LOOPS, "it takes more than 2 s"),
+        ("{{ 'x' * 10**9 }}", "it needs more than 512 MiB"),
+        (_DOUBLED, "it needs more than 512 MiB"),
+        ("{{ '%999999999d' | format(1) }}", "it needs more than 512 MiB"),
+        ("{{ 'x' | center(10**9) }}", "it needs more than 512 MiB"),
+        ("{{ 'x' * (10**6 + 50) }}", "it adds more than 1,000,000 characters"),
+        pytest.param(  # a single operation
+            "{{ 10 ** (10 ** (messages | length + 5)) }}", "it takes more than 2 s", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_template_that_never_ends_is_stopped(template, reason, bytes_tokenizer):
+    """It costs little time and no memory here, and the next conversation is written."""
+    hangs_once = "{% if messages | length == 3 %}" + template + "{% else %}" + TEMPLATE + "{% endif %}"
+    tokenizer = with_template(bytes_tokenizer, hangs_once)
+    memory, start = psutil.Process().memory_info().rss, time.monotonic()
+    assert written_by(tokenizer) == REJECTED.format(reason=reason)
+    assert psutil.Process().memory_info().rss < memory + 100 * 2**20
+    assert time.monotonic() - start < 60
+    assert written_by(tokenizer, MESSAGES[1:]) == written_by(bytes_tokenizer, MESSAGES[1:])
+
+
+def test_a_template_that_never_ends_for_any_conversation_stops_the_run(bytes_tokenizer):
+    template = template_of(with_template(bytes_tokenizer, "{{ 'y' * 10**9 }}"), "tiny")
+    reason = "it needs more than 512 MiB"
+    assert [conversation(template, MESSAGES) for _ in range(2)] == [REJECTED.format(reason=reason)] * 2
+    with pytest.raises(
+        InputError, match=f"the chat template of tiny cannot be used: {reason}, for 3 conversations in a row"
+    ):
+        conversation(template, MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for %}", "the chat template of tiny cannot be read: Expected"),
+        ({"a": "x", "b": "y"}, "the tokenizer of tiny: This model has multiple chat templates with no default"),
+        (None, "the tokenizer of tiny has no chat template"),
+    ],
+)
+def test_what_is_no_template(template, said, bytes_tokenizer):
+    with pytest.raises(InputError, match=said):
+        written_by(with_template(bytes_tokenizer, template))
+
+
+def test_the_process_ends_with_what_needs_it():
+    template = ChatTemplate(TEMPLATE, {}, "tiny", Renderer())
+    assert len(template.rendered([[MESSAGES[0]._asdict()]])) == 1
+    process = template._renderer._process
+    del template
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_fault_of_the_process_is_no_reason_to_skip_a_conversation(monkeypatch, tmp_path):
+    program = tmp_path / "broken.py"
+    program.write_text("import sys; sys.exit(3)")
+    monkeypatch.setattr(template_process, "__file__", str(program))
+    with pytest.raises(RuntimeError, match="ended with status 3"):
+        ChatTemplate(TEMPLATE, {}, "tiny", Renderer()).rendered([[MESSAGES[0]._asdict()]])
+
+
+def test_several_threads_share_a_process():
+    template = ChatTemplate(TEMPLATE, {}, "tiny")
+    asked = [Message("user", str(number)) for number in range(50)]
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda message: template.rendered([[message._asdict()]]), asked))
+    assert texts == [[f"<user>{number}<end>\n<assistant>"] for number in range(50)]
 
 
 def test_the_date_of_a_template_is_always_the_same(bytes_tokenizer):
     """Otherwise a run could not be repeated, or resumed after midnight."""
-    given = bytes_tokenizer.chat_template
     macro = "{% macro day() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}"  # as in templates with macros of their own
-    bytes_tokenizer.chat_template = macro + "{% if strftime_now is defined %}{{ day() }}{% endif %}" + TEMPLATE
-    try:
-        written = conversation(bytes_tokenizer, MESSAGES)
-    finally:
-        bytes_tokenizer.chat_template = given
+    dated = macro + "{% if strftime_now is defined %}{{ day() }}{% endif %}" + TEMPLATE
+    written = written_by(with_template(bytes_tokenizer, dated))
     assert not isinstance(written, str)
     assert written.text.startswith("26 Jul 2024<system>")
 

@@ -16,12 +16,15 @@ from normscope.api.picture import Picture
 from normscope.config.schema import FigureFormat, FigureOptions
 from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
+from normscope.models.loading import OpenedModel
 from normscope.reporting import drawing
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.drawing import draw, laid_out
 from normscope.reporting.figures.style import read_style, styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.palette import MISSING
+from normscope.reporting.trial import try_style
+from tests.end_to_end.shell import run_here
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "<&>\"'", "x" * 10_000, "{%"]
@@ -217,6 +220,11 @@ def test_settings_of_matplotlib_do_not_change_our_figures():
         (b"font.size: huge", "Could not convert 'huge' to float"),
         (b"font.size 3", "Missing colon"),
         (b"font.family: No Such Font", "no font of the family 'No Such Font'"),
+        (b"font.size: 1e9", "font.size: expected numbers of at most 1,000, got 1000000000.0"),
+        (b"font.size: nan", "font.size: expected numbers of at most 1,000, got nan"),
+        (b"path.sketch: 1, 1e9, 1", "path.sketch: expected numbers of at most 1,000"),
+        (b"axes.prop_cycle: cycler(lw=[1, 1e5])", "axes.prop_cycle: expected numbers of at most 1,000"),
+        (b"#" * 2**21, "expected a style sheet of at most 1 MiB"),
         (b"\xff\xfe\x00junk", "cannot be read"),
     ],
 )
@@ -228,6 +236,53 @@ def test_a_style_sheet_that_cannot_be_read_is_refused_in_one_line(tmp_path, cont
     assert str(error.value).startswith(f"figures.style={sheet}: ")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("savefig.format: exe", "Format 'exe' is not supported"),
+        ("image.cmap: no-such-map", "is not a valid value for c"),
+        ("image.interpolation: none-such", "is not a valid value for interpolation"),
+        ("lines.marker: no-such-marker", "Unrecognized marker style"),
+        ("font.weight: 0\nfigure.subplot.left: 1", "left cannot be >= right"),
+    ],
+)
+def test_a_style_that_draws_nothing_is_refused_before_the_model_is_loaded(
+    capsys, monkeypatch, tmp_path, content, reason
+):
+    sheet = tmp_path / "bad.mplstyle"
+    sheet.write_text(content)
+    monkeypatch.setattr(OpenedModel, "load", None)
+    given = [f"figures.style={sheet}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *given)
+    assert outcome.status == 2
+    line = outcome.err.splitlines()[-1]
+    assert line.startswith(f"normscope: figures.style={sheet}: matplotlib cannot draw a figure in this style: ")
+    assert reason in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.draws
+def test_a_picture_blames_the_style(tmp_path):
+    (tmp_path / "bad.mplstyle").write_text("savefig.format: exe")
+    with pytest.raises(InputError, match=f"^style={tmp_path / 'bad.mplstyle'}: matplotlib cannot draw"):
+        Picture(CURVES).save(tmp_path / "curves.png", style=tmp_path / "bad.mplstyle")
+    with pytest.raises(InputError, match=r"curves\.exe: "):
+        Picture(CURVES).save(tmp_path / "curves.exe", style="ggplot")
+
+
+@pytest.mark.draws
+def test_a_style_that_works_is_accepted():
+    try_style(appearance(FigureOptions(style="ggplot", format=[*FigureFormat])))
+
+
+@pytest.mark.draws
+def test_a_fault_of_ours_is_not_blamed_on_the_style(tmp_path):
+    look = appearance(FigureOptions(style="ggplot"))
+    with pytest.raises(KeyError):
+        draw(dataclasses.replace(CURVES, y="nothing"), [tmp_path / "curves.png"], look)
 
 
 @pytest.mark.parametrize("style", ["no-such-style", "nowhere.mplstyle", "os.path", "no.such.package", ".", "a/b"])

@@ -46,10 +46,10 @@ class Picture:
         with in_terms_of_arguments({}):
             check_figures(options)
             look = appearance(options)
-        try:
-            draw(self.description, [Path(path)], look)
-        except (ValueError, OSError) as error:
-            raise InputError(f"{path}: {one_line(error)}") from error
+            try:
+                draw(self.description, [Path(path)], look)
+            except (ValueError, OSError) as error:
+                raise InputError(f"{path}: {one_line(error)}") from error
 
     def _repr_png_(self) -> bytes:
         return png(self.description)

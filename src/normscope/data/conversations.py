@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.chat_templates import ChatTemplate, RejectedError
 from normscope.data.legibility import NOT_TEXT, why_not_text
-from normscope.errors import InputError, printable
+from normscope.errors import InputError, one_line, printable
 
 PARTS = ("system", "user", "assistant", "template")
 """The parts of a conversation. What the template adds around the messages, the names of roles included, is `template`."""
@@ -26,7 +27,7 @@ _DATE = (
 _PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
 
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
-REFUSED = "messages that the chat template rejects (dataset.chat_template)"
+REJECTED = "messages that the chat template rejects: {reason} (dataset.chat_template)"
 
 
 class Message(NamedTuple):
@@ -88,18 +89,47 @@ def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
     return tuple(messages) if any(message.content.strip() for message in messages) else "empty"
 
 
-def conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Conversation | str:
-    """Messages in the tokenizer's chat template, or the reason why they are skipped.
+def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
+    """The chat template of a tokenizer.
 
-    transformers renders templates in jinja's sandbox, where they can neither call Python nor read files. The messages are
-    found by rendering placeholders in their place, so a message that repeats words of the template is no problem.
+    Args:
+        tokenizer: The tokenizer.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If it cannot write conversations, or does not tell where its tokens come from.
+    """
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"dataset.chat_template=true: the tokenizer of {name} has no chat template; set model.name to a model tuned "
+            "for chat, or model.tokenizer to its tokenizer"
+        )
+    if not tokenizer.is_fast:
+        raise InputError(f"dataset.chat_template=true: expected a fast tokenizer, which {name} does not have")
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # several templates, none of them the default
+        raise InputError(f"dataset.chat_template=true: the tokenizer of {name}: {one_line(error)}") from error
+    # transformers passes only its own functions to templates, so the date is a macro in the template itself.
+    dated = _DATE + template if "strftime_now" in template else template
+    return ChatTemplate(dated, {key: str(token) for key, token in tokenizer.special_tokens_map.items()}, name)
+
+
+def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Conversation | str:
+    """Messages in a chat template, or the reason why they are skipped.
+
+    The messages are found by rendering placeholders in their place, so a message that repeats words of the template is no
+    problem.
+
+    Raises:
+        InputError: If the template cannot be used at all.
     """
     marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+    placeholders = [Message(each.role, mark) for each, mark in zip(messages, marks, strict=True)]
     try:
-        text = _rendered(tokenizer, messages)
-        pattern = _rendered(tokenizer, [Message(each.role, mark) for each, mark in zip(messages, marks, strict=True)])
-    except Exception:  # a template is code of its own, and fails in its own way
-        return REFUSED
+        text, pattern = template.rendered([[each._asdict() for each in given] for given in (messages, placeholders)])
+    except RejectedError as error:
+        return REJECTED.format(reason=error)
     starts, parts, place, rest = [0], ["template"], 0, pattern
     for message, mark in zip(messages, marks, strict=True):
         around, found, rest = rest.partition(mark)
@@ -118,32 +148,7 @@ def conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
     return Conversation(text, tuple(starts), tuple(parts)) if text[place:] == rest else REWRITTEN
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Check that a tokenizer can write conversations and tell where its tokens come from.
-
-    Raises:
-        InputError: If it has no chat template, or is not a fast one.
-    """
-    if not tokenizer.chat_template:
-        raise InputError(
-            f"dataset.chat_template=true: the tokenizer of {name} has no chat template; set model.name to a model tuned "
-            "for chat, or model.tokenizer to its tokenizer"
-        )
-    if not tokenizer.is_fast:
-        raise InputError(f"dataset.chat_template=true: expected a fast tokenizer, which {name} does not have")
-
-
 def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tuple[list[int], list[str]]:
     """The token ids of a conversation, and the part of each. The template has all special tokens, so none are added."""
     encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoded["input_ids"]), written.parts_of(encoded["offset_mapping"])
-
-
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    template = tokenizer.get_chat_template()
-    # transformers passes only its own functions to templates, so the date is a macro in the template itself.
-    dated = _DATE + template if "strftime_now" in template else template
-    given = [message._asdict() for message in messages]
-    text = tokenizer.apply_chat_template(given, tokenize=False, chat_template=dated)
-    assert isinstance(text, str)
-    return text

@@ -11,7 +11,8 @@ from transformers.tokenization_utils_base import BatchEncoding
 
 from normscope.config.schema import Compat, DatasetOptions, Level, Segmentation, Segments
 from normscope.data.categories import TokenCategories
-from normscope.data.conversations import PARTS, check_tokenizer, conversation, tokens_of
+from normscope.data.chat_templates import ChatTemplate
+from normscope.data.conversations import PARTS, conversation, template_of, tokens_of
 from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
@@ -52,8 +53,7 @@ class Encoder:
         self.level = level
         """Whether sequences come with the word of each token."""
         self._column = options.categories if isinstance(options.categories, str) else None
-        if options.chat_template:
-            _check_conversations(model, separate=separate)
+        self._template = _template(model, separate=separate) if options.chat_template else None
         self.categories = TokenCategories.of(
             model.tokenizer,
             model.vocabulary,
@@ -283,7 +283,8 @@ class Encoder:
     def _conversations(self, examples: Sequence[Example], counts: CorpusCounts) -> Iterator[list[TokenSequence]]:
         """Conversations in the tokenizer's chat template, with the part of each token as its category."""
         for example in examples:
-            written = conversation(self.tokenizer, example.messages or ())
+            assert self._template is not None
+            written = conversation(self._template, example.messages or ())
             if isinstance(written, str):
                 counts.skipped[written] += 1
                 continue
@@ -445,13 +446,14 @@ class Encoder:
         return masked
 
 
-def _check_conversations(model: ReadsTokens, *, separate: bool) -> None:
-    check_tokenizer(model.tokenizer, model.name)
+def _template(model: ReadsTokens, *, separate: bool) -> ChatTemplate:
+    """The chat template of the model's tokenizer."""
     if separate or model.decoder_inputs is not None:
         raise InputError(
             "dataset.chat_template=true: expected analyses of single texts, got one that compares the texts of pairs or the "
             "decoder of an encoder–decoder; leave one of the two out"
         )
+    return template_of(model.tokenizer, model.name)
 
 
 def fingerprint(input_ids: np.ndarray) -> int:

@@ -26,6 +26,8 @@ class Appearance:
     """Extensions of the files of a run."""
     style: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """matplotlib's parameters, on top of our style."""
+    style_name: str = ""
+    """Where they are from: the style sheet, or the name of a style."""
 
 
 def appearance(options: FigureOptions) -> Appearance:
@@ -47,4 +49,5 @@ def appearance(options: FigureOptions) -> Appearance:
         dpi=options.dpi,
         formats=[str(name) for name in options.format],
         style=style,
+        style_name=options.style or "",
     )

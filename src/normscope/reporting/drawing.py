@@ -1,5 +1,6 @@
 """Draws figures from their descriptions, with matplotlib."""
 
+import dataclasses
 import io
 import textwrap
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any, assert_never
 from matplotlib.figure import Figure as Canvas
 
 from normscope.analyses.findings import Figure, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.errors import InputError, one_line
 from normscope.reporting.appearance import PAGE, Appearance
 from normscope.reporting.figure_text import caption_of, with_token_names
 from normscope.reporting.figures.heatmaps import heatmap_grid, heatmap_panels
@@ -30,7 +32,25 @@ NOTEBOOK = Appearance(dpi=130)
 
 
 def draw(figure: Figure, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
-    """Draw a figure into files, each in the format of its suffix."""
+    """Draw a figure into files, each in the format of its suffix.
+
+    Raises:
+        InputError: If matplotlib cannot draw it in the user's style.
+    """
+    try:
+        _draw(figure, paths, look)
+    except OSError:
+        raise
+    except Exception as error:  # matplotlib checks few parameters before it uses them, and then raises anything
+        if not look.style:
+            raise
+        _draw(figure, paths, dataclasses.replace(look, style={}))  # which fails if the style is not to blame
+        raise InputError(
+            f"figures.style={look.style_name}: matplotlib cannot draw a figure in this style: {one_line(error)}; correct it"
+        ) from error
+
+
+def _draw(figure: Figure, paths: Sequence[Path], look: Appearance) -> None:
     with styled(look.style):
         canvas = laid_out(figure, look.width, caption=look.caption)
         for path in paths:

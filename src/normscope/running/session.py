@@ -15,6 +15,7 @@ from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.schema import (
     INCIDENTAL,
     DatasetKind,
+    FigureOptions,
     ModelOptions,
     ModelStack,
     RunOptions,
@@ -304,7 +305,7 @@ def _prepared(
     parts: Parts,
 ) -> Session:
     torch.manual_seed(options.seed)
-    look = appearance(options.figures)
+    look = _look(options.figures)
     needs = _needs(options, inputs)
     model = inputs.load()
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
@@ -354,6 +355,16 @@ def _prepared(
         provenance=Provenance(origin, options, model, verification, counts),
         look=look,
     )
+
+
+def _look(options: FigureOptions) -> Appearance:
+    """How figures will be drawn; the user's style has been tried."""
+    look = appearance(options)
+    if look.style:
+        from normscope.reporting.trial import try_style  # imports matplotlib
+
+        try_style(look)
+    return look
 
 
 def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirements]:

@@ -34,6 +34,12 @@ FontSize = Literal[
 ]
 """Parameters that set a font size."""
 
+_LARGEST = 1000
+"""Points, inches, weights: with larger sizes, a single letter could fill the memory."""
+
+_MOST_BYTES = 2**20
+"""Of a style sheet."""
+
 SMALL = 0.8125
 """Size of numbers in and beside cells, as a share of that of other text."""
 
@@ -60,8 +66,22 @@ def read_style(style: str) -> dict[str, Any]:
         logger.propagate = passed_on
     if messages.texts:
         raise InputError(f"figures.style={style}: {messages.texts[0]}; correct or remove this line")
+    for name, value in parameters.items():
+        if any(not abs(number) <= _LARGEST for number in _numbers(value)):
+            raise InputError(f"figures.style={style}: {name}: expected numbers of at most {_LARGEST:,}, got {value}")
     _check_fonts(style, parameters)
     return parameters
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """The numbers in the value of a parameter: a number, a list, or cycles of properties."""
+    if hasattr(value, "by_key"):  # a cycler
+        value = list(value.by_key().values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def _check_fonts(style: str, parameters: Mapping[str, Any]) -> None:
@@ -83,6 +103,8 @@ def _check_fonts(style: str, parameters: Mapping[str, Any]) -> None:
 def _parameters(style: str) -> dict[str, Any]:
     path = Path(style).expanduser()
     if path.is_file():
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"figures.style={style}: expected a style sheet of at most 1 MiB")
         return _plain(mpl.rc_params_from_file(str(path), use_default_template=False))
     if style in matplotlib.style.library:
         return _plain(matplotlib.style.library[style])
