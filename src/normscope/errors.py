@@ -1,12 +1,19 @@
 """The error for invalid input, and helpers for error messages."""
 
+import re
+
+_LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{20})")
+
 
 class InputError(Exception):
     """Raised for invalid input. The message says what was expected, what it got, and which config key to change.
 
-    The command line prints the message on one line and exits with status 2. Any other exception is a bug and keeps its
-    traceback.
+    The command line prints the message and exits with status 2. Any other exception is a bug and keeps its traceback.
     """
+
+    def __str__(self) -> str:
+        """The message on one line, and not too long: it quotes names and values, which may be anything."""
+        return printable(_LONG_WORD.sub(r"\1…\2", super().__str__()), 1000)
 
 
 class PeerError(InputError):

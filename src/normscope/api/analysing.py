@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,21 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.calls import checked
 from normscope.api.models import generators_restored, load_stack, wrap
 from normscope.api.results import Results
 from normscope.config.python_options import run_options
 from normscope.config.schema import ModelStack
-from normscope.data.examples import Example
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
-from normscope.models.text_batches import Text, describe_type, example_of
+from normscope.models.text_batches import Text, describe_type, example_of, parts_of
 from normscope.reporting.terminal import steps_bar
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
 
 
+@checked
 def run(
     analyses: str | Sequence[str],
     *,
@@ -80,7 +82,8 @@ def run(
         settings = _of_model(prepared, batch_tokens) | {"dataset": dataset | {"kind": "text"}, "level": level}
         settings |= {"report": {"enabled": False}, "layers": layers, "categories": categories, "seed": seed}
         settings["analysis"] = _options(infos, options)
-        inputs = InputsInMemory(prepared, GivenTexts(_examples(prepared, texts)))
+        examples = tuple(example_of(prepared, text) for text in listed(texts))
+        inputs = InputsInMemory(prepared, GivenTexts(examples))
         with generators_restored():
             bar = steps_bar if progress else lambda steps, _total, _what: steps
             outcome = prepared.in_turn(lambda: analyse(run_options(settings), inputs, bar))
@@ -93,9 +96,9 @@ def _chosen(names: str | Sequence[str]) -> list[AnalysisInfo]:
     if not wanted:
         raise InputError(f"analyses=[]: expected at least one of {', '.join(known)}")
     for name in wanted:
-        if name not in known:
+        if name not in list(known):
             raise InputError(
-                f"analyses={name!r}: expected one or more of {', '.join(known)}{_did_you_mean(name, known)}"
+                f"analyses={name!r}: expected one or more of {', '.join(known)}{_did_you_mean(str(name), known)}"
             )
     return [info for info in known.values() if info.name in wanted]
 
@@ -150,15 +153,30 @@ def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[st
     return chosen
 
 
-def _examples(model: LoadedModel, texts: object) -> tuple[Example, ...]:
-    if isinstance(texts, str | tuple):
-        texts = [texts]
-    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
+def listed(texts: Text | Iterable[Text]) -> list[Text]:
+    """Texts as a list, also if there is only one.
+
+    Raises:
+        InputError: If one is neither a text nor a pair, or there is none.
+    """
+    if isinstance(texts, Mapping):
         raise InputError(f"texts: expected texts and pairs (tuples) of texts, got {describe_type(texts)}")
-    examples = tuple(example_of(model, text) for text in texts)
-    if not examples:
+    found = [texts] if isinstance(texts, str | tuple) else list(texts)
+    if not found:
         raise InputError("texts: expected at least one text, got none")
-    return examples
+    for text in found:
+        parts_of(text)
+    return found
+
+
+def check_names(analyses: str | Sequence[str], options: Mapping[str, Any]) -> None:
+    """Check that analyses exist, and that each further argument of `run` is one of its parameters or an option of theirs.
+
+    Raises:
+        InputError: If that is not so.
+    """
+    parameters = inspect.signature(run).parameters
+    _options(_chosen(analyses), {name: value for name, value in options.items() if name not in parameters})
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

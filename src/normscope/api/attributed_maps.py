@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.calls import in_turn
+from normscope.api.calls import checked, in_turn
 from normscope.api.choices import chosen, single_text
 from normscope.api.picture import Picture
 from normscope.attribution.methods import (
@@ -110,6 +110,7 @@ class AttributionMap:
         return f"{self.method}\n{table.to_string(float_format='{:.3f}'.format)}"
 
 
+@checked
 @in_turn
 def attribution_maps(
     model: LoadedModel,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.calls import in_turn
+from normscope.api.calls import checked, in_turn
 from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import NextToken, Target, prepared, token_number
@@ -77,6 +77,7 @@ class Attribution:
         return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
 
 
+@checked
 @in_turn
 def attribute(
     model: LoadedModel,

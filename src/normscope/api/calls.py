@@ -1,28 +1,154 @@
-"""What happens to a call of the Python interface before its own code runs."""
+"""What happens to a call of the Python interface before its own code runs: arguments are checked, and calls take turns."""
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, Union
 
-from normscope.api.choices import require_loaded
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import BatchEncoding
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.api.arguments import in_terms_of_arguments
+from normscope.errors import InputError, printable
+from normscope.models.loaded import LoadedModel
+from normscope.models.text_batches import describe_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(target: F) -> F:
+    """A function, or a class, that raises InputError for an argument whose type is not that of its annotation.
+
+    Elements of lists and other iterables are left to what reads them: reading may use them up.
+    """
+    if isinstance(target, type):
+        target.__init__ = checked(target.__init__)  # type: ignore[misc]
+        return target
+    signature = inspect.signature(target)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [name for name, parameter in signature.parameters.items() if parameter.kind not in several]
+
+    @functools.cache
+    def hints() -> dict[str, Any]:
+        annotated = typing.get_type_hints(target)
+        return {name: annotated[name] for name in named if name in annotated}
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, hint in hints().items():
+            if name in given and not _fits(given[name], hint):
+                raise InputError(f"{name}: expected {_in_words(hint)}, got {_shown(given[name])}")
+        return target(*args, **kwargs)
+
+    return typing.cast(F, call)
 
 
 def in_turn(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose argument `model` it observes: calls in several threads run one after the other, see `Turns`.
+    """A function that observes its argument `model`: calls in several threads run one after the other, see `Turns`.
 
     Raises:
-        InputError: If `model` is not from `load` or `wrap`, or this thread is observing it already.
+        InputError: If this thread is observing the model already, or a number of the result is not finite.
     """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        model = signature.bind(*args, **kwargs).arguments["model"]
-        require_loaded(model)
-        return model.in_turn(lambda: function(*args, **kwargs))
+        model: LoadedModel = signature.bind(*args, **kwargs).arguments["model"]
+        with in_terms_of_arguments({"model.name": "model"}):
+            result = model.in_turn(lambda: function(*args, **kwargs))
+            if not _is_finite(result):
+                model.require_finite_weights()
+                wider = "float64" if model.dtype is torch.float32 else "float32"
+                raise InputError(
+                    f"model: {model.name} computes NaN or infinity in {model.number_format}; try it in {wider}"
+                )
+        return result
 
     return call
+
+
+def _is_finite(result: Any) -> bool:
+    """Whether all numbers of a result are: of its fields, or of those of its items."""
+    match result:
+        case float():
+            return math.isfinite(result)
+        case Tensor() | np.ndarray():
+            return bool(torch.as_tensor(result).isfinite().all())
+        case Mapping():
+            return all(map(_is_finite, result.values()))
+        case _ if dataclasses.is_dataclass(result):
+            return all(map(_is_finite, vars(result).values()))
+        case Sequence() if not isinstance(result, str):
+            return all(map(_is_finite, result))
+        case _:
+            return True
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value has the type of an annotation. True is no number, and bytes are no list of numbers."""
+    kind = typing.get_origin(hint) or hint
+    if kind in (Union, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(hint))
+    if kind is Any:
+        return True
+    if kind is tuple:
+        parts = typing.get_args(hint)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    if isinstance(value, bool | np.bool_):
+        return kind in (bool, object)
+    if kind in (int, float):
+        return isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    return isinstance(value, kind) and not (kind in (Iterable, Sequence) and isinstance(value, bytes))
+
+
+_NAMES: Mapping[Any, str] = {
+    types.NoneType: "None",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a str",
+    Path: "a Path",
+    tuple: "a pair (tuple) of two str",
+    list: "a list",
+    Sequence: "a list",
+    Iterable: "a list",
+    Mapping: "a dict with names as keys",
+    Callable: "a function",
+    nn.Module: "a model of transformers",
+    BatchEncoding: "a tokenizer's BatchEncoding",
+    PreTrainedTokenizerBase: "a tokenizer of transformers",
+    LoadedModel: "one from normscope.load or normscope.wrap(model, tokenizer)",
+}
+
+
+def _in_words(hint: Any) -> str:
+    names = [_NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}") for kind in _kinds(hint)]
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    kind = typing.get_origin(hint) or hint
+    if kind in (Union, types.UnionType):
+        for each in typing.get_args(hint):
+            yield from _kinds(each)
+    else:
+        yield kind
+
+
+def _shown(value: object) -> str:
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return printable(repr(value), 60) if plain else describe_type(value)

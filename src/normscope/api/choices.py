@@ -42,15 +42,3 @@ def single_text(model: LoadedModel, text: object, function: str, level: Level = 
     if batch.sequences != 1:
         raise InputError(f"{function} takes one text; got a BatchEncoding of {batch.sequences}")
     return batch.to(model.device)
-
-
-def require_loaded(model: object) -> None:
-    """Refuse a model of transformers as it is, which functions can only observe once it is wrapped.
-
-    Raises:
-        InputError: If it is no model from `load` or `wrap`.
-    """
-    if not isinstance(model, LoadedModel):
-        raise InputError(
-            f"model: expected one from normscope.load or normscope.wrap(model, tokenizer), got {type(model).__name__}"
-        )

@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
-from normscope.api.arguments import in_terms_of_arguments
-from normscope.api.calls import in_turn
+from normscope.api.calls import checked, in_turn
 from normscope.api.choices import chosen
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
@@ -115,6 +114,7 @@ class Decomposition:
         """
         return to_xarray(self)
 
+    @checked
     def to_circuitsvis(self, measure: str = "attn_n", layer: int | None = None) -> dict[str, Any]:
         """Arguments of `circuitsvis.attention.attention_heads`, which draws interactive maps.
 
@@ -149,6 +149,7 @@ class Decomposition:
         """The mean mixing ratio over tokens: one row per layer, one column per method."""
         return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
 
+    @checked
     def figure(self, layer: int | None = None) -> Picture:
         """Draw how much each token receives from every other in one layer (by default the last), weights beside vectors.
 
@@ -304,6 +305,7 @@ def decompose(
 ) -> Decompositions: ...
 
 
+@checked
 @in_turn
 def decompose(
     model: LoadedModel,
@@ -340,8 +342,7 @@ def decompose(
     if feed_forward:
         _ = model.layers_verification
     of_level = chosen("level", level, Level)
-    with in_terms_of_arguments({"model.name": "model"}):
-        batch = batch_from_texts(model, text, of_level)
+    batch = batch_from_texts(model, text, of_level)
     observer = Observer(model.model, model.layout, feed_forward=feed_forward)
     decompositions = [
         _decomposition(model, observer, batch.part(number, number + 1), heads, feed_forward)

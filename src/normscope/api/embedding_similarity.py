@@ -9,7 +9,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import TextPair, WordMaps
-from normscope.api.calls import in_turn
+from normscope.api.calls import checked, in_turn
 from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
@@ -113,6 +113,7 @@ class Similarity:
         return self._summary
 
 
+@checked
 @in_turn
 def similarity(
     model: LoadedModel,

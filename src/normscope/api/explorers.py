@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from normscope.analyses.findings import TextPair
+from normscope.api.calls import checked
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.reporting.explorer import TokenMaps
@@ -39,6 +40,7 @@ class Framed(abc.ABC):
     def page(self) -> str:
         """The whole page as HTML."""
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Save the page as one HTML file.
 
@@ -47,7 +49,7 @@ class Framed(abc.ABC):
         """
         try:
             Path(path).write_text(self.page, encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{path}: {one_line(error)}") from error
 
     def _repr_png_(self) -> bytes:

@@ -8,9 +8,12 @@ from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.calls import checked
 from normscope.api.choices import chosen
-from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization
+from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization, plain
+from normscope.config.validation import check_strings
 from normscope.errors import InputError
+from normscope.models.damage import damage_named
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
 from normscope.models.verification import verify
@@ -25,6 +28,7 @@ DEFAULT_PIN = Pin(
 """Where the default model comes from, as in `conf/model/minilm.yaml`."""
 
 
+@checked
 def load(
     name: str | Path = DEFAULT_MODEL,
     *,
@@ -96,12 +100,14 @@ def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase 
 def _verified(
     options: ModelOptions, device: DeviceOptions, device_map: object, tokenizer: PreTrainedTokenizerBase | None
 ) -> LoadedModel:
+    check_strings({"model": plain(options), "device": plain(device)})
     with generators_restored():
         model = open_model(options).load(device, device_map=device_map, tokenizer=tokenizer)
     verify(model.model, model.layout, model.name)
     return model
 
 
+@checked
 def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | None = None) -> LoadedModel:
     """Prepare a model that is already in memory, and verify that it can be observed exactly.
 
@@ -120,10 +126,11 @@ def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | N
         InputError: If the model's family is not supported, its modules have hooks or are otherwise modified, its adapters
             cannot be merged exactly, or observation changes its results.
     """
-    with in_terms_of_arguments({"model.name": "model"}):
+    with in_terms_of_arguments({"model.name": "model"}), damage_named(model):
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value)
-        verify(wrapped.model, wrapped.layout, wrapped.name)
+        with damage_named(model, of_proof=True):
+            verify(wrapped.model, wrapped.layout, wrapped.name)
     return wrapped
 
 

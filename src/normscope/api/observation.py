@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from transformers import BatchEncoding
 
 from normscope.api.arguments import in_terms_of_arguments
-from normscope.api.choices import require_loaded
+from normscope.api.calls import checked
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
 from normscope.models.loaded import LoadedModel
@@ -13,6 +13,7 @@ from normscope.models.observer import Observer, Visitor
 from normscope.models.text_batches import Text, batch_from_texts
 
 
+@checked
 def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
     """Iterate over the attention blocks of one forward pass, layer by layer.
 
@@ -27,7 +28,6 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
         InputError: If `texts` is anything else, a text is too long for the model, or this thread is observing the model
             already. Raised when the first block is requested.
     """
-    require_loaded(model)
 
     def run(visit: Visitor) -> None:
         with in_terms_of_arguments({"model.name": "model"}):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from normscope.analyses.findings import Figure
 from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.calls import checked
 from normscope.config.schema import FigureOptions
 from normscope.config.validation import check_figures
 from normscope.errors import InputError, one_line
@@ -21,6 +22,7 @@ class Picture:
 
     description: Figure
 
+    @checked
     def save(
         self,
         path: str | Path,

@@ -6,17 +6,20 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.api.calls import checked
 from normscope.api.choices import chosen
 from normscope.data.batching import Batch
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
 from normscope.models.pooling import Pooling, pooling_of
-from normscope.models.text_batches import Text, batch_from_texts, describe_type
+from normscope.models.text_batches import Text, batch_from_texts, describe_type, require_unicode
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Label:
     """The logit of a class, from a text classifier."""
@@ -25,6 +28,7 @@ class Label:
     """The class's name or number; the most likely one by default."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class NextToken:
     """The logit of a token as the next one after the text, from a causal language model or a translation model."""
@@ -33,6 +37,7 @@ class NextToken:
     """A word that is one token, or a token's name or number; the most likely one by default."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class MaskedToken:
     """The logit of a token in place of a mask in the text, from a masked language model."""
@@ -43,11 +48,12 @@ class MaskedToken:
     """The position of the mask among the tokens, from 0; the first mask by default."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class SimilarityTo:
     """The cosine similarity of the text's embedding with that of another. Both norms are held fixed."""
 
-    text: Text
+    text: Text | BatchEncoding
     pooling: str | None = None
     """`mean`, `cls` or `last`. By default, what the model's sentence-transformers files say."""
 
@@ -88,7 +94,7 @@ def prepared(model: LoadedModel, batch: Batch, target: object) -> PreparedTarget
         case str() | int() if not isinstance(target, bool):
             return _class(model, Label(target))
         case _ if callable(target):
-            return PreparedTarget(None, lambda passed: (_scalar(target(passed.hidden[0])), "the target"))
+            return PreparedTarget(None, lambda passed: (_own_scalar(target, passed.hidden), "the target"))
     raise InputError(
         "target: expected a Label, NextToken, MaskedToken or SimilarityTo, a label, or a function of the last hidden vectors; "
         f"got {describe_type(target)}"
@@ -170,6 +176,7 @@ def token_number(model: LoadedModel, token: str | int | None) -> int | None:
     if isinstance(token, int) and 0 <= token < len(tokenizer):
         return token
     if isinstance(token, str):
+        require_unicode(token)
         if token in tokenizer.get_vocab():
             return int(tokenizer.get_vocab()[token])
         pieces = tokenizer.encode(token, add_special_tokens=False)
@@ -200,13 +207,27 @@ def _pooled(pooling: Pooling, hidden: Tensor, token_mask: Tensor) -> Tensor:
     return torch.einsum("bt,btm->bm", pooling.weights(token_mask.to(hidden.dtype)), hidden)
 
 
-def _scalar(value: object) -> Tensor:
-    if not (isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad):
+def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "1"]:
+    """What a function of the user's returns for the last hidden vectors.
+
+    Raises:
+        InputError: If it fails, or returns anything but a scalar that depends on them.
+    """
+    expected = "target: expected a function from the last hidden vectors (token, model) to a scalar tensor that depends on them"
+    try:
+        value = target(hidden[0].clone())  # which it may change
+        scalar = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
+        depends = scalar and torch.autograd.grad(value, hidden, retain_graph=True, allow_unused=True)[0] is not None
+    except Exception as error:
+        raise InputError(f"{expected}; it raised {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(value, Tensor) or not scalar:
+        gradients = "" if not isinstance(value, Tensor) or value.requires_grad else " without gradients"
         returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else describe_type(value)
-        raise InputError(
-            "target: expected a function from the last hidden vectors (token, model) to a scalar tensor that depends on them; "
-            f"it returned {returned}"
-        )
+        raise InputError(f"{expected}; it returned {returned}{gradients}")
+    if not depends:
+        raise InputError(f"{expected}; it returned one that does not")
+    if not value.isfinite().all() and hidden.isfinite().all():
+        raise InputError(f"{expected}; it returned {float(value)}")
     return value.reshape(1)
 
 

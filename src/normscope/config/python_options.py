@@ -25,6 +25,8 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunOptions), _plain(settings)))
     except OmegaConfBaseException as error:
         raise InputError(explain(error)) from error
+    except RecursionError as error:
+        raise InputError("expected values as in a config file, got a list that holds itself") from error
     assert isinstance(options, RunOptions)
     return options
 

@@ -12,6 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.models.block import AttentionBlock
+from normscope.models.damage import damage_named
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer, Visitor
 from normscope.models.offloading import execution_device
@@ -20,6 +21,7 @@ from normscope.models.stacks import stacks_of
 from normscope.models.task_heads import Head
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
+from normscope.models.weight_checks import check_finite
 
 T = TypeVar("T")
 
@@ -57,7 +59,8 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        return self._turns.call(call, self._in_memory)
+        with damage_named(self.model):
+            return self._turns.call(call, self._in_memory)
 
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
@@ -68,7 +71,17 @@ class LoadedModel:
         Raises:
             InputError: If this thread is observing the model already.
         """
-        return self._turns.blocks(run, self._in_memory)
+        with damage_named(self.model):
+            yield from self._turns.blocks(run, self._in_memory)
+
+    def require_finite_weights(self) -> None:
+        """Check that no weight has become NaN or infinite since the model was loaded or wrapped.
+
+        Raises:
+            InputError: If one has; it is named.
+        """
+        for model in self._in_memory():
+            check_finite(model, self.name)
 
     def _in_memory(self) -> list[PreTrainedModel]:
         """The base model, and the heads that have been loaded around it."""
@@ -128,7 +141,8 @@ class LoadedModel:
     def takes_segments(self) -> bool:
         """Whether the model reads segment ids, which text of a pair each token belongs to."""
         return (
-            "token_type_ids" in self.tokenizer.model_input_names
+            getattr(self.model.config, "type_vocab_size", 2) > 1
+            and "token_type_ids" in self.tokenizer.model_input_names
             and "token_type_ids" in inspect.signature(self.model.forward).parameters
         )
 

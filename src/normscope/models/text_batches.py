@@ -52,8 +52,10 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
             f"{counted(counts.cut, 'text is', 'texts are')} longer than {encoder.max_length} tokens, the limit of {model.name}"
         )
     if len(sequences) != len(examples):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.skipped.items())
-        raise InputError(f"{len(examples) - len(sequences)} of {len(examples)} texts cannot be read: {reasons}")
+        which = (
+            "the text is" if len(examples) == 1 else f"{len(examples) - len(sequences)} of {len(examples)} texts are"
+        )
+        raise InputError(f"{which} empty after tokenisation")
     return collate(sequences, encoder)
 
 
@@ -89,21 +91,38 @@ def example_of(model: LoadedModel, text: object) -> Example:
     Raises:
         InputError: If it is anything else, even if it looks like one.
     """
-    pair = text if isinstance(text, tuple) else (text,)
-    if len(pair) not in (1, 2) or (len(pair) == 1 and isinstance(text, tuple)):
-        raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
-    for part in pair:
-        if not isinstance(part, str):
-            raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
-        try:
-            part.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"expected valid Unicode, got a text with a lone surrogate: {one_line(error)}") from error
+    pair = parts_of(text)
     if len(pair) == 1 and model.layout.reads_target:
         raise InputError(f"{model.name} needs a source and a target: pass a pair (tuple) of texts; got one text")
     if len(pair) == 2 and model.translates and not model.layout.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(*pair)
+
+
+def parts_of(text: object) -> tuple[str, ...]:
+    """The text, or the two texts of a pair.
+
+    Raises:
+        InputError: If it is neither, even if it looks like one.
+    """
+    pair = text if isinstance(text, tuple) else (text,)
+    if len(pair) != (2 if isinstance(text, tuple) else 1) or not all(isinstance(part, str) for part in pair):
+        raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
+    for part in pair:
+        require_unicode(part)
+    return pair
+
+
+def require_unicode(text: str) -> None:
+    """Check that tokenizers can read a text.
+
+    Raises:
+        InputError: If it has a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected valid Unicode, got a text with a lone surrogate: {one_line(error)}") from error
 
 
 def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) -> list[TokenSequence]:
@@ -137,6 +156,12 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
                 f"{tokens.min()} to {tokens.max()}"
             )
         segments_of_tokens = np.asarray(row_segments, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
+        known = getattr(model.model.config, "type_vocab_size", None)
+        if model.takes_segments and known and not 0 <= segments_of_tokens.min() <= segments_of_tokens.max() < known:
+            raise InputError(
+                f"the BatchEncoding's token_type_ids: expected 0 to {known - 1}, got {segments_of_tokens.min()} to "
+                f"{segments_of_tokens.max()}"
+            )
         sequences.append(TokenSequence(tokens, segments_of_tokens if model.takes_segments else None))
     if not sequences:
         raise InputError("expected at least one text, got none")

@@ -16,7 +16,7 @@ from normscope.models.offloading import weights_present
 from normscope.models.quantisation import is_quantised_weight, weight_values
 
 # Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
-_UNOBSERVED_PARTS = ("pooler.",)
+UNOBSERVED_PARTS = ("pooler.",)
 
 # Buffers that older versions of transformers saved, and parts that a base model may be built without.
 _HARMLESS = re.compile(
@@ -60,7 +60,7 @@ def check_none_missing(config: PretrainedConfig, missing: Collection[str], name:
     Raises:
         InputError: If a tensor is missing that a block depends on.
     """
-    needed = sorted(key for key in missing if not key.startswith(_UNOBSERVED_PARTS))
+    needed = sorted(key for key in missing if not key.startswith(UNOBSERVED_PARTS))
     if needed:
         computed = _computed(config)
         needed = [key for key in needed if key not in computed]

@@ -41,7 +41,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _HARMLESS_HOOKS = ("transformers", "peft")
 
 
-def wrap_model(model: object, tokenizer: object, stack: Stack | None = None) -> LoadedModel:
+def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack | None = None) -> LoadedModel:
     """A model in memory, ready to be observed.
 
     Args:
@@ -57,8 +57,6 @@ def wrap_model(model: object, tokenizer: object, stack: Stack | None = None) -> 
         raise InputError(
             f"model: expected a PreTrainedModel of transformers, or a PEFT model of one, got {_kind(model)}"
         )
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise InputError(f"tokenizer: expected the model's tokenizer, from transformers, got {_kind(tokenizer)}")
     name = str(given.config.name_or_path or type(given).__name__)
     whole = text_tower(given)
     layout = layout_of(whole.config.model_type, stack, whole.config)

@@ -1,0 +1,172 @@
+"""Arguments of the Python interface are checked against their annotations; its results are finite."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+import normscope
+from normscope.api.calls import checked
+from normscope.errors import InputError
+from normscope.models.damage import damage_named
+from tests.unit.test_wrapping import TEXT, in_memory
+
+
+class Anything:
+    """Compares like an array: an `in` of a list would fail."""
+
+    def __eq__(self, other):
+        raise ValueError
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("hint", "fit", "others"),
+    [
+        (int, [0, -3, np.int64(3)], {"True": True, "1.0": 1.0, "'1'": "1", "None": None}),
+        (float, [0, 1.5, float("nan"), np.float32(1)], {"False": False, "'x'": "x"}),
+        (bool, [True, np.bool_(False)], {"0": 0, "'yes'": "yes", "ndarray": np.ones(2), "Tensor": torch.ones(2)}),
+        (str, ["", "a"], {"bytes": b"a", "None": None, "PosixPath": Path("a"), "Anything": Anything()}),
+        (str | None, ["", None], {"3": 3}),
+        (Sequence[int], [[1], (1,), range(3)], {"bytes": b"a", "set": {1}, "3": 3}),
+        (Iterable[str], [["a"], iter([1]), {"a"}], {"bytes": b"a", "3": 3}),
+        (Mapping[str, Any], [{}, {"a": 1}], {"dict": {3: 1}, "a list of 0 ()": []}),
+        (tuple[str, str], [("a", "b")], {"a tuple of 2 (str, int)": ("a", 3), "a tuple of 1 (str)": ("a",)}),
+        (Callable[[Tensor], Tensor], [len, nn.Identity()], {"3": 3}),
+        (object, [None, True, 3, []], {}),
+        (Any, [None, True, 3, []], {}),
+    ],
+    ids=str,
+)
+def test_arguments_have_the_types_of_their_annotations(hint, fit, others):
+    def function(argument):
+        return argument
+
+    function.__annotations__ = {"argument": hint}
+    function = checked(function)
+    for value in fit:
+        assert function(value) is value
+        assert function(argument=value) is value
+    for shown, value in others.items():
+        with pytest.raises(InputError) as raised:
+            function(value)
+        assert str(raised.value).startswith("argument: expected ")
+        assert str(raised.value).endswith(f", got {shown}")
+
+
+def test_calls_keep_their_names_defaults_and_other_arguments():
+    @checked
+    def function(first: int, *others: str, last: "bool" = True, **more: int) -> Iterator[int]:
+        """Says what it does."""
+        return first, others, last, more
+
+    assert function.__name__ == "function"
+    assert function.__doc__ == "Says what it does."
+    assert function(1, "a", 3, last=False, more="x") == (1, ("a", 3), False, {"more": "x"})
+    with pytest.raises(InputError, match=r"^last: expected True or False, got 1$"):
+        function(1, last=1)
+    with pytest.raises(TypeError, match="missing"):
+        function()
+
+
+def test_attributes_of_targets_are_checked_too():
+    assert normscope.NextToken(3) == normscope.NextToken(token=3)
+    with pytest.raises(InputError, match=r"^token: expected a str, a whole number or None, got True$"):
+        normscope.NextToken(True)
+    assert dataclasses.replace(normscope.Label("a"), label=2).label == 2
+
+
+@pytest.fixture
+def damaged(tokenizer):
+    """A wrapped classifier, and the model that it shares its weights with."""
+    model = in_memory(AutoModelForSequenceClassification, "bert", tokenizer)
+    return normscope.wrap(model, tokenizer), model
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("encoder.layer.1.attention.self.key.weight", lambda model: normscope.decompose(model, TEXT)),
+        ("encoder.layer.2.attention.output.dense.bias", lambda model: normscope.decompose(model, [TEXT, TEXT])),
+    ],
+)
+def test_a_weight_that_has_become_nan_is_named(damaged, name, call):
+    wrapped, model = damaged
+    call(wrapped)
+    model.bert.get_parameter(name).data.view(-1)[0] = torch.nan
+    with pytest.raises(InputError, match=f"^model=.*: NaN or infinity in the weight {name}"):
+        call(wrapped)
+
+
+def test_a_head_that_has_become_infinite_is_named(damaged):
+    wrapped, model = damaged
+    normscope.attribute(wrapped, TEXT, 0)
+    model.classifier.weight.data.fill_(torch.inf)
+    with pytest.raises(InputError, match="NaN or infinity in the weight classifier.weight"):
+        normscope.attribute(wrapped, TEXT, 0)
+
+
+def test_numbers_that_overflow_name_the_dtype(damaged, monkeypatch):
+    wrapped, _ = damaged
+    monkeypatch.setattr(type(wrapped), "require_finite_weights", lambda _self: None)
+    wrapped.model.encoder.layer[0].output.LayerNorm.weight.data.fill_(1e38)
+    with pytest.raises(InputError, match="computes NaN or infinity in float32; try it in float64"):
+        normscope.decompose(wrapped, TEXT)
+
+
+def test_a_target_may_change_the_vectors_that_it_gets(damaged):
+    wrapped, _ = damaged
+    expected = normscope.attribute(wrapped, TEXT, lambda hidden: 2 * hidden[1, 3])
+    in_place = normscope.attribute(wrapped, TEXT, lambda hidden: hidden.mul_(2)[1, 3])
+    assert np.array_equal(in_place.scores, expected.scores)
+    assert (in_place.target, in_place.remainder) == (expected.target, expected.remainder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda model: setattr(model.encoder, "layer", nn.Identity()), "expected ModuleList at encoder.layer, .*Identity"),
+        (lambda model: setattr(model.encoder.layer[1], "attention", None), r"at encoder.layer.1.attention, .* got nothing"),
+        (lambda model: setattr(model.config, "num_attention_heads", 5), "no BertModel can be made of its config: The hidden"),
+        (lambda model: setattr(model.config, "num_attention_heads", 2), "expected 2 at .*num_attention_heads, .* got 4"),
+        (lambda model: model.half().encoder.layer[1].float(), r"expected torch.float16 at encoder.layer.1.* torch.float32"),
+        (lambda model: setattr(model, "config", None), "expected a config of transformers, got NoneType"),
+        (lambda model: setattr(model, "pooler", None), None),
+    ],
+)  # fmt: skip
+def test_what_has_become_of_a_model_is_named_if_something_fails(damage, message, tokenizer):
+    model = in_memory(AutoModel, "bert", tokenizer).eval()
+    with damage_named(model):
+        pass
+    with pytest.raises(ZeroDivisionError), damage_named(model):
+        raise ZeroDivisionError
+    damage(model)
+    with contextlib.nullcontext() if message is None else pytest.raises(InputError, match=message) as raised:
+        try:
+            with damage_named(model):
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert message is None
+    if message is not None:
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    with pytest.raises(InputError, match="^ours$"), damage_named(model):
+        raise InputError("ours")
+
+
+def test_a_message_is_one_line_of_limited_length():
+    assert str(InputError("two\nlines")) == "two\\nlines"
+    long = str(InputError(f"name={'x' * 5000}: expected a or b"))
+    assert long.startswith("name=xxx")
+    assert long.endswith("xxx: expected a or b")
+    assert len(long) < 300
+    path = "/" + "/".join(["folder"] * 40)
+    assert str(InputError(path)) == path
+    assert len(str(InputError("word " * 5000))) == 1001

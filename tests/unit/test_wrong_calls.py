@@ -1,0 +1,70 @@
+"""Wrong calls of the Python interface end in one line that names the argument, and in no other exception."""
+
+import pytest
+
+from tests.unit.wrong_calls.arguments import wrong_arguments
+from tests.unit.wrong_calls.call import fault
+from tests.unit.wrong_calls.models import changes_after_wrapping, damaged_models, other_models
+from tests.unit.wrong_calls.stock import Stock
+from tests.unit.wrong_calls.targets import wrong_targets
+from tests.unit.wrong_calls.texts import wrong_texts
+
+KINDS = {
+    # How many calls there are at least, one of how many is made every day, and those that are in any case.
+    wrong_arguments: (3500, 30, ("5,000 characters", "run(analyses=", "methods=", "Callback(texts=", "NextToken(")),
+    wrong_texts: (400, 1, ()),
+    wrong_targets: (40, 1, ()),
+    damaged_models: (
+        300,
+        30,
+        ("Identity for encoder.layer.1.a", "Sequential around it for encoder.layer.1.a", "heads"),
+    ),
+    changes_after_wrapping: (50, 12, ("decompose after nan",)),
+    other_models: (10, 1, ()),
+}
+
+
+@pytest.fixture(scope="module")
+def stock(saved_model, tokenizer):
+    return Stock.made(saved_model, tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Some calls are right after all, and write a file."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_calls_of_every_day(kind, stock):
+    _, stride, always = KINDS[kind]
+    calls = [
+        call
+        for number, call in enumerate(kind(stock))
+        if number % stride == 0 or any(part in call.what for part in always)
+    ]
+    faults = [found for found in map(fault, calls) if found is not None]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_wrong_call(kind, stock):
+    calls = list(kind(stock))
+    assert len(calls) >= KINDS[kind][0]
+    faults = [found for found in map(fault, calls) if found is not None]
+    assert not faults, "\n".join(faults)
+
+
+def test_a_message_names_the_module_that_was_exchanged(stock):
+    messages = {}
+    for call in damaged_models(stock):
+        for module in ("Identity", "a Sequential around it"):
+            part = call.what.removeprefix(f"wrap with {module} for ")
+            if part in ("encoder.layer.1.attention.output.LayerNorm", "encoder.layer.1.attention.self.key"):
+                with pytest.raises(
+                    Exception, match=f"at {part}, as in a new BertModel with its config, got "
+                ) as raised:
+                    call.make()
+                messages[call.what] = str(raised.value)
+    assert len(messages) == 4

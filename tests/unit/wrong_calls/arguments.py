@@ -1,0 +1,142 @@
+"""Every parameter of every public function, with values of all kinds."""
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from beartype import BeartypeConf
+from beartype.door import is_bearable
+from torch import nn
+from transformers import BatchEncoding
+
+import normscope
+from tests.unit.wrong_calls.call import Call
+from tests.unit.wrong_calls.stock import OTHER, TEXT, Stock
+
+_NUMBERS = BeartypeConf(is_pep484_tower=True)  # a whole number is a number
+_ENDLESS: list[Any] = []
+_ENDLESS.append(_ENDLESS)
+
+VALUES: dict[str, Any] = {
+    "None": None,
+    "True": True,
+    "0": 0,
+    "3": 3,
+    "-1": -1,
+    "10**30": 10**30,
+    "2.5": 2.5,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "1j": 1j,
+    "''": "",
+    "' '": " ",
+    "'nonsense'": "nonsense",
+    "5,000 characters": "x" * 5000,
+    "a lone surrogate": "\ud800",
+    "two lines": "a\nb",
+    "a zero byte": "a\0b",
+    "bytes": b"nonsense",
+    "a missing path": Path("/no/such/thing"),
+    "[]": [],
+    "[None]": [None],
+    "[3]": [3],
+    "['nonsense']": ["nonsense"],
+    "[b'x']": [b"x"],
+    "()": (),
+    "('a',)": ("a",),
+    "('a', 3)": ("a", 3),
+    "('a', 'b', 'c')": ("a", "b", "c"),
+    "{}": {},
+    "{'a': 1}": {"a": 1},
+    "{3: 'a'}": {3: "a"},
+    "a set": {"a"},
+    "an endless list": _ENDLESS,
+    "an object": object(),
+    "a type": int,
+    "a function": lambda *_: None,
+    "an exception": ValueError("x"),
+    "a tensor": torch.ones(2),
+    "an array": np.ones(2),
+    "a string of numpy": np.str_("nonsense"),
+    "a number of numpy": np.float64(2.5),
+    "a module": nn.Linear(2, 2),
+    "an empty BatchEncoding": BatchEncoding({}),
+    "NotImplemented": NotImplemented,
+}
+
+
+def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Public functions, each with arguments that are right."""
+    decomposition = normscope.decompose(stock.wrapped, TEXT, heads=True)
+    picture = decomposition.figure()
+    callback = normscope.Callback("mixing", texts=[TEXT], tokenizer=stock.tokenizer)
+    model, given = stock.wrapped, {"texts": [TEXT], "model": stock.wrapped}
+    return {
+        "load": (normscope.load, {"name": stock.folder, "device": "cpu"}),
+        "wrap": (normscope.wrap, {"model": stock.classifier, "tokenizer": stock.tokenizer}),
+        "observe": (_first_block, {"model": model, "texts": TEXT}),
+        "decompose": (normscope.decompose, {"model": model, "text": TEXT}),
+        "attribute": (normscope.attribute, {"model": model, "text": TEXT, "target": 0}),
+        "attribution_maps": (normscope.attribution_maps, {"model": model, "text": TEXT, "methods": "alti"}),
+        "similarity": (normscope.similarity, {"model": model, "text_a": TEXT, "text_b": OTHER, "pooling": "mean"}),
+        "run": (normscope.run, {"analyses": "mixing", **given}),
+        "run outliers": (_run_outliers, given),
+        "run cross-attention": (
+            normscope.run,
+            {"analyses": "norms", "texts": [(TEXT, OTHER)], "model": stock.translator},
+        ),
+        "Callback": (normscope.Callback, {"analyses": "mixing", "texts": [TEXT], "tokenizer": stock.tokenizer}),
+        "Callback.figure": (callback.figure, {"metric": "mixing"}),
+        "Label": (_attribute(stock.wrapped, normscope.Label), {"label": 0}),
+        "NextToken": (_attribute(stock.causal, normscope.NextToken), {"token": None}),
+        "MaskedToken": (_attribute(stock.masked, normscope.MaskedToken, "the [MASK] river"), {"token": None}),
+        "SimilarityTo": (_attribute(stock.wrapped, normscope.SimilarityTo), {"text": OTHER, "pooling": "mean"}),
+        "Decomposition.figure": (decomposition.figure, {}),
+        "Decomposition.to_circuitsvis": (decomposition.to_circuitsvis, {}),
+        "Decomposition.explorer.save": (decomposition.explorer().save, {"path": "map.html"}),
+        "Picture.save": (picture.save, {"path": "picture.png"}),
+    }
+
+
+def _first_block(model: object, texts: object) -> object:
+    return next(iter(normscope.observe(model, texts)))  # type: ignore[arg-type]
+
+
+_first_block.__signature__ = inspect.signature(normscope.observe)  # type: ignore[attr-defined]
+_first_block.__wrapped__ = normscope.observe  # type: ignore[attr-defined]
+
+
+def _run_outliers(**given: Any) -> object:
+    return normscope.run("outliers", **given)
+
+
+def _attribute(model: object, target: type, text: str = TEXT) -> Callable[..., Any]:
+    def attribute(**given: Any) -> object:
+        return normscope.attribute(model, text, target(**given))  # type: ignore[arg-type]
+
+    attribute.__wrapped__ = target.__init__  # type: ignore[attr-defined,misc]
+    return attribute
+
+
+# Options of `run` without a parameter.
+_OPTIONS = {"run": {"enabled": object}, "run outliers": {"threshold": float, "nonsense": object, "outliers": object}}
+
+
+def wrong_arguments(stock: Stock) -> Iterator[Call]:
+    """A call with one wrong argument, for every argument and value."""
+    for name, (function, right) in functions(stock).items():
+        target = inspect.unwrap(function)
+        hints = typing.get_type_hints(target) | _OPTIONS.get(name, {})
+        for parameter, hint in hints.items():
+            if parameter in ("return", "options"):
+                continue
+            for kind, value in VALUES.items():
+                yield Call(
+                    f"{name}({parameter}={kind})",
+                    lambda function=function, given={**right, parameter: value}: function(**given),
+                    surely=not is_bearable(value, hint, conf=_NUMBERS),
+                )
