@@ -1,14 +1,23 @@
 """Models measured while they train."""
 
+import re
 import sys
 import types
 
 import pandas as pd
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerState, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
 import normscope
+from normscope.api import training
 from normscope.errors import InputError
 from normscope.reporting.trackers.weights_and_biases import log_to_active_run
 
@@ -113,6 +122,78 @@ def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):
         measured.figure("mixing")
 
 
+class Damage(TrainerCallback):
+    """Fills a weight after some step."""
+
+    def __init__(self, step, value):
+        self.step, self.value = step, value
+
+    def on_step_end(self, _args, state, _control, *, model, **_kwargs):
+        if state.global_step == self.step:
+            model.bert.encoder.layer[1].attention.self.key.weight.data.fill_(self.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_training_goes_on_when_weights_are_no_numbers_any_more(train, tokenizer, caplog, tmp_path, value):
+    """The step is left out with a warning, and training is what it would be alone."""
+    measured = callback(tokenizer)
+    model = train(Damage(5, value), measured).model
+    undisturbed = train(Damage(5, value)).model
+    for name, expected in undisturbed.state_dict().items():
+        assert torch.equal(model.state_dict()[name].nan_to_num(), expected.nan_to_num()), name
+    assert sorted(set(measured.history["step"])) == [0, 3]
+    assert [record.message.partition(" is ")[0] for record in caplog.records] == [
+        "normscope: step 6",
+        "normscope: step 7",
+    ]
+    assert all("NaN or infinity in the weight " in record.message for record in caplog.records)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/normscope.csv"), measured.history)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"categories": ["mask"]}, "categories=\\[mask]: no token"), ({"layers": [9]}, "layers=\\[9]: expected")],
+)
+def test_training_goes_on_where_nothing_can_be_measured(train, tokenizer, caplog, options, error):
+    measured = callback(tokenizer, **options)
+    model = train(measured).model
+    for name, expected in train().model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], expected), name
+    assert measured.history.empty
+    assert len(caplog.records) == 4
+    assert all(re.search(f"is not measured: {error}", record.message) for record in caplog.records)
+    with pytest.raises(InputError, match="nothing has been measured"):
+        measured.figure(METRIC)
+
+
+def test_training_goes_on_without_memory_for_a_measurement_or_a_place_for_its_history(
+    train, tokenizer, caplog, monkeypatch, tmp_path
+):
+    run = training.run
+    given = iter([True, False, True, True])
+
+    def sometimes(*args, **kwargs):
+        if next(given):
+            return run(*args, **kwargs)
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(training, "run", sometimes)
+    (tmp_path / "taken").write_text("")
+    measured = callback(tokenizer, name="taken")
+    monkeypatch.setattr(measured, "_path", lambda _args: tmp_path / "taken" / "history.csv")
+    train(measured)
+    assert sorted(set(measured.history["step"])) == [0, 6, 7]
+    messages = [record.message for record in caplog.records]
+    assert "taken: step 3 is not measured: out of memory" in messages
+    assert sum("is only in memory: " in message for message in messages) == 3
+
+
+def test_a_bug_of_ours_keeps_its_traceback(train, tokenizer, monkeypatch):
+    monkeypatch.setattr(training, "run", lambda *_args, **_kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(callback(tokenizer))
+
+
 def test_only_the_main_process_measures(tokenizer, tmp_path):
     measured = callback(tokenizer)
     elsewhere = TrainerState(is_world_process_zero=False)
@@ -123,10 +204,16 @@ def test_only_the_main_process_measures(tokenizer, tmp_path):
 def test_bad_arguments_and_split_models_are_refused(tokenizer, tmp_path):
     for options, message in (
         ({"every": 0}, "every=0: expected a positive number of steps"),
+        ({"every": True}, "every: expected a whole number, got True"),
+        ({"texts": 5}, "texts: expected a str, .*, got 5"),
+        ({"texts": []}, "texts: expected at least one text, got none"),
+        ({"texts": ["a", 3]}, "expected a str, a pair .*; got int"),
+        ({"analyses": "mixin"}, "analyses='mixin': expected one or more of .*; did you mean mixing?"),
+        ({"analyses": ["mixing", "outliers"], "treshold": 3}, "treshold=3: no such option .*; did you mean threshold?"),
         ({"name": "a/b"}, "name='a/b': expected a file's name without a folder"),
     ):
         with pytest.raises(InputError, match=message):
-            callback(tokenizer, **options)
+            normscope.Callback(**{"analyses": "mixing", "texts": TEXTS, "tokenizer": tokenizer} | options)
     measured = callback(tokenizer)
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     (tmp_path / "normscope.csv").write_text("not,a,history\n")

@@ -1,23 +1,28 @@
 """Measures a model while it trains: a callback for the trainer of transformers."""
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.analyses.findings import Lines
-from normscope.api.analysing import run
+from normscope.api.analysing import check_names, listed, run
+from normscope.api.calls import checked
 from normscope.api.models import generators_restored
 from normscope.api.picture import Picture
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 from normscope.models.text_batches import Text
 from normscope.reporting.trackers.weights_and_biases import log_to_active_run
 from normscope.rounding import counted
+
+log = logging.getLogger("normscope")
 
 COLUMNS = ("step", "metric", "layer", "value")
 """Of the history; layer 0 stands for the whole model."""
@@ -36,12 +41,14 @@ class Callback(TrainerCallback):
     The model is measured before the first step, every `every` steps, and after the last. Training is unaffected: the model
     stays in its mode, its weights are shared rather than copied, and torch's random number generators are restored. Metrics go
     to the active W&B run, if there is one, on the trainer's own axis (`train/global_step`). The history is also kept in
-    `<name>.csv` in the trainer's output directory, where resumed training continues it.
+    `<name>.csv` in the trainer's output directory, where resumed training continues it. A step that cannot be measured, because
+    weights have become NaN, say, is left out with a warning.
 
     In distributed training, only the main process measures. It must hold the whole model, so FSDP and DeepSpeed's ZeRO-3 are
     rejected.
     """
 
+    @checked
     def __init__(
         self,
         analyses: str | Sequence[str],
@@ -64,25 +71,28 @@ class Callback(TrainerCallback):
             **options: Further arguments of `normscope.run`, such as `layers`, `batch_tokens` and options of the analyses.
 
         Raises:
-            InputError: If `every` is not a positive number or `name` is not a file's name.
+            InputError: If an argument is invalid, as far as that is known without the model.
         """
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        if every < 1:
             raise InputError(f"every={every!r}: expected a positive number of steps")
         if not name or Path(name).name != name:
             raise InputError(f"name={name!r}: expected a file's name without a folder")
+        check_names(analyses, options)
         self._analyses = analyses
-        self._texts = [texts] if isinstance(texts, str | tuple) else list(texts)
+        self._texts = listed(texts)
         self._tokenizer = tokenizer
         self._every = every
         self._name = name
         self._options = options
         self._rows: list[tuple[int, str, int, float]] = []
+        self._skipped: int | None = None
 
     @property
     def history(self) -> pd.DataFrame:
         """All measurements: columns `step`, `metric`, `layer` (0: the whole model) and `value`."""
         return pd.DataFrame(self._rows, columns=list(COLUMNS))
 
+    @checked
     def figure(self, metric: str, label: str | None = None) -> Picture:
         """One metric over training: a line for each layer, or one for the whole model if the metric has no layers.
 
@@ -137,10 +147,17 @@ class Callback(TrainerCallback):
 
     def _measure(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
         step = state.global_step
-        if not state.is_world_process_zero or step in {row[0] for row in self._rows}:
+        if not state.is_world_process_zero or step == self._skipped or step in {row[0] for row in self._rows}:
             return
-        with _own_forward(model), generators_restored():
-            results = run(self._analyses, model=model, tokenizer=self._tokenizer, texts=self._texts, **self._options)
+        try:
+            with _own_forward(model), generators_restored():
+                results = run(
+                    self._analyses, model=model, tokenizer=self._tokenizer, texts=self._texts, **self._options
+                )
+        except (InputError, torch.OutOfMemoryError) as error:  # a training must not end because of a measurement
+            self._skipped = step
+            log.warning("%s: step %d is not measured: %s", self._name, step, one_line(error))
+            return
         measured = [(metric, 0, value) for metric, value in results.metrics.items()]
         measured += results.tables["curves"][["curve", "layer", "value"]].itertuples(index=False, name=None)
         self._rows += [(step, *row) for row in measured]
@@ -152,8 +169,11 @@ class Callback(TrainerCallback):
             step,
         )
         path = self._path(args)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.history.to_csv(path, index=False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.history.to_csv(path, index=False)
+        except OSError as error:
+            log.warning("%s: the history of step %d is only in memory: %s", self._name, step, one_line(error))
 
     def _path(self, args: TrainingArguments) -> Path:
         return Path(args.output_dir or ".") / f"{self._name}.csv"
