@@ -192,7 +192,9 @@ class Callback(TrainerCallback):
 @contextlib.contextmanager
 def _own_forward(model: nn.Module) -> Iterator[None]:
     """The model with the `forward` of its class, which the trainer replaces when it trains in mixed precision."""
-    replaced: dict[str, Any] = {name: vars(model)[name] for name in ("forward", "_original_forward") if name in vars(model)}
+    replaced: dict[str, Any] = {
+        name: vars(model)[name] for name in ("forward", "_original_forward") if name in vars(model)
+    }
     try:
         for name in replaced:
             del vars(model)[name]
