@@ -44,7 +44,6 @@ class Anything:
         (object, [None, True, 3, []], {}),
         (Any, [None, True, 3, []], {}),
     ],
-    ids=str,
 )
 def test_arguments_have_the_types_of_their_annotations(hint, fit, others):
     def function(argument):

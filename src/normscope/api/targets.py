@@ -216,8 +216,10 @@ def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch
     expected = "target: expected a function from the last hidden vectors (token, model) to a scalar tensor that depends on them"
     try:
         value = target(hidden[0].clone())  # which it may change
-        scalar = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
-        depends = scalar and torch.autograd.grad(value, hidden, retain_graph=True, allow_unused=True)[0] is not None
+        scalar = depends = False
+        if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+            scalar = True
+            depends = torch.autograd.grad(value, hidden, retain_graph=True, allow_unused=True)[0] is not None
     except Exception as error:
         raise InputError(f"{expected}; it raised {type(error).__name__}: {one_line(error)}") from error
     if not isinstance(value, Tensor) or not scalar:

@@ -441,8 +441,8 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dotted
 
 
-def plain(options: RunOptions) -> dict[str, Any]:
-    """The config as strings, numbers, lists and dicts, ready for any file format."""
+def plain(options: RunOptions | ModelOptions | DeviceOptions) -> dict[str, Any]:
+    """A config, or a group of one, as strings, numbers, lists and dicts, ready for any file format."""
 
     def simplified(value: Any) -> Any:
         if dataclasses.is_dataclass(value):

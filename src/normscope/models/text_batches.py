@@ -91,12 +91,12 @@ def example_of(model: LoadedModel, text: object) -> Example:
     Raises:
         InputError: If it is anything else, even if it looks like one.
     """
-    pair = parts_of(text)
-    if len(pair) == 1 and model.layout.reads_target:
+    first, *second = parts_of(text)
+    if not second and model.layout.reads_target:
         raise InputError(f"{model.name} needs a source and a target: pass a pair (tuple) of texts; got one text")
-    if len(pair) == 2 and model.translates and not model.layout.reads_target:
+    if second and model.translates and not model.layout.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
-    return Example(*pair)
+    return Example(first, second[0] if second else None)
 
 
 def parts_of(text: object) -> tuple[str, ...]:

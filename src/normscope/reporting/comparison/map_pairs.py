@@ -34,14 +34,14 @@ def heatmap_data(cells: pd.DataFrame, baseline: str) -> dict[str, Any]:
         title = analyses()[owner].title if owner in analyses() else owner
         first = of_figure.iloc[0]
         depths = of_figure["depth"]
-        by_depth = first["row_title"] == _LAYER and depths.notna().all() and depths.nunique() > 1
+        by_depth = bool(first["row_title"] == _LAYER and depths.notna().all() and depths.nunique() > 1)
         figures[str(name)] = {
             "title": title
             if len(labels) > 1 or unitless(labels[0]) in title.lower()
             else f"{title}: {unitless(labels[0])}",
             "row": first["row_title"],
             "column": first["column_title"],
-            "byDepth": bool(by_depth),
+            "byDepth": by_depth,
             "rows": _ordered(of_figure["row"]),
             "columns": _ordered(of_figure["column"]),
             "panels": {
