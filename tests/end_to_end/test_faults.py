@@ -62,16 +62,24 @@ def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, save
     assert "its weights cannot be read" in outcome.err
 
 
+REFUSALS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    MemoryError("Unable to allocate 1.91 MiB for an array with shape (250000,) and data type float64"),
+]
+"""How a GPU, torch on the CPU and NumPy refuse memory."""
+
+
 class TooSmall:
     """A device whose memory holds this many tokens of a batch: larger batches fail in the middle of a layer, as on a GPU."""
 
-    def __init__(self, monkeypatch, tokens: int, *, at_the_end: bool = False) -> None:
+    def __init__(self, monkeypatch, tokens: int, error: Exception, *, at_the_end: bool = False) -> None:
         self.refused: list[tuple[int, ...]] = []
 
         def check(batch):
             if batch.token_mask.numel() > tokens:
                 self.refused.append(tuple(batch.token_mask.shape))
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise error
 
         update, end = NormsAnalysis.update_attention, FrequencyAnalysis.end_batch
 
@@ -90,9 +98,13 @@ class TooSmall:
             monkeypatch.setattr(NormsAnalysis, "update_attention", update_until_full)
 
 
-@pytest.mark.parametrize("at_the_end", [False, True])
-def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, undisturbed, at_the_end):
-    device = TooSmall(monkeypatch, 150, at_the_end=at_the_end)
+@pytest.mark.parametrize(
+    ("error", "at_the_end"),
+    [*((error, False) for error in REFUSALS), (REFUSALS[0], True)],
+    ids="gpu torch numpy end".split(),
+)
+def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, undisturbed, error, at_the_end):
+    device = TooSmall(monkeypatch, 150, error, at_the_end=at_the_end)
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
     assert 0 < len(device.refused) < 6
@@ -107,8 +119,9 @@ def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_
     assert mine["count"].equals(theirs["count"])
 
 
-def test_a_sequence_that_does_not_fit_says_what_to_change(capsys, monkeypatch, tmp_path, saved_model):
-    TooSmall(monkeypatch, 3)
+@pytest.mark.parametrize("error", REFUSALS, ids="gpu torch numpy".split())
+def test_a_sequence_that_does_not_fit_says_what_to_change(capsys, monkeypatch, tmp_path, saved_model, error):
+    TooSmall(monkeypatch, 3, error)
     folder = f"output_dir={tmp_path / 'run'}"
     outcome = run_here(capsys, monkeypatch, "analysis=norms", f"model.name={saved_model}", "tracking=disabled", folder)
     assert outcome.status == 2
@@ -193,7 +206,7 @@ def test_a_process_that_dies_ends_the_run(monkeypatch, tmp_path, saved_model):
 
 
 class Server:
-    """The part of a Weights & Biases server that a run needs to start."""
+    """The part of a Weights & Biases server that a run needs to start, and to have no file uploaded."""
 
     def __init__(self, monkeypatch) -> None:
         asked = self.asked = []
@@ -207,6 +220,8 @@ class Server:
                     project = {"id": "1", "name": "normscope", "entity": {"id": "1", "name": "somebody"}}
                     bucket = {"id": "1", "name": "run", "config": "{}", "historyLineCount": 0, "project": project}
                     answer = {"upsertBucket": {"bucket": bucket, "inserted": True}}
+                elif b"createRunFiles" in body:
+                    answer = {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": []}}
                 content = json.dumps({"data": answer}).encode()
                 self.send_response(200)
                 self.send_header("content-type", "application/json")
@@ -232,18 +247,19 @@ class Server:
 @pytest.mark.slow  # wandb waits for the server for twenty seconds
 def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path, saved_model):
     """The server is up when the run starts and down when it ends."""
-    from normscope.reporting import tracking
+    from normscope.reporting.trackers import weights_and_biases
     from normscope.running import pipeline
 
     server = Server(monkeypatch)
     accumulate = pipeline.accumulate
 
-    def accumulate_and_lose(*arguments):
-        accumulate(*arguments)
+    def accumulate_and_lose(session, tracker):
+        accumulate(session, tracker)
+        tracker.curves({})  # which waits until it has started
         server.stop()
 
     monkeypatch.setattr(pipeline, "accumulate", accumulate_and_lose)
-    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3)
+    monkeypatch.setattr(weights_and_biases, "_FINISH_SECONDS", 3)
     arguments = [f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}", "tracking=online", "dataset.limit=4"]
     outcome = run_here(capsys, monkeypatch, *arguments, "report.enabled=false")
     assert outcome.status == 0, outcome.err

@@ -100,7 +100,7 @@ class BatchRunner:
         """Run a batch, in parts if it must be split.
 
         Raises:
-            RuntimeError: If a single sequence, or a batch no larger than an earlier one, does not fit (the device's error).
+            RuntimeError | MemoryError: If a single sequence, or a batch no larger than an earlier one, does not fit.
         """
         rows = self._rows(batch)
         if rows < batch.sequences:
@@ -126,7 +126,7 @@ class BatchRunner:
         before = state_of(self._analyses)
         try:
             self._run(batch)
-        except RuntimeError as error:
+        except Exception as error:
             if batch.sequences == batch.unit or not is_out_of_memory(error):
                 raise
         else:
@@ -182,7 +182,7 @@ def explain_out_of_memory(batch_tokens: int, device: torch.device) -> Iterator[N
     """
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise InputError(
@@ -191,6 +191,6 @@ def explain_out_of_memory(batch_tokens: int, device: torch.device) -> Iterator[N
         ) from error
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, possibly the CPU, ran out of memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device ran out of memory: an accelerator, or the CPU, where torch and NumPy raise different errors."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
