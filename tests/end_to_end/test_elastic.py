@@ -148,7 +148,7 @@ def test_four_processes_of_which_a_random_one_is_killed_go_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_run_that_goes_on(monkeypatch, tmp_path, given, undisturbed):
+def test_torchrun_restarts_a_run_that_goes_on(monkeypatch, tmp_path, saved_model, undisturbed):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"
         "from normscope.running.memory import BatchRunner\n"
@@ -164,9 +164,8 @@ def test_torchrun_restarts_a_run_that_goes_on(monkeypatch, tmp_path, given, undi
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     folder = tmp_path / "run"
-    outcome = torchrun(
-        2, *given, f"output_dir={folder}", program=str(tmp_path / "dying.py"), launcher=["--max-restarts=3"]
-    )
+    arguments = [*SMALL, f"model.name={saved_model}", "checkpoint.every_seconds=0", f"output_dir={folder}"]
+    outcome = torchrun(2, *arguments, program=str(tmp_path / "dying.py"), launcher=["--max-restarts=3"])
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stderr.count("resuming after") == 2
     assert_same_numbers(folder, undisturbed)
