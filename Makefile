@@ -1,4 +1,4 @@
-# make run · make test · make docs · make figures · make bench · make mutants · make lint · make install
+# make run · make test · make test-slow · make docs · make figures · make bench · make mutants · make lint · make install
 #
 # Every target sets up .venv if needed. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, ...) are honoured: set one to choose a CPU build of torch, for instance.
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: run test pytest docs figures bench mutants lint install clean
+.PHONY: run test test-slow pytest docs figures bench mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -17,6 +17,10 @@ run: $(VENV)/.installed
 # Beside each other: mypy has use for one core only.
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j2 lint pytest
+
+# What takes too long for every change: before an issue or a release is called done.
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)

@@ -16,6 +16,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 from tests.shapes import begin_test, check_shapes
+from tests.skips import skipped_tests
 
 check_shapes("normscope")
 
@@ -55,6 +56,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup() -> None:
     begin_test()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in skipped_tests(terminalreporter.getreports("skipped")):
+        terminalreporter.write_line(line)
 
 
 def pytest_unconfigure() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 _FLAGS = "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run --enable-logging=stderr"
 

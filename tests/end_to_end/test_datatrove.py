@@ -1,5 +1,6 @@
 """Shards that datatrove's local executor runs and merges."""
 
+import importlib.util
 import json
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import python, results
 
-pytest.importorskip("datatrove")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("datatrove") is None, reason="datatrove is not installed"),
+]
 
 EXECUTE = """
 import sys

@@ -72,15 +72,13 @@ def test_the_tower_is_found_with_its_head(multimodal, tokenizer):
 
 def test_a_checkpoint_is_loaded_through_its_tower(multimodal, tokenizer, tmp_path):
     model, family, kind = multimodal
-    if kind is None:
-        pytest.skip("the same without a head")
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded, wrapped = normscope.load(tmp_path, device="cpu"), normscope.wrap(model, tokenizer)
     assert loaded.layout.model_type == family
     tables = [normscope.decompose(each, "One short text.").table for each in (loaded, wrapped)]
     assert tables[0].equals(tables[1])
-    assert type(loaded.next_token_head).__name__ == kind
+    assert kind is None or type(loaded.next_token_head).__name__ == kind
 
 
 def test_a_changed_tower_is_noticed(tokenizer):
