@@ -169,3 +169,42 @@ def test_a_message_is_one_line_of_limited_length():
     path = "/" + "/".join(["folder"] * 40)
     assert str(InputError(path)) == path
     assert len(str(InputError("word " * 5000))) == 1001
+
+
+@contextlib.contextmanager
+def default_device(name):
+    before = torch.get_default_device()
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(before)
+
+
+SETTINGS = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a default device": lambda: default_device("meta"),
+    "a device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_torch_change_no_result(setting, tokenizer):
+    model = in_memory(AutoModel, "bert", tokenizer)
+
+    def everything():
+        wrapped = normscope.wrap(model, tokenizer)
+        yield normscope.decompose(wrapped, TEXT).vectors
+        yield normscope.attribute(wrapped, TEXT, lambda hidden: hidden[0, 0]).scores
+        yield normscope.attribution_maps(wrapped, TEXT, "decompx")["decompx"].total
+        yield normscope.similarity(wrapped, TEXT, "A cat.", pooling="mean").matrix
+        yield np.array(list(normscope.run("mixing", model=wrapped, texts=[TEXT]).metrics.values()))
+        yield np.stack([block.inputs.numpy() for block in normscope.observe(wrapped, TEXT)])
+
+    expected = list(everything())
+    with SETTINGS[setting]():
+        results = list(everything())
+        assert torch.is_autocast_enabled("cpu") == (setting == "autocast")
+        assert torch.get_default_device().type == ("cpu" if setting == "autocast" else "meta")
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, right)

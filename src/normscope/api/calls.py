@@ -1,5 +1,7 @@
-"""What happens to a call of the Python interface before its own code runs: arguments are checked, and calls take turns."""
+"""What happens to a call of the Python interface before its own code runs: arguments are checked, torch's settings for numbers
+that the caller has changed are put aside, and calls take turns."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -26,9 +28,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
+_AUTOCAST = ("cpu", "cuda", "mps")
+"""Types of devices that models run on, each with an autocast of its own."""
+
 
 def checked(target: F) -> F:
     """A function, or a class, that raises InputError for an argument whose type is not that of its annotation.
+
+    It computes as if the caller had turned autocast off and set no default device: a model is measured in the dtype of its
+    weights, and what we compute beside it lies where we put it. An iterator that it returns is not covered.
 
     Elements of lists and other iterables are left to what reads them: reading may use them up.
     """
@@ -50,9 +58,22 @@ def checked(target: F) -> F:
         for name, hint in hints().items():
             if name in given and not _fits(given[name], hint):
                 raise InputError(f"{name}: expected {_in_words(hint)}, got {_shown(given[name])}")
-        return target(*args, **kwargs)
+        with _settings_of_torch():
+            return target(*args, **kwargs)
 
     return typing.cast(F, call)
+
+
+@contextlib.contextmanager
+def _settings_of_torch() -> Iterator[None]:
+    """Torch without the caller's autocast and default device; both are settings of a thread."""
+    with contextlib.ExitStack() as settings:
+        if torch.get_default_device().type != "cpu":
+            settings.enter_context(torch.device("cpu"))
+        for kind in _AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def in_turn(function: Callable[P, R]) -> Callable[P, R]:
