@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from normscope.config.schema import DeviceOptions, ModelOptions
+from normscope.config.schema import DeviceOptions, ModelOptions, RunOptions
+from normscope.config.validation import check_strings
 from normscope.errors import InputError
 from normscope.models.loading import open_model
 from normscope.reporting.trackers import weights_and_biases
+from tests.end_to_end.bad_input.case import Case
+from tests.end_to_end.bad_input.overrides import STRINGS
+from tests.end_to_end.bad_input.suggestions import followed
 from tests.end_to_end.shell import run_here
 
 
@@ -138,6 +144,49 @@ def test_an_empty_output_folder_is_refused_before_anything_is_made(capsys, monke
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("key", STRINGS)
+def test_null_is_suggested_only_where_it_is_accepted(key):
+    """An empty value of every key that takes a text: the message offers null if, and only if, the key may be null."""
+    group, _, last = key.rpartition(".")
+    with pytest.raises(InputError) as raised:
+        check_strings({group: {last: ""}} if group else {last: ""})
+    config = OmegaConf.structured(RunOptions)
+    try:
+        OmegaConf.update(config, key, None)
+        accepted = key not in ("categories", "layers", "figures.width")  # of any type, which later rules narrow down
+    except ValidationError:
+        accepted = False
+    assert str(raised.value).endswith(f"leave {key} out" + (f", or set {key}=null" if accepted else ""))
+
+
+# Messages that suggest something, each with what it suggests.
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (["dataset.categories=''"], 1),
+        (["analysis=[]"], 1),
+        (["figures.format=pdf"], 1),
+        (["figures.format=jpg"], 1),
+        (["analysis=mixing,norms"], 1),
+        (["level=word", "analysis=outliers"], 1),
+        (["dataset.wikitext=true", "dataset=conllu"], 1),
+        (["device.max_memory.cpu=1GiB"], 1),
+        (["tracking.mode=online", "tracking.tracker=mlflow"], 1),
+        (["device.name=cuda:99"], 2),
+    ],
+)
+def test_what_a_message_suggests_is_accepted(capsys, monkeypatch, tmp_path, saved_model, arguments, count):
+    arguments = [f"model.name={saved_model}", "dataset.limit=1", "report.enabled=false", *arguments]
+    case = Case("", arguments, [])
+    found = list(followed(case, refuse(capsys, monkeypatch, tmp_path, *arguments)))
+    assert len(found) == count, found
+    for number, suggested in enumerate(found):
+        folder = f"output_dir={tmp_path / str(number)}"
+        outcome = run_here(capsys, monkeypatch, "tracking=disabled", folder, *suggested.arguments)
+        assert outcome.status in (0, 2), outcome.err
+        assert not outcome.err.startswith(tuple(suggested.refused)), outcome.err
+
+
 def test_overrides_are_recorded_as_they_were_typed(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.setenv("MY_MODEL", str(saved_model))
     arguments = ["model.name='${oc.env:MY_MODEL}'", "tracking=disabled", "report.enabled=false", "dataset.limit=2"]
@@ -174,6 +223,36 @@ def test_a_corpus_without_an_example(capsys, monkeypatch, tmp_path, saved_model,
     path.write_text(content)
     line = refuse(capsys, monkeypatch, tmp_path, f"model.name={saved_model}", "dataset=text", f"dataset.path={path}")
     assert "no usable example" in line or "is empty" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "advice"),
+    [
+        ("a.txt", [], "; check dataset.path"),
+        ("a.csv", [], "; check dataset.path and dataset.text_column"),
+        ("a.txt", ["analysis=similarity", "analysis.similarity.pooling=mean"], " (dataset.pair_column))"),
+    ],
+)
+def test_a_corpus_without_an_example_names_the_keys_that_it_depends_on(
+    capsys, monkeypatch, tmp_path, saved_model, name, arguments, advice
+):
+    path = tmp_path / name
+    path.write_text("text\n\u200b\n" if name == "a.csv" else "A cat." if arguments else "\u200b\n")
+    line = refuse(
+        capsys, monkeypatch, tmp_path, f"model.name={saved_model}", "dataset=text", f"dataset.path={path}", *arguments
+    )
+    assert "no usable example" in line
+    assert line.endswith(advice)
+
+
+def test_a_template_that_rejects_everything_is_what_is_named(capsys, monkeypatch, tmp_path, saved_model):
+    folder, path = broken_copy(saved_model, tmp_path), tmp_path / "a.jsonl"
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('nobody may speak') }}")
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello."}]}))
+    arguments = ["dataset=text", f"dataset.path={path}", "dataset.chat_template=true"]
+    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}", *arguments)
+    reason = "messages that the chat template rejects: nobody may speak (dataset.chat_template)"
+    assert line.endswith(f"no usable example (1 {reason})")
 
 
 def test_a_missing_column_lists_the_existing_ones(capsys, monkeypatch, tmp_path, saved_model):

@@ -153,8 +153,13 @@ def test_sets_that_are_not_whole_are_refused_by_name(parts, tmp_path):
     assert "cannot be read" in refused(first, second, other)
     (other / FILE).unlink()
     assert "expected the folder of a run with shard=" in refused(first, other)
-    (other / "config.yaml").touch()
+    (other / "config.yaml").write_text("shard: 2\nshards: 3\n")
     assert f"if it was stopped, continue it with resume={other}" in refused(first, second, other)
+    (other / "results.json").write_text('{"status": "shard", "metrics": {}, "provenance": {}}')
+    assert f"merge={other}: its {FILE} is missing; run the shard again" in refused(first, second, other)
+    for whole in ("shard: null\nshards: 1\n", "seed: 0\n"):
+        (other / "config.yaml").write_text(whole)
+        assert "shard=… shards=…, got a run of the whole corpus" in refused(first, second, other)
 
 
 def test_merging_is_refused_before_a_model_is_loaded(monkeypatch, refused, shards):

@@ -45,6 +45,8 @@ _PATHS = {
     "figures.style",
     *(f"analysis.{info.name}.{key}" for info in analyses().values() for key in info.path_keys),
 }
+# Keys that may be null, as they are unless somebody sets them.
+_OPTIONAL = frozenset(key for key, value in flat(plain(RunOptions())).items() if value is None)
 # White space is a valid value of these.
 _SIGNS = ("dataset.delimiter", "dataset.separator")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
@@ -67,7 +69,8 @@ def check_strings(config: Mapping[str, Any]) -> None:
             _check_items(key, value)
     for key, text in _strings(settings):
         if not text or (not text.strip() and key not in _SIGNS):
-            raise InputError(f"{key}={text!r}: expected a value, got an empty one; leave {key} out, or set {key}=null")
+            null = f", or set {key}=null" if key in _OPTIONAL else ""
+            raise InputError(f"{key}={text!r}: expected a value, got an empty one; leave {key} out{null}")
         if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
             raise InputError(f"{key}={text!r}: expected text, got a character that no text or file name has")
         if key in _PATHS:

@@ -70,6 +70,19 @@ def _path(options: DatasetOptions, expected: str) -> str:
     return options.path
 
 
+def text_keys(options: DatasetOptions) -> list[str]:
+    """The keys that say where a corpus has its texts, as far as it reads them."""
+    match options.kind:
+        case DatasetKind.sample | DatasetKind.toy:
+            return []
+        case DatasetKind.hub:
+            return ["dataset.path", "dataset.text_column"]
+        case DatasetKind.text if any(map(has_columns, find_files(options.path or "", "dataset.path"))):
+            return ["dataset.path", "dataset.text_column"]
+        case _:
+            return ["dataset.path"]
+
+
 def _label_column(options: DatasetOptions) -> str | None:
     """The column of annotated words whose values are categories."""
     return options.categories if isinstance(options.categories, str) else None

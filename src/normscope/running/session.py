@@ -28,7 +28,7 @@ from normscope.config.validation import chosen_categories, chosen_layers
 from normscope.data.annotation import column_values
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.data.corpora import NumberedCorpus
+from normscope.data.corpora import NumberedCorpus, text_keys
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts
@@ -598,6 +598,7 @@ def require_examples(session: Session, counts: CorpusCounts) -> None:
         if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
             raise InputError(f"texts: no usable text{what} ({reasons})")
         where = options.dataset.path or options.dataset.kind
-        raise InputError(
-            f"dataset {where}: no usable example{what} ({reasons}); check dataset.path and dataset.text_column"
-        )
+        # Some reasons name the key that they depend on; the others depend on what was read.
+        unexplained = not own.skipped or any("dataset." not in reason for reason in own.skipped)
+        keys = " and ".join(text_keys(options.dataset)) if unexplained else ""
+        raise InputError(f"dataset {where}: no usable example{what} ({reasons}){keys and f'; check {keys}'}")

@@ -18,7 +18,7 @@ from torch import Tensor
 from normscope.analyses.base import state_of
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
-from normscope.reporting.earlier_runs import CONFIG, Status
+from normscope.reporting.earlier_runs import CONFIG, Status, is_complete, read_config
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
@@ -151,11 +151,7 @@ def _content(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _read(folder: Path, read: Callable[[Path], T]) -> T:
     path = folder / FILE
     if not os.path.lexists(path):
-        if (folder / CONFIG).is_file():
-            raise InputError(
-                f"merge={folder}: expected a complete shard; if it was stopped, continue it with resume={folder}"
-            )
-        raise InputError(f"merge={folder}: expected the folder of a run with shard=… shards=…")
+        raise InputError(f"merge={folder}: {_why_no_state(folder)}")
     try:
         content = header(path)
         numbers = [content[name] for name in ("shard", "shards")]
@@ -166,6 +162,18 @@ def _read(folder: Path, read: Callable[[Path], T]) -> T:
         return read(path)
     except DAMAGE as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}; run the shard again") from error
+
+
+def _why_no_state(folder: Path) -> str:
+    """Why a folder holds no state of a shard, and what helps."""
+    expected = "expected the folder of a run with shard=… shards=…"
+    if not (folder / CONFIG).is_file():
+        return expected
+    if read_config(folder).get("shard") is None:
+        return f"{expected}, got a run of the whole corpus"
+    if is_complete(folder):
+        return f"its {FILE} is missing; run the shard again"
+    return f"expected a complete shard; if it was stopped, continue it with resume={folder}"
 
 
 def _refuse_others(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any], where: str) -> None:

@@ -28,6 +28,8 @@ def faults(run: Started, outcome: Outcome) -> list[str]:
             wrong.append(f"{len(said)} messages")
         elif not any(name in said[0] for name in run.case.names):
             wrong.append("names neither key nor file")
+        if any(line.startswith(tuple(run.case.refused)) for line in said):
+            wrong.append("the suggestion is refused")
         if any(len(line) > 1500 or not line.isprintable() for line in said):
             wrong.append("unreadable message")
         if other and not sweeping:

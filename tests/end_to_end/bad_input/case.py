@@ -22,6 +22,8 @@ class Case:
     """The run folder, or what else the command may write, in the folder it runs in."""
     module: str | None = None
     """Module to run; run.py by default."""
+    refused: Sequence[str] = ()
+    """The message must begin with none of these: it would refuse what an earlier message suggested."""
 
 
 EITHER = frozenset({0, 2})

@@ -4,7 +4,7 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.end_to_end.bad_input.alignments import links, reverse_run
@@ -32,9 +32,10 @@ from tests.end_to_end.bad_input.overrides import (
     two_values,
     wrong_value,
 )
-from tests.end_to_end.bad_input.process import collect, finished, started
+from tests.end_to_end.bad_input.process import Started, collect, finished, started
 from tests.end_to_end.bad_input.small_files import frequencies, pickles
 from tests.end_to_end.bad_input.stock import Stock
+from tests.end_to_end.bad_input.suggestions import followed
 from tests.end_to_end.bad_input.wrong_files import category, odd_characters, two_files, wrong_file
 
 Kind = Callable[[random.Random, Stock], Case]
@@ -71,8 +72,12 @@ def run_all(
     return run_cases(drawn, folder, loud=loud, every=bool(only))
 
 
-def run_cases(cases: Iterable[tuple[int, Case]], folder: Path, loud: bool = False, every: bool = False) -> list[str]:
+def run_cases(
+    cases: Iterable[tuple[int | str, Case]], folder: Path, loud: bool = False, every: bool = False
+) -> list[str]:
     """Run numbered cases, as many at a time as there are processors, and return the faults.
+
+    What the message of a case suggests is then done, as a case of its own.
 
     Args:
         cases: The cases and their numbers.
@@ -80,7 +85,9 @@ def run_cases(cases: Iterable[tuple[int, Case]], folder: Path, loud: bool = Fals
         loud: Whether to print the faults.
         every: Whether to print the other answers as well.
     """
-    waiting, running, found = iter(cases), [], []
+    waiting: Iterator[tuple[int | str, Case]] = iter(cases)
+    running: list[Started] = []
+    found: list[str] = []
     while True:
         for number, drawn in itertools.islice(waiting, max(0, (os.cpu_count() or 1) - len(running))):
             running.append(started(drawn, folder / str(number), number))
@@ -97,4 +104,6 @@ def run_cases(cases: Iterable[tuple[int, Case]], folder: Path, loud: bool = Fals
                 print(found[-1], flush=True)
             elif loud and every:
                 print(f"#{run.number} {run.case.what}: {outcome.status} {outcome.err.strip()[-200:]}", flush=True)
+            next_ones = [(f"{run.number}.{n}", case) for n, case in enumerate(followed(run.case, outcome.err), start=1)]
+            waiting = itertools.chain(next_ones, waiting)
             shutil.rmtree(run.folder, ignore_errors=True)

@@ -36,7 +36,7 @@ class Started:
     before: Mapping[str, str]
     process: int
     deadline: float
-    number: int = 0
+    number: int | str = 0
     status: int | None = None
 
 
@@ -49,7 +49,7 @@ class Outcome:
     err: str
 
 
-def started(case_: Case, folder: Path, number: int = 0) -> Started:
+def started(case_: Case, folder: Path, number: int | str = 0) -> Started:
     """Run a case in a forked process."""
     work, temporary = folder / "work", folder / "tmp"
     work.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,51 @@
+"""What messages suggest: a key to set to a value, or to leave out. Whoever does so must not be refused for it."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+from tests.end_to_end.bad_input.case import EITHER, Case
+
+_SETTING = re.compile(r"(?P<before>\S+ )?'?(?P<setting>\+{0,2}[a-z][\w./]*=(?:\[[^\]\s]*\]|[^\s;,:')\]]+))")
+_KEY = r"[a-z]\w*(?:\.\w+)*"
+_LEFT_OUT = re.compile(rf"leave (?:out )?(?P<keys>{_KEY}(?: and {_KEY})*)")
+# What stands before a setting that is none to make: the one that was made, or one to undo.
+_OTHERWISE = ("got ", "leave ", "drop ", "out ", "for ", "reads ", "needs ", "without ")
+# NAME, FILE and … are for the reader to fill in.
+_BLANK = re.compile(r"…|\b[A-Z]{3,}\b")
+
+
+def suggestions(message: str, arguments: Sequence[str]) -> Iterator[list[str]]:
+    """The arguments of a refused command with each suggestion of its message followed.
+
+    Args:
+        message: The message, with what refused it first, as in `key=value: expected …; set key=other`.
+        arguments: What was typed.
+    """
+    refused, colon, advice = message.removeprefix("normscope: ").partition(": ")
+    text = advice if colon else message
+    key = refused.partition("=")[0]
+    for found in _SETTING.finditer(text):
+        setting = found["setting"].rstrip(".")
+        if found["before"] not in _OTHERWISE and not _BLANK.search(setting) and setting not in arguments:
+            group = setting.partition("=")[0].lstrip("+")
+            yield [*_without(arguments, group, *([key] if key.startswith(f"{group}.") else [])), setting]
+    for found in _LEFT_OUT.finditer(text):
+        left = _without(arguments, *found["keys"].split(" and "))
+        if left != list(arguments):
+            yield left
+
+
+def followed(case: Case, errors: str) -> Iterator[Case]:
+    """Cases that follow what the message of a case suggests."""
+    said = [line for line in errors.splitlines() if line.startswith("normscope: ")]
+    if len(said) != 1 or case.module is not None or case.refused or case.environment:
+        return
+    for arguments in suggestions(said[0], case.arguments):
+        again = (said[0], *(f"normscope: {argument}: " for argument in arguments if argument not in case.arguments))
+        what = f"{case.what}, as its message suggests: {' '.join(arguments[-1:])}"
+        yield dataclasses.replace(case, what=what, arguments=arguments, names=[""], statuses=EITHER, refused=again)
+
+
+def _without(arguments: Sequence[str], *keys: str) -> list[str]:
+    return [argument for argument in arguments if argument.partition("=")[0].lstrip("+~") not in keys]
