@@ -62,7 +62,8 @@ def wrong_value(draw: random.Random, stock: Stock) -> Case:
     )
     writes = value.strip("'") if key == "output_dir" else "out"
     arguments = [*_with(stock, key), f"{key}={value}"]
-    return Case(f"{key} ({kind}) = {value:.30}", arguments, [_last(key)], statuses=EITHER, writes=writes)
+    names = [_last(key), *(["analysis=[]"] if key.endswith(".enabled") else [])]  # false disables the only analysis
+    return Case(f"{key} ({kind}) = {value:.30}", arguments, names, statuses=EITHER, writes=writes)
 
 
 def two_values(draw: random.Random, stock: Stock) -> Case:
