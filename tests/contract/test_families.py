@@ -10,6 +10,7 @@ import torch
 
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
+from normscope.models.attention_function import attention_by
 from normscope.models.block import AttentionBlock
 from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.iteration import observe_blocks
@@ -286,8 +287,7 @@ def test_decoders_that_read_a_source(model_type, stack):
     with Observer(model, layout) as observer:
         observer.run(inputs, blocks.append)
     assert [block.layer for block in blocks] == [1, 2]
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
+    with torch.inference_mode(), attention_by(model, "eager"):
         expected = model(**inputs, output_attentions=True)
     maps = expected.cross_attentions if stack == "cross" else expected.decoder_attentions
     for block, alpha in zip(blocks, maps, strict=True):

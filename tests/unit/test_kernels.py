@@ -18,10 +18,16 @@ def explicit(query, key, value, mask, causal, scale):
     return (scores.softmax(-1) @ value.double()).to(query.dtype), scores.logsumexp(-1).to(query.dtype)
 
 
+def as_if_contiguous(mask):
+    """What torch 2.6 makes of a mask whose rows are not contiguous."""
+    return mask.as_strided(mask.shape, torch.empty(mask.shape).stride())
+
+
 WRONG = {
     "output": lambda q, k, v, m, c, s: (explicit(q, k, v, m, c, s)[0] * 1.001, explicit(q, k, v, m, c, s)[1]),
     "normaliser": lambda q, k, v, m, c, s: (explicit(q, k, v, m, c, s)[0], explicit(q, k, v, m, c, s)[1] + 1e-3),
     "mask": lambda q, k, v, _, c, s: explicit(q, k, v, None, c, s),
+    "layout": lambda q, k, v, m, c, s: explicit(q, k, v, None if m is None else as_if_contiguous(m), c, s),
     "mask if causal": lambda q, k, v, m, c, s: explicit(q, k, v, None if c else m, c, s),
     "causal": lambda q, k, v, m, _, s: explicit(q, k, v, m, False, s),
     "causal if masked": lambda q, k, v, m, c, s: explicit(q, k, v, m, c and m is None, s),

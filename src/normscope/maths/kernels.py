@@ -34,6 +34,8 @@ def kernel_for(
 def _cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()  # torch 2.6 reads the rows of a mask as if each were contiguous
     result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, is_causal=causal, attn_mask=mask, scale=scale
     )
@@ -69,13 +71,14 @@ _KERNELS: dict[str, Kernel] = {"cpu": _cpu, "cuda": _cuda}
 
 @functools.cache
 def _is_right(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a device's kernel is correct: plain, with a mask, causal, and both."""
+    """Whether a device's kernel is correct: plain, with a mask, causal, both, and with a mask whose rows are not contiguous."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, 2, 37, 12, dtype=torch.float64, generator=generator).to(device, dtype) for _ in range(3)
     )
     mask = torch.randn(2, 1, 1, 37, dtype=torch.float64, generator=generator).to(device, dtype)
-    for added, causal in ((None, False), (mask, False), (None, True), (mask, True)):
+    strided = torch.randn(1, 37, 37, 2, dtype=torch.float64, generator=generator).to(device, dtype).permute(0, 3, 1, 2)
+    for added, causal in ((None, False), (mask, False), (None, True), (mask, True), (strided, False)):
         try:
             output, normaliser = _KERNELS[device.type](query, key, value, added, causal, 0.5)
         except (AttributeError, NotImplementedError, RuntimeError, TypeError):

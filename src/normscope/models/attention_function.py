@@ -1,6 +1,7 @@
 """The attention and mask functions that transformers calls while a model is observed."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import STRIP, Allowed, Mask
@@ -58,6 +60,22 @@ class Attends(Protocol):
 
 active: ContextVar[Attends | None] = ContextVar("normscope_observer", default=None)
 """The observer of the current forward pass."""
+
+
+@contextlib.contextmanager
+def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Context in which a model and every model within it compute attention by a function of transformers' registry."""
+    # Before transformers 5.20, `set_attn_implementation` passes over inner models with their parent's class of config, such
+    # as the stacks of T5.
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    previous = [each.config._attn_implementation for each in models]
+    try:
+        for each in models:
+            each.set_attn_implementation(implementation)
+        yield
+    finally:
+        for each, name in zip(models, previous, strict=True):
+            each.set_attn_implementation(name)
 
 
 def _attention_function(

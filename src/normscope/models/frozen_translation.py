@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.models.attention_function import attention_by
 from normscope.models.families import layout_of
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
@@ -46,10 +47,8 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
     encoder, decoder = layout_of(family, "encoder"), layout_of(family, "cross")
     networks = [*bind_feed_forward(model.get_encoder(), encoder), *bind_feed_forward(model.base_model, decoder)]
     first = [encoder.passes(model.get_encoder())[0], decoder.passes(model.base_model)[0]]
-    implementation = model.config._attn_implementation
     with contextlib.ExitStack() as exit_:
-        exit_.callback(model.set_attn_implementation, implementation)
-        model.set_attn_implementation("eager")
+        exit_.enter_context(attention_by(model, "eager"))
         for network in networks:
             for handle in _frozen_gates(network) if network.gated else ():
                 exit_.callback(handle.remove)

@@ -19,7 +19,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.maths.attention import attention, repeat_heads
 from normscope.maths.masks import Mask
-from normscope.models.attention_function import IMPLEMENTATION, active
+from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
@@ -168,12 +168,11 @@ class Observer:
         return self
 
     def _change_model(self) -> None:
-        previous = self._model.config._attn_implementation
         if self._layout.registry:
-            self._exit.callback(self._model.set_attn_implementation, previous)
-            self._model.set_attn_implementation(IMPLEMENTATION)
+            self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
         else:
             # Their own fused attention returns no weights, or (Falcon) those of attention that sees later keys.
+            previous = self._model.config._attn_implementation
             self._exit.callback(setattr, self._model.config, "_attn_implementation", previous)
             self._model.config._attn_implementation = "eager"
         for handle in self._hooks():

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from normscope.models.attention_function import attention_by
 from normscope.models.layout import BlockLayout
 from normscope.models.rotation import length_dependent_rotations
 
@@ -104,13 +105,11 @@ def _together(passes: Sequence[UntouchedPass], width: int) -> UntouchedPass:
 
 def _pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
     recorder = _Recorder()
-    previous = model.config._attn_implementation
     with contextlib.ExitStack() as exit_:
         for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
         if layout.registry:
-            model.set_attn_implementation(_FUSED if layout.fused_reference else "eager")
-            exit_.callback(model.set_attn_implementation, previous)
+            exit_.enter_context(attention_by(model, _FUSED if layout.fused_reference else "eager"))
         with torch.inference_mode():
             output = model(**inputs)
     layers = {
