@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -195,4 +196,6 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str],
     try:
         runpy.run_path(program, run_name="__main__")
     finally:
+        # As at the end of an interpreter: joblib's workers are told to end, for which multiprocessing would wait for minutes.
+        threading._shutdown()
         atexit._run_exitfuncs()  # before Python 3.13, multiprocessing skips them

@@ -206,9 +206,9 @@ def test_windows_that_only_one_process_reads(tmp_path, saved_model, undisturbed)
     found = {}
     for processes in (1, 3):
         folder = tmp_path / str(processes)
-        program = str(tmp_path / "parts.py")
-        outcome = torchrun(processes, *SMALL, f"model.name={saved_model}", f"output_dir={folder}", program=program)
-        assert outcome.returncode == 0, outcome.stderr
+        given = [*SMALL, f"model.name={saved_model}", f"output_dir={folder}"]
+        outcomes = forks.run_several(processes, *given, program=tmp_path / "parts.py")
+        assert [outcome.status for outcome in outcomes] == [0] * processes, outcomes
         found[processes] = results(folder)
         for count in ("examples", "examples_used", "sequences", "tokens", "tokens_by_category"):
             assert found[processes]["provenance"][count] == results(undisturbed)["provenance"][count]
@@ -220,8 +220,8 @@ def test_windows_that_only_one_process_reads(tmp_path, saved_model, undisturbed)
 def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
     """Some processes have no batch."""
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
-    outcome = torchrun(3, *arguments, f"output_dir={tmp_path / 'run'}")
-    assert outcome.returncode == 0, outcome.stderr
+    outcomes = forks.run_several(3, *arguments, f"output_dir={tmp_path / 'run'}")
+    assert [outcome.status for outcome in outcomes] == [0] * 3, outcomes
     assert results(tmp_path / "run")["provenance"]["sequences"] == 2
 
 
