@@ -54,25 +54,24 @@ def saved_batches(folder) -> int:
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_random_moments(tmp_path, saved_model, undisturbed):
-    """Repeatedly killed at random moments and resumed."""
+def test_killed_at_twenty_random_moments(tmp_path, saved_model):
+    """Repeatedly killed while it computes or saves, each time further on, and resumed."""
     draw = random.Random(0)
-    folder = tmp_path / "run"
-    begin = [*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0"]
-    for _ in range(20):
-        there = (folder / "config.yaml").exists()
-        process = Fork(*([f"resume={folder}", "checkpoint.every_seconds=0"] if there else begin))
-        time.sleep(draw.uniform(0.5, 9))
+    given = [*SMALL, "analysis=[mixing,frequency]", "dataset.limit=200", f"model.name={saved_model}"]
+    folder, often = tmp_path / "run", "checkpoint.every_seconds=0"
+    assert forks.run(*given, f"output_dir={tmp_path / 'whole'}").status == 0
+    for moment in range(20):
+        before = saved_batches(folder)
+        process = Fork(often, *([f"resume={folder}"] if moment else [*given, f"output_dir={folder}"]))
+        process.wait_until(lambda before=before: saved_batches(folder) > before)
+        time.sleep(draw.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
         outcome = process.wait()
-        if outcome.status == 0 or (folder / "results.json").exists():
-            break
-        assert outcome.status == -signal.SIGKILL, outcome.err
-    if not (folder / "results.json").exists():
-        outcome = Fork(f"resume={folder}").wait()
-        assert outcome.status == 0, outcome.err
-    assert results(folder)["metrics"] == results(undisturbed)["metrics"]
-    assert tables(folder) == tables(undisturbed)
+        assert outcome.status == -signal.SIGKILL, (moment, outcome.err)
+    outcome = forks.run(f"resume={folder}")
+    assert outcome.status == 0, outcome.err
+    assert results(folder)["metrics"] == results(tmp_path / "whole")["metrics"]
+    assert tables(folder) == tables(tmp_path / "whole")
 
 
 def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, undisturbed):
@@ -216,7 +215,6 @@ def test_windows_that_only_one_process_reads(tmp_path, saved_model, undisturbed)
         assert found[3]["metrics"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.slow
 def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
     """Some processes have no batch."""
     arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", "report.enabled=false"]
