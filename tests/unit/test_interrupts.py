@@ -2,6 +2,7 @@
 
 import contextlib
 import dis
+import functools
 import itertools
 import sys
 import threading
@@ -117,8 +118,25 @@ def test_a_trainers_own_forward_comes_back():
     assert (model.forward, model._original_forward) == (len, abs)
 
 
+_FIRST, _RAISED = -1, -2
+"""Instead of the instruction before."""
+
 # After these, CPython looks for signals.
 _LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD")
+
+
+@functools.cache
+def handler(code, offset):
+    """Where an exception at an instruction is handled."""
+    entries = dis.Bytecode(code).exception_entries
+    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
+
+
+@functools.cache
+def may_come_between(code, before, after):
+    """Whether an interrupt that CPython finds at the end of one instruction can be raised before the next one instead."""
+    looks = dis.opname[code.co_code[before]].startswith(_LOOKS)
+    return looks and handler(code, before) == handler(code, after)
 
 
 def interrupts(call, at_most):
@@ -134,12 +152,15 @@ def interrupts(call, at_most):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             if event == "opcode":
-                before, last[frame] = last.get(frame, "RESUME"), dis.opname[frame.f_code.co_code[frame.f_lasti]]
-                if before.startswith(_LOOKS) and next(places) == wanted:
+                before, last[frame] = last.get(frame, _FIRST), frame.f_lasti
+                possible = before == _FIRST or (
+                    before != _RAISED and may_come_between(frame.f_code, before, frame.f_lasti)
+                )
+                if possible and next(places) == wanted:
                     where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
                     raise Interrupt
             elif event == "exception":  # a call that raises ends without a look
-                last[frame] = ""
+                last[frame] = _RAISED
             return trace
 
         previous = sys.gettrace()
