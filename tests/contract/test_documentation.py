@@ -175,7 +175,7 @@ def test_the_readme_says_what_the_first_run_says(tmp_path):
             rows = table.loc[method]
             ratios = 100 * rows["mean"][(rows["category"] == "cls") == is_cls]
             ranges.append((f"{ratios.min():.0f}", f"{ratios.max():.0f}"))
-    claim = re.search(r"\*How much of a token's.*?\*", readme, re.S).group()
+    claim = re.search(r"\*Mixing ratios: how much of a token's.*?\*", readme, re.S).group()
     assert re.findall(r"(\d+) (?:to|and) (\d+)%", claim) == ranges
     for page in ("index.md", "measures/mixing.md"):
         assert claim in (ROOT / "docs" / page).read_text()
