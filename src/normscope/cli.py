@@ -35,6 +35,7 @@ from normscope.config.unknown_keys import refuse_unknown
 from normscope.config.validation import check, check_strings
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
+from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
 from normscope.reporting.earlier_runs import is_complete
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
@@ -163,6 +164,7 @@ def _execute(main: Callable[[], object]) -> int:
     """Run the command and return its status. A bug is raised again and keeps its traceback."""
     overrides: list[str] = []
     try:
+        refuse_old_versions()
         _translate_command()
         _expand_checkpoints()
         overrides = _overrides()

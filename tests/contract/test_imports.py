@@ -28,6 +28,7 @@ ALLOWED = {
     "network": set(),
     "rounding": set(),
     "user_cache": set(),
+    "oldest_versions": set(),
     "quick_imports": set(),
     "untrusted": set(),
     "declarations": set(),
@@ -112,9 +113,18 @@ ALLOWED = {
         "statistics.tidy",
     },
     "datatrove": {"config", "running.shutdown", "reporting.earlier_runs"},
-    "cli": {"config", "data.corpora", "data.corpus_memory", "distribution", "quick_imports", "reporting", "running"},
+    "cli": {
+        "config",
+        "data.corpora",
+        "data.corpus_memory",
+        "distribution",
+        "oldest_versions",
+        "quick_imports",
+        "reporting",
+        "running",
+    },
     "__main__": {"cli"},
-    "__init__": {"api", "distribution"},
+    "__init__": {"api", "distribution", "oldest_versions"},
 }
 
 # Who may know a library.
