@@ -1,5 +1,6 @@
 """Figures in the formats, at the width and in the style that a paper needs."""
 
+import html
 import json
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     caption = (folder / "figures/mixing_by_layer.txt").read_text().strip()
     assert caption.startswith("Mean mixing ratio over all tokens")
     assert caption not in svg
-    assert caption in (folder / "report.html").read_text()
+    assert caption in html.unescape((folder / "report.html").read_text())
     assert yaml.safe_load((folder / "config.yaml").read_text())["figures"]["width"] == "column"
     logged = {key: value for row in run_of(folder)["history"] for key, value in row.items()}
     assert logged["figures/mixing_by_layer"]["_type"] == "image-file"

@@ -409,7 +409,7 @@ def test_a_run_about_words(saved_model, tmp_path, capsys, monkeypatch):
     assert run_here(capsys, monkeypatch, *given, *more, "level=word").status == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Each row is a word that receives" in page
-    assert "output vector comes from other words" in page
+    assert "the norm of what a word takes from the others" in page
     pairs = pd.read_parquet(tmp_path / "run" / "tables" / "explorer_pairs.parquet")
     first = pairs[(pairs["sentence"] == 1) & (pairs["layer"] == 1) & (pairs["head"] == 0)]
     assert list(first["key_token"][:11]) == "[CLS] the old cat doesn 't see the river . [SEP]".split()
