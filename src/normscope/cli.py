@@ -288,7 +288,8 @@ def _culprit(overrides: Sequence[str]) -> str:
         names = value if isinstance(value, list) else [value]
         if "." not in override.key_or_group and not all(isinstance(name, str) for name in names):
             return text
-    return " ".join(overrides) or "the command line"
+    of_hydra = [text for text in overrides if text.lstrip("+~").startswith("hydra")]
+    return " ".join(of_hydra or overrides) or "the command line"
 
 
 def _recorded_failures(folder: Path) -> list[str]:

@@ -1,6 +1,8 @@
 """The error for invalid input, and helpers for error messages."""
 
 import re
+import sys
+import traceback
 
 _LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{20})")
 
@@ -26,11 +28,13 @@ def one_line(error: BaseException) -> str:
 
 
 def origin(error: BaseException) -> str:
-    """The module whose code raised an error, to tell our own bugs from a library's complaint about invalid input."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return "" if frame is None else str(frame.tb_frame.f_globals.get("__name__", ""))
+    """The module whose code raised an error, to tell our own bugs from a library's complaint about invalid input.
+
+    What the standard library raises is due to the code that called it.
+    """
+    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    others = (name for name in reversed(names) if name.partition(".")[0] not in sys.stdlib_module_names)
+    return next(others, "")
 
 
 def message(error: BaseException) -> str:
