@@ -7,6 +7,8 @@ import pickle
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from normscope.alignment.links import LinkFile
@@ -19,6 +21,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.pickles import load
 from normscope.data.segmentation import detokenized
+from normscope.data.text_files import TextFile
 from normscope.errors import InputError
 from tests.unit.test_data import Reader
 
@@ -460,3 +463,15 @@ def test_numbers_of_thousands_of_digits_are_bad_input(tmp_path):
     ranks.write_text(f"1 {digits} 3\n")
     with pytest.raises(InputError, match="line 1: expected `rank count token_id`"):
         token_frequencies.read(ranks, 10, "analysis.frequency.path")
+
+
+def test_a_parquet_file_whose_footer_is_damaged_is_named(tmp_path):
+    """Arrow raises an OSError without a number, as if the system could not read the file."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["A cat."] * 100}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + content[-8:])
+    file = TextFile(path)
+    assert file.total is None
+    with pytest.raises(InputError, match=f"^dataset.path={path}: not a Parquet file: Couldn't deserialize thrift"):
+        list(file.examples())

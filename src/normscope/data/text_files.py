@@ -327,7 +327,10 @@ def _parquet_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[Row]
 def _parquet(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
-    except (pa.ArrowException, ValueError, OverflowError) as error:
+    except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+        # Arrow raises an OSError without a number for a damaged footer.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise Malformed(f"not a Parquet file: {one_line(error)}") from error
 
 

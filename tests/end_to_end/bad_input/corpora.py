@@ -92,7 +92,7 @@ def odd_rows(draw: random.Random, stock: Stock) -> Case:
 
 
 def odd_parquet(draw: random.Random, stock: Stock) -> Case:
-    """A Parquet file with odd types, some of them in columns that nobody asked for."""
+    """A Parquet file with odd types, some of them in columns that nobody asked for, or with a damaged footer."""
     other: pa.Array = draw.choice(
         [
             pa.array([2**62, -(2**62)], pa.timestamp("us")),
@@ -118,7 +118,10 @@ def odd_parquet(draw: random.Random, stock: Stock) -> Case:
 
     def prepare(folder: Path) -> None:
         with contextlib.suppress(pa.ArrowException):
-            pq.write_table(pa.table(columns), folder / "odd.parquet")
+            pq.write_table(pa.table(columns), path := folder / "odd.parquet")
+            if lost:
+                content = path.read_bytes()
+                path.write_bytes(content[: -8 - lost] + content[-8:])
 
     arguments = [
         *stock.common(),
@@ -126,6 +129,7 @@ def odd_parquet(draw: random.Random, stock: Stock) -> Case:
         "dataset.path=odd.parquet",
         *draw.sample(["dataset.text_column=other"], draw.choice([0, 1])),
     ]
+    lost = draw.choice([0, 0, 0, 1, 20])
     return Case(
         f"parquet {other.type} in {list(columns)}", arguments, ["odd.parquet", "text_column"], prepare, statuses=EITHER
     )

@@ -195,6 +195,8 @@ def odd_syntax(draw: random.Random, stock: Stock) -> Case:
                 "+dataset.categories.''=a",
                 "hydra.run.dir=",
                 "hydra.run.dir=/proc/x",
+                "hydra.verbose=[3]",
+                "+hydra.job.env_copy=[NOPE]",
                 "-c",
                 "-x",
             ),
