@@ -6,7 +6,7 @@ from importlib import metadata
 
 from normscope.errors import InputError
 
-OLDEST = {"torch": "2.6", "transformers": "5.18"}
+OLDEST = {"torch": "2.6", "transformers": "5.21"}
 """The lower bounds of pyproject.toml."""
 
 

@@ -45,7 +45,7 @@ def test_versions_from_the_oldest_on_are_accepted(installed, version):
     ("name", "version", "needed"),
     [
         *(("torch", version, "2.6") for version in ("2.5.1", "2.5.1+cpu", "2.5.9", "1.13.1")),
-        *(("transformers", version, "5.18") for version in ("5.17.0", "5.3.0", "4.57.6", "5.2")),
+        *(("transformers", version, "5.21") for version in ("5.20.1", "5.3.0", "4.57.6", "5.2")),
     ],
 )
 def test_older_ones_are_refused(installed, name, version, needed):
@@ -80,8 +80,8 @@ def test_the_command_ends_in_one_line_and_imports_neither(tmp_path):
         cwd=tmp_path,
     )
     assert done.stderr == (
-        "normscope: transformers 5.3.0 is too old: expected 5.18 or later; "
-        "run pip install --upgrade 'transformers>=5.18'\n"
+        "normscope: transformers 5.3.0 is too old: expected 5.21 or later; "
+        "run pip install --upgrade 'transformers>=5.21'\n"
     )
     assert done.returncode == 2
     assert not (tmp_path / "outputs").exists()

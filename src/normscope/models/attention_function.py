@@ -64,18 +64,13 @@ active: ContextVar[Attends | None] = ContextVar("normscope_observer", default=No
 
 @contextlib.contextmanager
 def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Context in which a model and every model within it compute attention by a function of transformers' registry."""
-    # Before transformers 5.20, `set_attn_implementation` passes over inner models with their parent's class of config, such
-    # as the stacks of T5.
-    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    previous = [each.config._attn_implementation for each in models]
+    """Context in which a model computes attention by a function of transformers' registry."""
+    previous = model.config._attn_implementation
     try:
-        for each in models:
-            each.set_attn_implementation(implementation)
+        model.set_attn_implementation(implementation)
         yield
     finally:
-        for each, name in zip(models, previous, strict=True):
-            each.set_attn_implementation(name)
+        model.set_attn_implementation(previous)
 
 
 def _attention_function(
