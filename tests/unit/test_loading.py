@@ -133,7 +133,19 @@ def test_chunked_feed_forward_networks_give_the_same_numbers(folder):
     assert verify(chunked.model, chunked.layout, "chunked").error < 1e-12
 
 
+def test_outputs_are_read_by_name_whatever_the_config_says(folder):
+    change_config(folder, return_dict=False)
+    loaded = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
+    assert verify(loaded.model, loaded.layout, "named").error < 1e-12
+
+
 # Configs.
+
+
+@pytest.mark.parametrize("text", [3, {"model_type": "bert"}, [], "bert"])
+def test_a_text_config_of_another_type(folder, text):
+    change_config(folder, text_config=text)
+    assert_refused(folder, "its config.json cannot be used: expected a config of a known model in text_config, got ")
 
 
 @pytest.mark.parametrize(
@@ -285,6 +297,14 @@ def test_empty_tokenizers_of_every_kind(family, tmp_path):
     AutoConfig.for_model(settings.pop("model_type"), **settings).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="knows no text|cannot read text"):
         check_vocabulary(AutoTokenizer.from_pretrained(tmp_path), "it", None)
+
+
+def test_tokens_whose_numbers_have_gaps(folder):
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["the"] = 10**6
+    path.write_text(json.dumps(content))
+    assert_refused(folder, "has 1000001 tokens, but the model has only 30522 embeddings; set model.tokenizer")
 
 
 def test_a_tokenizer_far_smaller_than_the_embedding(tmp_path, tokenizer):

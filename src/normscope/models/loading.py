@@ -105,6 +105,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         vars(config).pop("quantization_config", None)  # random weights are not quantised
     for each in (config, text):
         each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
+        each.return_dict = True  # outputs are read by name
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
     layout = layout_of(text.model_type, None if options.stack is None else options.stack.value, text)
     check_supported(text)
@@ -393,6 +394,12 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
     except Exception as error:  # a foreign file, parsed by a library: it may raise anything
         raise InputError(f"model.name={options.name}: its config.json cannot be used: {one_line(error)}") from error
     assert isinstance(config, PretrainedConfig)
+    text = config.get_text_config()
+    if not isinstance(text, PretrainedConfig):
+        raise InputError(
+            f"model.name={options.name}: its config.json cannot be used: expected a config of a known model in text_config, "
+            f"got {type(text).__name__}"
+        )
     check_family(config, options.name)
     return config
 

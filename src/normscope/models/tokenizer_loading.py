@@ -58,9 +58,11 @@ def check_tokenizer(
     """
     given = tokenizer_name or name
     embeddings = embeddings_of(model).num_embeddings
-    if len(tokenizer) > embeddings:
+    # Numbers may have gaps.
+    tokens = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
+    if tokens > embeddings:
         raise InputError(
-            f"the tokenizer of {given!r} has {len(tokenizer)} tokens, but the model has only {embeddings} embeddings; set "
+            f"the tokenizer of {given!r} has {tokens} tokens, but the model has only {embeddings} embeddings; set "
             "model.tokenizer to the tokenizer that the model was trained with"
         )
     check_vocabulary(tokenizer, given, None if random_weights else embeddings)

@@ -193,6 +193,7 @@ def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
         attributes = vars(module)
         if isinstance(attributes.get("config"), PretrainedConfig):
             attributes["config"].use_cache = False  # as in `loading`
+            attributes["config"].return_dict = True
         if "chunk_size_feed_forward" in attributes:
             attributes["chunk_size_feed_forward"] = 0
         # With its hooks gone, transformers must be free to add them again.

@@ -57,6 +57,8 @@ _FIELDS = (
         "add_cross_attention",
         "transformers_version",
         "id2label",
+        "text_config",
+        "return_dict",
     ),
     *("num_labels", "tie_word_embeddings", "output_attentions", "return_dict", "_attn_implementation", "rope_scaling"),
 )
