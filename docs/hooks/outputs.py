@@ -1,11 +1,11 @@
 """The page of all tables, columns and metrics, from the analyses' own descriptions."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from docs.hooks.markdown import code, table
-from normscope.analyses.info import Outputs, TableInfo
 from normscope.analyses.registry import analyses
 from normscope.reporting.run_tables import COMPARISON, CROSSINGS, RUN_TABLES, TRAINING
+from normscope.results.declare import Published, Rollup, Table
 
 
 def page() -> str:
@@ -19,7 +19,7 @@ def page() -> str:
     ]
     for name, info in analyses().items():
         parts.append(f"## {info.title} {{#{name}}}\n")
-        parts.append(_outputs(name, info.outputs))
+        parts.append(_published(name, info.published))
     parts.append("## Every run {#run}\n")
     parts += [_table(name, info) for name, info in RUN_TABLES.items()]
     parts.append("## Comparisons of runs {#comparison}\n")
@@ -29,21 +29,21 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _outputs(name: str, outputs: Outputs) -> str:
-    parts = [_table(f"{name}_{table_name}", info) for table_name, info in outputs.tables.items()]
-    if outputs.metrics:
+def _published(name: str, published: Published) -> str:
+    parts = [_table(f"{name}_{table_name}", info) for table_name, info in published.tables.items()]
+    if published.metrics:
         parts.append("**Metrics**\n")
-        parts.append(_names(name, outputs.metrics, "metric"))
-    if outputs.curves:
+        parts.append(_names(name, published.metrics, "metric"))
+    if published.curves:
         parts.append("**Curves**\n")
-        parts.append(_names(name, outputs.curves, "curve"))
+        parts.append(_names(name, published.curves, "curve"))
     return "\n".join(parts)
 
 
-def _names(analysis: str, described: Mapping[str, str], header: str) -> str:
-    return table((header, "meaning"), [(code(f"{analysis}/{name}"), text) for name, text in described.items()])
+def _names(analysis: str, declared: Sequence[Rollup], header: str) -> str:
+    return table((header, "meaning"), [(code(f"{analysis}/{one.name}"), one.meaning) for one in declared])
 
 
-def _table(name: str, info: TableInfo) -> str:
+def _table(name: str, info: Table) -> str:
     columns = table(("column", "meaning"), [(code(column), text) for column, text in info.columns.items()])
     return f"### {code(name)}\n\nOne row per {info.row}.\n\n{columns}"

@@ -78,7 +78,9 @@ def test_every_key_preset_table_column_and_family_is_on_its_page(site):
     for preset in PRESETS:
         if preset.parent.name != "hydra":
             assert f"<code>{preset.stem}</code>" in pages["presets"]
-    tables = {f"{name}_{table}": info for name, one in analyses().items() for table, info in one.outputs.tables.items()}
+    tables = {
+        f"{name}_{table}": info for name, one in analyses().items() for table, info in one.published.tables.items()
+    }
     for name, table in (tables | RUN_TABLES).items():
         assert f"<code>{name}</code>" in pages["tables"]
         for column, meaning in table.columns.items():

@@ -196,7 +196,14 @@ def test_the_analysis_that_contributing_shows_works(outcomes):
     assert status == 0, err
     table = pd.read_parquet(outcomes[1] / "documented" / "tables" / "input_length_by_layer.parquet")
     assert table.columns.tolist() == ["layer", "length"]
+    # What it declares is published.
+    results = json.loads((outcomes[1] / "documented" / "results.json").read_text())
+    assert results["metrics"] == {"input_length/mean": pytest.approx(table["length"].mean())}
+    curves = pd.read_parquet(outcomes[1] / "documented" / "tables" / "curves.parquet")
+    assert curves["curve"].unique().tolist() == ["input_length/length"]
+    assert curves["value"].tolist() == pytest.approx(table["length"].tolist())
     assert "input_length" in out
+    assert re.search(r"^mean +\d", out, re.MULTILINE)
 
 
 def test_a_broken_plug_in_is_skipped_with_a_warning(monkeypatch, caplog, tmp_path):

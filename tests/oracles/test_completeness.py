@@ -18,7 +18,7 @@ SOURCE, ORACLES = Path(normscope.__path__[0]), Path(__file__).parent
 PACKAGES = {name: SOURCE / "analyses" / name for name in analyses()} | {"alignment": SOURCE / "alignment"}
 """Where each analysis is."""
 
-NAMELESS = {"__init__", "options", "outputs", "sentences", "resource", "paper_tables"}
+NAMELESS = {"__init__", "options", "published", "sentences", "resource", "paper_tables"}
 """Modules of an analysis that publish no names; sentences and LaTeX tables have tests of their own."""
 
 FILES = {"links", "words", "gold", "aligners", "symmetrisation", "reverse_run", "word_maps", "link_scores"}

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from normscope.alignment.options import AlignmentOptions
-from normscope.analyses import columns
 from normscope.analyses.attribution.options import AttributionOptions
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Findings
@@ -27,6 +26,8 @@ from normscope.data.token_frequencies import TokenFrequencies
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table
 from normscope.reporting.published import COLUMNS
 from normscope.reporting.run_tables import RUN_TABLES
+from normscope.results.axes import DIMENSION, HEAD, LAYER
+from normscope.results.declare import Table
 from normscope.running.conclusions import tidy_curves, tidy_heatmaps, tidy_sequences
 from tests.oracles import (
     frequency_oracle,
@@ -83,15 +84,31 @@ def everything(name: str, bert: Specimen) -> Findings:
 
 @pytest.mark.parametrize("name", analyses())
 def test_what_an_analysis_publishes_is_described(name, bert):
-    findings, outputs = everything(name, bert), analyses()[name].outputs
-    assert_described(findings.metrics, outputs.metrics)
-    assert_described(findings.curves, outputs.curves)
+    findings, outputs = everything(name, bert), analyses()[name].published
+    metrics, curves = ({one.name: one.meaning for one in group} for group in (outputs.metrics, outputs.curves))
+    assert_described(findings.metrics, metrics)
+    assert_described(findings.curves, curves)
     assert findings.tables.keys() == outputs.tables.keys()
     for table, info in outputs.tables.items():
         assert_described(findings.tables[table].columns, info.columns)
-    assert_readable(outputs.metrics | outputs.curves)
+        assert_kinds(findings.tables[table], info)
+    assert_readable(metrics | curves)
     for info in outputs.tables.values():
         assert_readable(info.columns)
+
+
+def assert_kinds(rows: pd.DataFrame, table: Table) -> None:
+    """Columns hold what was declared, and no two rows have the same place on the axes."""
+    for name, column in rows.items():
+        kind = table.kinds.get(name, "number")
+        values = column.dropna()
+        if kind == "text":
+            assert values.map(lambda value: isinstance(value, str | bool | np.bool_)).all(), name
+        else:
+            assert pd.api.types.is_numeric_dtype(column) or values.empty, name
+        if kind == "whole":
+            assert (values.astype(float) % 1 == 0).all(), name
+    assert not (table.key and rows.duplicated(list(table.key)).any()), table.row
 
 
 def assert_described(published: Iterable[str], described: Mapping[str, str]) -> None:
@@ -134,8 +151,8 @@ ROW = (
 
 @pytest.mark.parametrize("name", analyses())
 def test_descriptions_belong_to_their_columns(name):
-    shared = {columns.LAYER: {"layer"}, columns.HEAD: {"head"}, columns.DIMENSION: {"dimension", "of_dimension"}}
-    for table, info in analyses()[name].outputs.tables.items():
+    shared = {axis.meaning: {axis.name} for axis in (LAYER, HEAD, DIMENSION)}
+    for table, info in analyses()[name].published.tables.items():
         named = {word.strip() for word in re.split(",| and ", info.row)}
         assert named & set(ROW) <= set(info.columns), (table, info.row)
         for column, text in info.columns.items():

@@ -5,7 +5,7 @@ import enum
 import re
 from typing import TYPE_CHECKING, Any
 
-from normscope.alignment.outputs import OUTPUTS
+from normscope.alignment.published import PUBLISHED
 from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020
@@ -97,5 +97,5 @@ ALIGNMENT = AnalysisInfo(
     supports_cross_attention=True,
     requires_cross_attention=True,
     paper_tables="normscope.alignment.paper_tables:paper_tables",
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

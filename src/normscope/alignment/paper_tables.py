@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.paper_tables import Cell, Column, PaperTable, Results
+from normscope.results.rollups import by_axes
 
 _METHODS = {"attn_w": "Attention weights α", "attn_n": "Vector norms ‖αf(x)‖"}
 _SYMBOLS = {"attn_w": "α", "attn_n": "‖αf(x)‖"}
@@ -49,5 +50,5 @@ def paper_tables(results: Results) -> dict[str, PaperTable]:
 
 def _aligners(metrics: Mapping[str, float]) -> list[list[Cell]]:
     """Other aligners are those that have an error rate and no setting."""
-    names = [name.removesuffix("/aer") for name in metrics if name.count("/") == 1 and name.endswith("/aer")]
+    names = by_axes("<aligner>/aer", metrics)
     return [["Other aligners", name, *(100 * metrics[f"{name}/{rate}"] for rate in _RATES)] for name in names]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
+from normscope.results.rollups import by_axes
 from normscope.rounding import percentage
 
 
@@ -18,9 +19,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 f"attention weights one of {percentage(weights)}; averaged over layers, {means[0]} and {means[1]}."
             )
             sentences.append(Sentence(text, figure="by_layer", table="aer"))
-    others = {
-        key.split("/")[0]: value for key, value in metrics.items() if key.count("/") == 1 and key.endswith("/aer")
-    }
+    others = by_axes("<aligner>/aer", metrics)
     return sentences + [
         Sentence(f"{name} has an AER of {percentage(value)} on the same pairs.", table="aer")
         for name, value in others.items()

@@ -12,12 +12,14 @@ from normscope.alignment.error_rates import RATES, error_rates, evaluate
 from normscope.alignment.figures import describe_figures
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import pharaoh
+from normscope.alignment.published import PUBLISHED
 from normscope.alignment.sentences import sentences_of
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting
 from normscope.analyses.findings import Findings
 from normscope.data.examples import Link
 from normscope.maths.mixing import Method
+from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
@@ -59,15 +61,12 @@ class AlignmentReport:
             tables["maps"] = maps
         if len(symmetrised_rates):
             tables["symmetrised"] = symmetrised_rates
-        metrics = self._metrics(rates, baselines, symmetrised_rates)
+        rolled = roll_up(PUBLISHED, tables)
         return Findings(
             tables=tables,
-            metrics=metrics,
-            sentences=sentences_of(metrics),
-            curves={
-                f"{method}/{setting}/aer": rows.set_index("layer")["aer"]
-                for (method, setting), rows in layers.groupby(["method", "setting"], sort=False)
-            },
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
             figures=describe_figures(rates, maps),
             summary=_summary(layers, baselines, symmetrised_rates),
             summary_caption="alignment error rate, precision and recall, by method",
@@ -166,30 +165,6 @@ class AlignmentReport:
             "setting": [str(setting) for setting in SETTINGS],
         }
 
-    def _metrics(
-        self, rates: pd.DataFrame, baselines: pd.DataFrame, symmetrised_rates: pd.DataFrame
-    ) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for (method, setting), rows in rates.groupby(["method", "setting"], sort=False):
-            layers, heads = rows[rows["head"] == 0], rows[rows["head"] > 0]
-            best, best_head = layers.iloc[layers["aer"].argmin()], heads.iloc[heads["aer"].argmin()]
-            values = {
-                "layer_mean/aer": layers["aer"].mean(),
-                "best_layer/layer": best["layer"],
-                "best_head/layer": best_head["layer"],
-                "best_head/head": best_head["head"],
-                "best_head/aer": best_head["aer"],
-                **{f"best_layer/{rate}": best[rate] for rate in RATES},
-            }
-            if method == Method.ATTN_N:
-                values |= _of_largest_norm(layers, heads)
-            metrics |= {f"{method}/{setting}/{name}": float(value) for name, value in values.items()}
-        for _, row in baselines.iterrows():
-            metrics |= {f"{row['method']}/{rate}": float(row[rate]) for rate in RATES}
-        for _, row in symmetrised_rates.iterrows():
-            metrics[f"{row['method']}/{row['setting']}/{row['heuristic']}/aer"] = float(row["aer"])
-        return metrics
-
     def _notes(self) -> list[str]:
         notes = []
         for side, number in zip(("source", "target"), self.dropped.tolist(), strict=True):
@@ -202,21 +177,6 @@ class AlignmentReport:
                 f"error rates cover only the {len(self.links):,} of {len(self.reference.pairs):,} pairs that were read"
             )
         return notes
-
-
-def _of_largest_norm(layers: pd.DataFrame, heads: pd.DataFrame) -> dict[str, float]:
-    """The layer and head with the largest norm, and whether heads with large norms align well (K20, section 5)."""
-    layer, head = layers.iloc[layers["mean_norm"].argmax()], heads.iloc[heads["mean_norm"].argmax()]
-    metrics = {
-        "largest_norm_layer/layer": layer["layer"],
-        "largest_norm_layer/aer": layer["aer"],
-        "largest_norm_head/layer": head["layer"],
-        "largest_norm_head/head": head["head"],
-        "largest_norm_head/aer": head["aer"],
-    }
-    if heads["aer"].nunique() > 1:
-        metrics["heads/spearman_norm_aer"] = heads["mean_norm"].rank().corr(heads["aer"].rank())
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def _summary(layers: pd.DataFrame, baselines: pd.DataFrame, symmetrised_rates: pd.DataFrame) -> pd.DataFrame:

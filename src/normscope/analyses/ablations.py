@@ -20,10 +20,8 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.block import AttentionBlock, TokenSelector
 from normscope.models.interventions import Ablation, InterventionRunner
+from normscope.results.axes import TOGETHER
 from normscope.statistics.tidy import tidy
-
-TOGETHER = "outliers"
-"""Name of the removal of all outlier dimensions at once."""
 
 ALONE = 8
 """Largest number of outlier dimensions that are also removed one at a time. Hundreds would take hours and add little."""

@@ -175,10 +175,10 @@ class Findings:
 
     tables: Mapping[str, pd.DataFrame]
     """Tidy: one row per observation."""
-    metrics: Mapping[str, float]
-    """Finite values by name."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Finite values by name. Those that are declared as rolled up from the tables need not be given."""
     curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
-    """Values by layer, which trackers plot against `layer`."""
+    """Values by layer, which trackers plot against `layer`; as with metrics, those that are declared need not be given."""
     by_sequence: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """Means of single sequences, so that comparisons of runs can resample them: the columns sequence (a number that depends on
     the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""
@@ -192,7 +192,5 @@ class Findings:
     """What `summary` shows, in a few words."""
     sentences: Sequence[str] = ()
     """The findings in plain words, with their numbers; a `Sentence` also names the figure and the table that show it."""
-    ranked_by: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    """For tables that reports should not show in their own order: columns to sort by, largest magnitude first."""
     notes: Sequence[str] = ()
     """Caveats that users must read with the numbers."""

@@ -2,14 +2,23 @@
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from normscope.analyses.papers import Paper
+from normscope.results.declare import Published
 
 if TYPE_CHECKING:
     from normscope.analyses.base import Analysis
     from normscope.config.schema import RunOptions
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Outputs", "TableInfo"):
+        raise ImportError(
+            f"{name} is gone: declare tables, metrics and curves with normscope.results.declare, and pass them as "
+            "AnalysisInfo(published=Published(...)); CONTRIBUTING.md, 'Add an analysis', shows how"
+        )
+    raise AttributeError(name)
 
 
 @dataclasses.dataclass
@@ -28,35 +37,6 @@ class AnalysisConfig:
         Raises:
             InputError: If an option is invalid; the message names its key.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class TableInfo:
-    """What a published table contains. A name such as `head_<head>` stands for several columns."""
-
-    row: str
-    """What there is one row for: "layer and method"."""
-    columns: Mapping[str, str]
-    """The meaning of each column, in order."""
-    cells: Mapping[str, Literal["text", "whole"]] = dataclasses.field(default_factory=dict)
-    """The columns that hold something else than numbers with decimals, if a comparison reads the table for a paper's table."""
-    key: tuple[str, ...] = ()
-    """The columns whose values no two rows share, if a comparison reads the table."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-    """Everything that an analysis publishes, by name, with its meaning. `<method>/mean` stands for several names."""
-
-    tables: Mapping[str, TableInfo] = dataclasses.field(default_factory=dict)
-    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The numbers in results.json."""
-    curves: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Values by layer."""
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What is on the y-axis of the curves, by the same names. Values are drawn in per cent where it ends in `(%)`."""
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Titles of what placeholders stand for: of `attn_w`, say, in `<method>/mean`. Others are their own titles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +65,8 @@ class AnalysisInfo:
     """Options that are paths, relative to `analysis.<name>`, so that they are checked like all paths."""
     paper_tables: str = ""
     """Path of a function from its results to the papers' tables, `package.module:function`; see `analyses/paper_tables.py`."""
-    outputs: Outputs = dataclasses.field(default_factory=Outputs, hash=False)
-    """What it publishes. Names have no prefix; the analysis's name is added when they are published."""
+    published: Published = dataclasses.field(default_factory=Published, hash=False)
+    """What it publishes: its tables, and the numbers and curves that follow from them."""
 
     def load(self) -> "type[Analysis]":
         """Import the `Analysis` subclass.

@@ -1,8 +1,7 @@
 """Mixing ratios by layer, method and token category: the accumulators and tables of every analysis that reports them."""
 
 import dataclasses
-import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -13,6 +12,7 @@ from normscope.analyses.base import AnalysisContext
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
+from normscope.results.rollups import by_axes
 from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.sequence_totals import SequenceTotals
@@ -91,23 +91,7 @@ def reported_rows(table: pd.DataFrame, categories: Sequence[str]) -> pd.DataFram
     return table[(table["count"] > 0) & table["category"].isin(categories)].reset_index(drop=True)
 
 
-def summarised(overall: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, float]]:
-    """Mean, maximum and minimum of each method over all tokens of all layers, as a table and as metrics."""
-    grouped = overall.groupby("method", sort=False)
-    # Every layer has the same tokens, so the mean over layers is the mean over all tokens.
-    summary = pd.DataFrame({"mean": grouped["mean"].mean(), "max": grouped["max"].max(), "min": grouped["min"].min()})
-    metrics = {
-        f"{method}/{statistic}": float(summary.loc[method, statistic])
-        for method, statistic in itertools.product(summary.index, summary.columns)
-    }
-    return summary, metrics
-
-
-def mean_curves(overall: pd.DataFrame) -> dict[str, pd.Series]:
-    """The mean of each method by layer."""
-    return {f"{method}/mean": rows.set_index("layer")["mean"] for method, rows in overall.groupby("method", sort=False)}
-
-
-def percentages(summary: pd.DataFrame) -> pd.DataFrame:
-    """A summary for the terminal."""
-    return (summary * 100).rename(columns=lambda name: f"{name} %")
+def percentages(metrics: Mapping[str, float]) -> pd.DataFrame:
+    """Mean, maximum and minimum of each method over all tokens of all layers, for the terminal."""
+    table = pd.DataFrame({f"{how} %": by_axes(f"<method>/{how}", metrics) for how in ("mean", "max", "min")}) * 100
+    return table.rename_axis("method")

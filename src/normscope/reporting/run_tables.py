@@ -1,33 +1,36 @@
 """The tables that a run or a comparison writes whatever the analysis."""
 
-from normscope.analyses.columns import HEAD, LAYER
-from normscope.analyses.info import TableInfo
+from normscope.results.axes import HEAD, LAYER
+from normscope.results.declare import Table
 
 _CURVE_DEPTH = "Layer divided by the number of the model's layers, to compare models of different depth."
 
 RUN_TABLES = {
-    "curves": TableInfo(
-        row="curve and layer",
-        columns={
+    "curves": Table(
+        rows=(),
+        per="curve and layer",
+        values={
             "curve": "Name of the curve, `<analysis>/<curve>`.",
             "layer": "Layer.",
             "depth": _CURVE_DEPTH,
             "value": "Value in this layer.",
         },
     ),
-    "sequences": TableInfo(
-        row="metric and sequence, for metrics that are means over tokens; at most 10,000 sequences, the same ones in every run "
+    "sequences": Table(
+        rows=(),
+        per="metric and sequence, for metrics that are means over tokens; at most 10,000 sequences, the same ones in every run "
         "over a corpus",
-        columns={
+        values={
             "metric": "Name of the metric, `<analysis>/<metric>`.",
             "sequence": "A number that depends only on the sequence's tokens.",
             "count": "Number of tokens; those of equal sequences together.",
             "value": "Mean over the sequence's tokens.",
         },
     ),
-    "heatmaps": TableInfo(
-        row="heat map and cell",
-        columns={
+    "heatmaps": Table(
+        rows=(),
+        per="heat map and cell",
+        values={
             "figure": "Name of the figure, `<analysis>/<figure>`.",
             "panel": "Title of the map within the figure.",
             "row": "Row: the layer, in most maps.",
@@ -38,11 +41,12 @@ RUN_TABLES = {
             "value_title": "What the values are.",
         },
     ),
-    "explorer_pairs": TableInfo(
-        row="layer, head and pair of tokens of a text in the explorer",
-        columns={
-            "layer": LAYER,
-            "head": f"{HEAD} 0 stands for all heads together.",
+    "explorer_pairs": Table(
+        rows=(),
+        per="layer, head and pair of tokens of a text in the explorer",
+        values={
+            "layer": LAYER.meaning,
+            "head": f"{HEAD.meaning} 0 stands for all heads together.",
             "query": "Position of the query, from 0.",
             "key": "Position of the key, from 0.",
             "query_token": "The query's token.",
@@ -64,9 +68,10 @@ RUN_TABLES = {
             "sentence": "Number of the text, from 1.",
         },
     ),
-    "comparison": TableInfo(
-        row="number that the run measured and the paper published, if `experiment` selects a paper's preset",
-        columns={
+    "comparison": Table(
+        rows=(),
+        per="number that the run measured and the paper published, if `experiment` selects a paper's preset",
+        values={
             "metric": "Name of the metric, or of the table and the row.",
             "value": "The measured number.",
             "published": "The published number.",
@@ -79,9 +84,10 @@ RUN_TABLES = {
 }
 """Tables in the folder `tables/` of a run."""
 
-COMPARISON = TableInfo(
-    row="run, metric and layer",
-    columns={
+COMPARISON = Table(
+    rows=(),
+    per="run, metric and layer",
+    values={
         "run": "Name of the run directory.",
         "label": "What distinguishes the run from the others.",
         "group": "The label without seeds, shared by runs that differ only in their seeds.",
@@ -102,9 +108,10 @@ _INTERVAL = {
     "high": "Upper end of the mean's 95% confidence interval (Student's t); missing for one run.",
 }
 
-TRAINING = TableInfo(
-    row="training run, metric, layer and training step, if the runs are checkpoints",
-    columns={
+TRAINING = Table(
+    rows=(),
+    per="training run, metric, layer and training step, if the runs are checkpoints",
+    values={
         "group": _TRAINING_GROUP,
         **_MEASURE,
         "step": "Training step.",
@@ -115,9 +122,10 @@ TRAINING = TableInfo(
 )
 """The table `training.parquet` of a sweep over checkpoints."""
 
-CROSSINGS = TableInfo(
-    row="training run, metric and layer: the first training step beyond a threshold",
-    columns={
+CROSSINGS = Table(
+    rows=(),
+    per="training run, metric and layer: the first training step beyond a threshold",
+    values={
         "group": _TRAINING_GROUP,
         **_MEASURE,
         "threshold": "The threshold: `--threshold METRIC=VALUE`, or half-way between the means at the first and the last step.",

@@ -1,5 +1,6 @@
 """From the accumulated state of the analyses to their findings."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from normscope.config.schema import Level
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
+from normscope.results.declare import Published
+from normscope.results.rollups import roll_up
 from normscope.running.session import Session, require_examples
 from normscope.running.wording import about_words
 
@@ -28,10 +31,27 @@ def conclude(session: Session, progress: Progress) -> dict[str, Findings]:
     runner = runner_of(session, progress)
     for analysis in session.analyses:
         analysis.intervene(runner)
-    findings = {analysis.info.name: analysis.result() for analysis in session.analyses}
+    findings = {
+        analysis.info.name: with_rollups(analysis.info.published, analysis.result()) for analysis in session.analyses
+    }
     if session.options.level is Level.word:
         return {name: about_words(of_analysis) for name, of_analysis in findings.items()}
     return findings
+
+
+def with_rollups(published: Published, findings: Findings) -> Findings:
+    """Findings with the numbers and curves that are declared and that the analysis has not rolled up itself.
+
+    If it leaves all numbers to its declaration and has no summary of its own, they are the summary.
+    """
+    rolled = roll_up(published, findings.tables)
+    own = len(findings.summary) or findings.metrics
+    return dataclasses.replace(
+        findings,
+        metrics=rolled.metrics | dict(findings.metrics),
+        curves=rolled.curves | dict(findings.curves),
+        summary=findings.summary if own else pd.DataFrame({"value": rolled.metrics}).rename_axis("metric"),
+    )
 
 
 def runner_of(session: Session, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:

@@ -10,7 +10,7 @@ from normscope.analyses.attribution.figures import describe_figures
 from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
 from normscope.analyses.attribution.sample import SampleAttribution, between_tokens, methods_of
 from normscope.analyses.attribution.sentences import sentences_of
-from normscope.analyses.attribution.summary import curves_of, metrics_of, summarised
+from normscope.analyses.attribution.summary import summarised
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
@@ -22,6 +22,7 @@ from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.rollups import roll_up
 from normscope.statistics.sequence_sample import SequenceSample
 
 
@@ -86,24 +87,30 @@ class AttributionAnalysis(Analysis):
         ranking = attributed.faithfulness.ranking()
         overall = parts[parts["category"] == ALL]
         quantity = attributed.readout.quantity
-        metrics = metrics_of(overall, agreement, ranking, quantity)
+        tables = {
+            "by_layer": by_layer,
+            "by_category": parts[parts["category"].isin(categories)].reset_index(drop=True),
+            "agreement": agreement,
+            "faithfulness": faithfulness,
+            "ranking": ranking,
+        }
+        rolled = roll_up(
+            self.info.published, tables | {"by_category": overall, "ranking": ranking.assign(quantity=quantity)}
+        )
         summary = summarised(overall, ranking)
         return Findings(
-            tables={
-                "by_layer": by_layer,
-                "by_category": parts[parts["category"].isin(categories)].reset_index(drop=True),
-                "agreement": agreement,
-                "faithfulness": faithfulness,
-                "ranking": ranking,
-            },
-            metrics=metrics,
-            curves=curves_of(overall),
+            tables=tables,
+            metrics=rolled.metrics,
+            curves=rolled.curves,
             figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),
             summary=summary,
             summary_digits=3,
             summary_caption=f"fall of the {quantity} when the highest-scoring tokens are erased, or kept alone",
             sentences=sentences_of(
-                metrics, _lower_ends(ranking, "above_random"), _lower_ends(ranking, "below_best"), self._deepest()
+                rolled.metrics,
+                _lower_ends(ranking, "above_random"),
+                _lower_ends(ranking, "below_best"),
+                self._deepest(),
             ),
             notes=self._notes(attributed),
         )

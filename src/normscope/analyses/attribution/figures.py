@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.analyses.attribution.erasures import COMPREHENSIVENESS, SUFFICIENCY
 from normscope.analyses.attribution.options import Erasure
-from normscope.analyses.attribution.outputs import METHODS, QUANTITIES
+from normscope.analyses.attribution.published import METHODS, QUANTITIES
 from normscope.analyses.attribution.sample import SequenceMaps
 from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
 from normscope.rounding import counted

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import II
 
-from normscope.analyses.attribution.outputs import OUTPUTS
+from normscope.analyses.attribution.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import (
     ABNAR_2020,
@@ -132,5 +132,5 @@ ATTRIBUTION = AnalysisInfo(
     implementation="normscope.analyses.attribution.analysis:AttributionAnalysis",
     papers=(ABNAR_2020, KOBAYASHI_2021, MODARRESSI_2022, FERRANDO_2022, MOHEBBI_2023, MODARRESSI_2023, DEYOUNG_2020),
     supports_words=True,
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from normscope.analyses.attribution.outputs import METHODS, QUANTITIES
+from normscope.analyses.attribution.published import METHODS, QUANTITIES
 from normscope.analyses.findings import Sentence
+from normscope.results.rollups import by_axes
 from normscope.rounding import number, percentage
 
 
@@ -52,12 +53,9 @@ def _faithfulness(
 ) -> list[Sentence]:
     sentences: list[Sentence] = []
     for quantity, words in QUANTITIES.items():
-        prefix = f"{quantity}/comprehensiveness/"
-        falls = sorted(
-            ((value, name.removeprefix(prefix)) for name, value in metrics.items() if name.startswith(prefix)),
-            key=lambda pair: -pair[0],
-        )
-        random = metrics.get(f"{prefix}random")
+        by_method = by_axes(f"{quantity}/comprehensiveness/<method>", metrics)
+        falls = sorted(((value, method) for method, value in by_method.items()), key=lambda pair: -pair[0])
+        random = by_method.get("random")
         methods = [(value, method) for value, method in falls if method != "random"]
         if random is None or not methods:
             continue
@@ -120,7 +118,7 @@ def _without_random(random: float, *, falls: bool) -> str:
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
     pairs = sorted(
-        ((value, name.split("/")[1:]) for name, value in metrics.items() if name.startswith("agreement/")),
+        ((value, methods) for methods, value in by_axes("agreement/<method>/<other>", metrics).items()),
         key=lambda pair: pair[0],
     )
     if not pairs:
@@ -136,5 +134,5 @@ def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:
     return [Sentence(text, figure="agreement", table="agreement")]
 
 
-def _both(pair: list[str]) -> str:
+def _both(pair: tuple[str, str]) -> str:
     return " and ".join(METHODS[method] for method in pair)

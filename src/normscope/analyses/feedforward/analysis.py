@@ -2,12 +2,12 @@
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.feedforward.figures import describe_figures
-from normscope.analyses.feedforward.maps import FLATTENED, MapFindings, compare_maps
+from normscope.analyses.feedforward.maps import MapFindings, compare_maps
 from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptions
-from normscope.analyses.feedforward.outputs import TITLES
+from normscope.analyses.feedforward.published import TITLES
 from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
-from normscope.analyses.ratio_table import RatioTable, mean_curves, overall_rows, percentages, reported_rows, summarised
+from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
 from normscope.data.batching import Batch
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LAYER_STAGES
@@ -15,6 +15,7 @@ from normscope.maths.mixing import ratio
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.rollups import roll_up
 from normscope.statistics.sequence_sample import SequenceSample
 
 
@@ -70,26 +71,21 @@ class FeedForwardAnalysis(Analysis):
         ratios, change = self._ratios.compute(), self._maps.change
         table = ratios[~ratios["method"].isin(self._attention)]
         overall = overall_rows(table)
-        summary, metrics = summarised(overall)
-        flattened = change[(change["scope"] == FLATTENED) & change["mean"].notna()]
-        steps = {
-            f"change/{step}": rows.set_index("layer")["mean"] for step, rows in flattened.groupby("step", sort=False)
-        }
-        metrics |= {name: float(curve.mean()) for name, curve in steps.items()}
+        rolled = roll_up(self.info.published, {"mixing_by_layer": overall, "change": change})
         return Findings(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),
                 "change": change,
                 "amplified": self._maps.amplified,
             },
-            metrics=metrics,
-            sentences=sentences_of(metrics),
-            curves=mean_curves(overall) | steps,
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
             by_sequence=self._ratios.by_sequence(set(overall["method"])),
             figures=describe_figures(ratios, self.context.categories, change, self._maps.sentences),
             summary_digits=1,
             summary_caption="how much of a token's vector comes from other tokens after each step of the layer",
-            summary=percentages(summary),
+            summary=percentages(rolled.metrics),
             notes=[]
             if self._rule is BiasRule.SUMMAND
             else ["the biases of the networks stay inside their activations"],

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.feedforward.maps import FLATTENED, STEPS, SentenceMaps
-from normscope.analyses.feedforward.outputs import TITLES
+from normscope.analyses.feedforward.maps import STEPS, SentenceMaps
+from normscope.analyses.feedforward.published import FLATTENED, TITLES
 from normscope.analyses.findings import Figure, HeatmapPanels, Lines, WordMaps
 from normscope.data.categories import ALL
 from normscope.maths.layer_composition import LayerStage

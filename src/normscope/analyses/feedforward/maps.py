@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 
 from normscope.analyses.base import AnalysisContext
+from normscope.analyses.feedforward.published import FLATTENED
 from normscope.data.batching import Batch
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LayerStage
@@ -25,7 +26,7 @@ STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
 }
 """The stages before and after each step."""
 
-FLATTENED, ROW_WISE = "flattened", "row-wise"
+ROW_WISE = "row-wise"
 
 # Maps of longer sequences are not legible.
 _DRAWN_TOKENS = 40

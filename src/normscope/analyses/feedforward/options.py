@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import II
 
-from normscope.analyses.feedforward.outputs import OUTPUTS
+from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2024
 from normscope.config.rules import at_least
@@ -53,5 +53,5 @@ FEEDFORWARD = AnalysisInfo(
     papers=(KOBAYASHI_2024,),
     supports_cross_attention=True,
     paper_tables="normscope.analyses.feedforward.paper_tables:paper_tables",
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

@@ -21,6 +21,7 @@ from normscope.maths.mixing import Method
 from normscope.maths.transfers import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
+from normscope.results.rollups import roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation
@@ -143,25 +144,18 @@ class FrequencyAnalysis(Analysis):
         by_layer = table[table["layer"] > 0].reset_index(drop=True)
         by_token = self._by_token()
         require_finite(by_token[list(self._measures)].to_numpy(), "the activations")
-        known = overall.dropna(subset="spearman")
-        metrics = {
-            f"spearman/{measure}/{specials}_specials": float(value)
-            for measure, specials, value in zip(known["measure"], known["specials"], known["spearman"], strict=True)
+        tables = {
+            "correlation": overall,
+            "correlation_by_layer": by_layer,
+            "by_token": by_token,
+            "sample": self._sampled(),
         }
+        rolled = roll_up(self.info.published, tables)
         return Findings(
-            tables={
-                "correlation": overall,
-                "correlation_by_layer": by_layer,
-                "by_token": by_token,
-                "sample": self._sampled(),
-            },
-            metrics=metrics,
-            sentences=sentences_of(metrics),
-            curves={
-                f"spearman/{measure}/{specials}_specials": rows.set_index("layer")["spearman"].astype(float)
-                for measure in self._measures
-                for specials, rows in by_layer[by_layer["measure"] == measure].dropna().groupby("specials")
-            },
+            tables=tables,
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
             figures=self._figures(),
             summary_caption="rank correlation with token frequency, with and without special tokens",
             summary=overall.assign(spearman=overall["spearman"].astype(float))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import II
 
-from normscope.analyses.frequency.outputs import OUTPUTS
+from normscope.analyses.frequency.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import pair_budget
@@ -47,5 +47,5 @@ FREQUENCY = AnalysisInfo(
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
     path_keys=("path", "source"),
     paper_tables="normscope.analyses.frequency.paper_tables:paper_tables",
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

@@ -3,13 +3,14 @@
 import pandas as pd
 
 from normscope.analyses.base import Analysis, AnalysisContext
-from normscope.analyses.columns import METHODS
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.analyses.mixing.options import MIXING, MixingOptions
 from normscope.analyses.mixing.sentences import sentences_of
-from normscope.analyses.ratio_table import RatioTable, mean_curves, overall_rows, percentages, reported_rows, summarised
+from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
+from normscope.results.axes import METHODS
+from normscope.results.rollups import roll_up
 
 
 class MixingAnalysis(Analysis):
@@ -31,17 +32,17 @@ class MixingAnalysis(Analysis):
         """Tables, figures and the summary of K21: mean, maximum and minimum over all tokens of all layers."""
         table = self._ratios.compute()
         overall, shown = overall_rows(table), reported_rows(table, self.context.categories)
-        summary, metrics = summarised(overall)
+        rolled = roll_up(self.info.published, {"by_layer": overall})
         return Findings(
             tables={"by_layer": shown},
-            metrics=metrics,
-            sentences=sentences_of(metrics),
-            curves=mean_curves(overall),
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
             by_sequence=self._ratios.by_sequence([str(method) for method in self.context.methods]),
             figures=self._figures(shown, overall),
             summary_digits=1,
             summary_caption="how much of a token's output vector comes from other tokens, by method",
-            summary=percentages(summary),
+            summary=percentages(rolled.metrics),
         )
 
     @staticmethod

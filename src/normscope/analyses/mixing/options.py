@@ -3,7 +3,7 @@
 import dataclasses
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
-from normscope.analyses.mixing.outputs import OUTPUTS
+from normscope.analyses.mixing.published import PUBLISHED
 from normscope.analyses.papers import KOBAYASHI_2021
 
 
@@ -21,5 +21,5 @@ MIXING = AnalysisInfo(
     supports_words=True,
     supports_cross_attention=True,
     paper_tables="normscope.analyses.mixing.paper_tables:paper_tables",
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

@@ -1,6 +1,7 @@
 """Vector norms: the contribution of each key, ‖αf(x)‖, next to its weight, α (Kobayashi et al. 2020, section 4)."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import pandas as pd
 import torch
@@ -18,6 +19,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate, singular_values
 from normscope.models.block import AttentionBlock
+from normscope.results.rollups import by_axes, roll_up
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.sequence_means import SequenceMeans
@@ -78,47 +80,27 @@ class NormsAnalysis(Analysis):
         correlation = self._correlation()
         values, rates = self._spectra()
         sample = self._sample.table(self.context.names)
-        curves = {
-            f"{measure}/{category}": rows.set_index("layer")["sequence_mean"]
-            for measure in MEASURES
-            for category, rows in by_layer[by_layer["measure"] == measure].groupby("category", sort=False)
+        tables = {
+            "by_layer": by_layer,
+            "by_head": by_head,
+            "per_key": per_key,
+            "dispersion": dispersion,
+            "dispersion_summary": _extremes(dispersion),
+            "input_dispersion": inputs,
+            "input_dispersion_summary": _extremes(inputs),
+            "correlation": correlation,
+            "singular_values": values,
+            "expansion": rates,
+            "sample": sample,
         }
-        pooled = correlation[correlation["layer"] == 0].set_index("category")["spearman"].dropna()
-        metrics = {
-            **{f"spearman/{category}": float(value) for category, value in pooled.items()},
-            **{name: float(curve.mean()) for name, curve in curves.items()},
-            "f/cv_max": float(dispersion["cv"].max()),
-            "f/cv_min": float(dispersion["cv"].min()),
-            "f/cv_mean": float(dispersion["cv"].mean()),
-            "f/mean": float(dispersion["mean"].mean()),
-            "f/std": float(dispersion["std"].mean()),
-            **{f"x/cv_{name}": float(getattr(inputs["cv"], name)()) for name in ("max", "min", "mean")},
-            "expansion/mean": float(rates["rate"].mean()),
-            "expansion_with_output_bias/mean": float(rates["rate_with_output_bias"].mean()),
-            **{
-                f"expansion_with_output_bias/layer_{layer}": float(rate)
-                for layer, rate in zip(rates["layer"], rates["rate_with_output_bias"], strict=True)
-            },
-        }
+        rolled = roll_up(self.info.published, tables)
         return Findings(
-            tables={
-                "by_layer": by_layer,
-                "by_head": by_head,
-                "per_key": per_key,
-                "dispersion": dispersion,
-                "dispersion_summary": _extremes(dispersion),
-                "input_dispersion": inputs,
-                "input_dispersion_summary": _extremes(inputs),
-                "correlation": correlation,
-                "singular_values": values,
-                "expansion": rates,
-                "sample": sample,
-            },
-            metrics=metrics,
-            sentences=sentences_of(metrics),
-            curves=curves | {"expansion": rates.set_index("layer")["rate"]},
+            tables=tables,
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
             figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
-            summary=_summary(by_layer, pooled),
+            summary=_summary(by_layer, rolled.metrics),
             summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
             notes=self._pairs.notes(),
         )
@@ -223,9 +205,9 @@ def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def _summary(by_layer: pd.DataFrame, spearman: "pd.Series[float]") -> pd.DataFrame:
+def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float]) -> pd.DataFrame:
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
     return means.rename(columns={"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖"}).join(
-        spearman.astype(float).rename("ρ(α, ‖f‖)")
+        pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
-from normscope.analyses.norms.outputs import OUTPUTS
+from normscope.analyses.norms.published import PUBLISHED
 from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import at_least, pair_budget
 
@@ -48,5 +48,5 @@ NORMS = AnalysisInfo(
     supports_words=True,
     supports_cross_attention=True,
     paper_tables="normscope.analyses.norms.paper_tables:paper_tables",
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

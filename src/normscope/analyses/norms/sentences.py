@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
+from normscope.results.rollups import by_axes
 from normscope.rounding import enumeration, number, percentage
 
 
@@ -25,9 +26,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                     table="by_layer",
                 )
             )
-    correlations = {
-        key.removeprefix("spearman/"): value for key, value in metrics.items() if key.startswith("spearman/")
-    }
+    correlations = by_axes("spearman/<category>", metrics)
     if correlations:
         parts = [
             f"{number(rho, signed=True)} for {category_name(name)}"

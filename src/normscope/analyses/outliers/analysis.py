@@ -16,6 +16,7 @@ from normscope.analyses.outliers.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.model_info import ModelInfo
+from normscope.results.rollups import roll_up
 from normscope.statistics.tidy import tidy
 
 
@@ -56,36 +57,30 @@ class OutliersAnalysis(Analysis):
         share = summary.is_outlier.double().mean(dim=0)
         by_category = self._by_category(summary, layers)
         norms = self._norms(outliers)
-        overall = by_category[by_category["category"] == ALL] if ALL in self.context.categories else dimensions
-        curves = {
-            f"mean/{dimension}": rows.set_index("layer")["mean"]
-            for dimension, rows in overall[overall["dimension"].isin(outliers)].groupby("dimension")
-        }
         names = ", ".join(map(str, outliers)) or "none"
-        metrics = {
-            "count": float(len(outliers)),
-            **{f"{dimension}/share_of_layers": float(share[dimension]) for dimension in outliers},
+        tables = {
+            "dimensions": dimensions,
+            "by_category": by_category,
+            "layernorm": norms,
+            "model": pd.DataFrame(
+                {
+                    "dimension": outliers,
+                    "share_of_layers": share[outliers].numpy(),
+                    "largest_score": summary.scores[:, outliers].abs().amax(dim=0).numpy(),
+                }
+            ),
         }
+        rolled = roll_up(
+            self.info.published, tables | {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
+        )
         return Findings(
-            tables={
-                "dimensions": dimensions,
-                "by_category": by_category,
-                "layernorm": norms,
-                "model": pd.DataFrame(
-                    {
-                        "dimension": outliers,
-                        "share_of_layers": share[outliers].numpy(),
-                        "largest_score": summary.scores[:, outliers].abs().amax(dim=0).numpy(),
-                    }
-                ),
-            },
-            metrics=metrics,
-            sentences=sentences_of(metrics, given=self.options.dimensions is not None),
-            curves=curves,
+            tables=tables,
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics, given=self.options.dimensions is not None),
+            curves=rolled.curves,
             figures=self._figures(dimensions, by_category, norms, outliers),
             summary=_summary(dimensions, outliers),
             summary_caption="outlier dimensions in each layer, and the means of those that recur",
-            ranked_by={"dimensions": ("is_outlier", "score"), "model": ("largest_score",)},
             notes=[f"outlier dimensions: {names} ({self._moments.criterion})"],
         )
 

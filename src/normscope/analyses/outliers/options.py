@@ -5,7 +5,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
-from normscope.analyses.outliers.outputs import OUTPUTS
+from normscope.analyses.outliers.published import PUBLISHED
 from normscope.analyses.papers import MARUTA_2024
 from normscope.errors import InputError
 
@@ -52,5 +52,5 @@ OUTLIERS = AnalysisInfo(
     implementation="normscope.analyses.outliers.analysis:OutliersAnalysis",
     papers=(MARUTA_2024,),
     supports_cross_attention=True,
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

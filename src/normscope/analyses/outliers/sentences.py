@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
+from normscope.results.rollups import by_axes
 from normscope.rounding import enumeration, percentage
 
 
@@ -13,7 +14,7 @@ def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[S
         metrics: All metrics.
         given: Whether the dimensions were set by hand.
     """
-    shares = {key.split("/")[0]: value for key, value in metrics.items() if key.endswith("/share_of_layers")}
+    shares = by_axes("<dimension>/share_of_layers", metrics)
     if not shares:
         reason = "no dimension is set" if given else "no hidden dimension is an outlier in enough layers"
         text = f"The model has no outlier dimensions: {reason}."

@@ -36,6 +36,7 @@ from normscope.maths.scores import (
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.rollups import roll_up
 from normscope.statistics.mean import Mean
 from normscope.statistics.sequence_sample import SequenceSample
 
@@ -125,16 +126,15 @@ class ScoreAnalysis(Analysis):
                 tables["ablation_loss"] = self._ablations.loss
             if self._ablations.without_loss is not None:
                 notes.append(f"{self._ablations.without_loss}, so the loss under ablation is not measured")
-        metrics = report.metrics(tables)
+        rolled = roll_up(self.info.published, tables)
         return Findings(
             tables=tables,
-            metrics=metrics,
-            sentences=sentences_of(metrics),
-            curves=report.curves(tables),
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics),
+            curves=rolled.curves,
             figures=describe_figures(tables, outliers),
             summary=report.summary(tables),
             summary_caption="how few dimensions explain attention scores, by layer",
-            ranked_by={"contributions": ("mean",), "intervention": ("change",), "ablation": ("change",)},
             notes=notes,
         )
 

@@ -7,7 +7,7 @@ from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MARUTA_2024
-from normscope.analyses.score.outputs import OUTPUTS
+from normscope.analyses.score.published import PUBLISHED
 from normscope.config.rules import at_least
 from normscope.errors import InputError
 
@@ -58,5 +58,5 @@ SCORE = AnalysisInfo(
     implementation="normscope.analyses.score.analysis:ScoreAnalysis",
     papers=(MARUTA_2024,),
     paper_tables="normscope.analyses.score.paper_tables:paper_tables",
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

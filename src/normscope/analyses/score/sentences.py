@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
+from normscope.results.rollups import by_axes
 from normscope.rounding import movement, number, percentage
 
 # What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose.
@@ -33,11 +34,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
 
 def _intervention(metrics: Mapping[str, float]) -> list[Sentence]:
     """The attention weight of the category that changes most without the outliers."""
-    changes = {
-        key.split("/")[1]: value
-        for key, value in metrics.items()
-        if key.startswith("intervention/") and key.endswith("/change")
-    }
+    changes = by_axes("intervention/<category>/change", metrics)
     special = {category: value for category, value in changes.items() if category not in _REMAINDER} or changes
     if not special:
         return []

@@ -1,4 +1,4 @@
-"""Tables and metrics of the score analysis."""
+"""Tables of the score analysis."""
 
 import itertools
 from collections.abc import Mapping
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from normscope.analyses.ablations import TOGETHER
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.paper_tables import category_name
+from normscope.results.axes import TOGETHER
 from normscope.statistics.mean import MeanSummary
 from normscope.statistics.tidy import Labels, tidy
 
 
 class ScoreReport:
-    """The tables and metrics of the score analysis.
+    """The tables of the score analysis.
 
     Args:
         context: The context of the run.
@@ -42,47 +42,6 @@ class ScoreReport:
             "spread": ranking,
             "concentration": concentration,
         }
-
-    @staticmethod
-    def metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-        """Means over the layers and heads that have a value, and the effect of removing the outliers on each category."""
-        concentration = tables["concentration"]
-        spread = concentration[concentration["variance"] > 0]
-        averages = {
-            "dimensions_for_half/mean": spread["half"].mean(),
-            "dimensions_for_90_percent/mean": spread["ninety"].mean(),
-            "share_of_outliers/mean": spread["outliers"].mean(),
-            "share_of_key_bias/mean": spread["key_bias"].mean(),
-            "heads_below_half/share": spread["half"].isna().mean(),
-            "heads_below_90_percent/share": spread["ninety"].isna().mean(),
-        }
-        metrics = {name: float(value) for name, value in averages.items() if pd.notna(value)}
-        if "intervention" in tables:
-            together = _together(tables["intervention"]).groupby("category")
-            for column in ("before", "after", "change", "controls_mean"):
-                means = together[column].mean().dropna()
-                metrics |= {f"intervention/{category}/{column}": float(value) for category, value in means.items()}
-        if "ablation_loss" in tables:
-            loss = _together(tables["ablation_loss"])
-            first = loss[loss["from_layer"] == loss["from_layer"].min()]
-            metrics |= {
-                f"ablation/{row.value}/loss_{column}": float(getattr(row, column))
-                for row in first.itertuples()
-                for column in ("before", "after")
-            }
-        return metrics
-
-    @staticmethod
-    def curves(tables: Mapping[str, pd.DataFrame]) -> dict[str, "pd.Series[float]"]:
-        """Means by layer, over the heads that have a value."""
-        by_layer = means_by_layer(tables["concentration"])
-        names = {
-            "half": "dimensions_for_half",
-            "ninety": "dimensions_for_90_percent",
-            "outliers": "share_of_outliers",
-            "key_bias": "share_of_key_bias",
-        }
-        return {name: by_layer[column].dropna() for column, name in names.items()}
 
     @staticmethod
     def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
 from normscope.models.pooling import Pooling
+from normscope.results.rollups import roll_up
 from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.mean import Mean
 
@@ -100,7 +101,7 @@ class SimilarityAnalysis(Analysis):
         pairs = pair_table(kept)
         parts = self._columns.parts(kept)
         cosine = float(kept[:, 1].mean())
-        metrics = {"pairs": float(len(kept)), "cosine": cosine, "with_bias": float(kept[:, 2].mean())}
+        metrics = roll_up(self.info.published, {"pairs": pairs}).metrics | {"with_bias": float(kept[:, 2].mean())}
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}
         metrics |= gold_correlation(pairs)
         texts, notes = self._maps.texts(self.context.token)
@@ -115,7 +116,6 @@ class SimilarityAnalysis(Analysis):
             ),
             summary_digits=3,
             summary_caption=f"what pairs of categories add to the mean cosine of {cosine:.3f}",
-            ranked_by={"by_category": ["contribution"]},
             notes=notes,
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MODARRESSI_2023
-from normscope.analyses.similarity.outputs import OUTPUTS
+from normscope.analyses.similarity.published import PUBLISHED
 from normscope.config.rules import at_least
 
 if TYPE_CHECKING:
@@ -57,5 +57,5 @@ SIMILARITY = AnalysisInfo(
     options=SimilarityOptions,
     implementation="normscope.analyses.similarity.analysis:SimilarityAnalysis",
     papers=(MODARRESSI_2023,),
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
+from normscope.results.rollups import by_axes
 from normscope.rounding import counted, number
-
-_CATEGORY = "category/"
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -22,7 +21,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 table="by_category",
             )
         )
-    parts = {name.removeprefix(_CATEGORY): value for name, value in metrics.items() if name.startswith(_CATEGORY)}
+    parts = by_axes("category/<category>", metrics)
     tokens = {category: value for category, value in parts.items() if category != "bias"}
     first = max(tokens, key=lambda category: tokens[category], default=None)
     if first is not None and len(tokens) > 1 and tokens[first] > 0:

@@ -15,9 +15,8 @@ from normscope.analyses.sinks.figures import describe_figures
 from normscope.analyses.sinks.options import SINKS, SinksOptions
 from normscope.analyses.sinks.rates import SinkRates
 from normscope.analyses.sinks.report import (
-    curves_of,
     main_position,
-    metrics_of,
+    massive_by_layer,
     rates_of_first_variant,
     summary_table,
     terminal_summary,
@@ -30,6 +29,7 @@ from normscope.maths.massive import massive_activations
 from normscope.models.block import AttentionBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
+from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.counts import Counts
@@ -143,23 +143,23 @@ class SinksAnalysis(Analysis):
         tables = self._tables()
         rates = rates_of_first_variant(tables["summary"])
         position = main_position(rates) if rates else None
-        metrics = metrics_of(tables)
+        by_head = tables["by_head"]
+        rolled = roll_up(self.info.published, tables | {"by_head": by_head[by_head["position"] == position]})
         first_token = None if self.context.first_token is None else self.context.token(self.context.first_token)
         return Findings(
             tables=tables,
-            metrics=metrics,
-            sentences=sentences_of(metrics, first_token or "BOS", self.options.dormant),
-            curves=curves_of(tables, position),
+            metrics=rolled.metrics,
+            sentences=sentences_of(rolled.metrics, first_token or "BOS", self.options.dormant),
+            curves=rolled.curves | {"massive": massive_by_layer(tables)},
             figures=describe_figures(tables, position, first_token),
             summary=terminal_summary(tables, position, first_token),
             summary_digits=1,
             summary_caption="how often a position is a sink, the weight it receives, and how often heads are dormant",
-            ranked_by={"massive": ("ratio",), "by_head": ("sink_rate",), "ablation": ("change",)},
             notes=self._notes(),
         )
 
     def _tables(self) -> dict[str, pd.DataFrame]:
-        columns = {name: list(info.columns) for name, info in self.info.outputs.tables.items()}
+        columns = {name: list(table.columns) for name, table in self.info.published.tables.items()}
         measured = {
             "by_head": [rates.by_head() for rates in self._rates],
             "mass": [rates.mass() for rates in self._rates],

@@ -8,7 +8,7 @@ from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import BONDARENKO_2023, GU_2025, GUO_2024, SUN_2024
-from normscope.analyses.sinks.outputs import OUTPUTS
+from normscope.analyses.sinks.published import PUBLISHED
 from normscope.config.rules import at_least
 from normscope.errors import InputError
 
@@ -81,5 +81,5 @@ SINKS = AnalysisInfo(
     options=SinksOptions,
     implementation="normscope.analyses.sinks.analysis:SinksAnalysis",
     papers=(GU_2025, SUN_2024, GUO_2024, BONDARENKO_2023),
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

@@ -1,19 +1,15 @@
-"""Tables of the sinks analysis to metrics, curves and the summary for the terminal."""
+"""What the sinks analysis makes of its tables: the summary, its main position, and the terminal's table."""
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
-from normscope.analyses.ablations import TOGETHER
-from normscope.analyses.sinks.drains import MEASURES
 from normscope.data.categories import FIRST
 
 # Sink rates below this are not worth reporting.
 _RARE = 0.01
 
 _VARIANT = ["inputs", "bos"]
-_BOS = {True: "with_bos", False: "without_bos"}
 
 
 def label(inputs: str, bos: bool, first_token: str | None) -> str:
@@ -54,74 +50,10 @@ def rates_of_first_variant(summary: pd.DataFrame) -> dict[str, float]:
     return dict(zip(first["position"].tolist(), first["sink_rate"].tolist(), strict=True))
 
 
-def metrics_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    """All metrics."""
-    metrics: dict[str, float] = {}
-    for name, source in (("sink_rate", "summary"), ("mass", "mass")):
-        means = tables[source].groupby([*_VARIANT, "position"], sort=False)[name].mean().reset_index()
-        for row in means.to_dict("records"):
-            metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}/{row['position']}"] = float(row[name])
-    for name in ("entropy", "dormant", "nowhere"):
-        for row in tables["strongest"].groupby(_VARIANT, sort=False)[name].mean().reset_index().to_dict("records"):
-            metrics[f"{row['inputs']}/{_BOS[row['bos']]}/{name}"] = float(row[name])
-    metrics |= _massive(tables["massive"])
-    magnitude = tables["magnitude"]
-    for row in tables["drains"].groupby("key", sort=False)[list(MEASURES)].mean().reset_index().to_dict("records"):
-        metrics |= {f"drains/{row['key']}/{name}": float(row[name]) for name in MEASURES}
-    metrics |= {
-        "magnitude/max_abs": float(magnitude["max_abs"].max()),
-        "magnitude/kurtosis": float(magnitude["kurtosis"].mean()),
-        "magnitude/beyond_6_sigma": float(magnitude["beyond_6_sigma"].mean()),
-    }
-    return metrics | _ablations(tables)
-
-
-def _massive(massive: pd.DataFrame) -> dict[str, float]:
-    metrics = {"massive/count": float(massive["dimension"].nunique())}
-    if len(massive):
-        largest = massive.iloc[int(massive["value"].abs().to_numpy().argmax())]
-        metrics |= {
-            "massive/first_layer": float(massive["layer"].min()),
-            "massive/last_layer": float(massive["layer"].max()),
-            "massive/largest": float(abs(largest["value"])),
-            "massive/ratio": float(largest["ratio"]),
-        }
-    return metrics
-
-
-def _ablations(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    if "ablation" in tables:
-        together = tables["ablation"][tables["ablation"]["removed"] == TOGETHER]
-        means = together.groupby(["value", "category"], sort=False)[["before", "after"]].mean().reset_index()
-        for row in means.to_dict("records"):
-            for name in ("before", "after"):
-                metrics[f"ablation/{row['value']}/{name}/{row['category']}"] = float(row[name])
-    if "ablation_loss" in tables:
-        loss = tables["ablation_loss"]
-        for row in loss[loss["removed"] == TOGETHER].to_dict("records"):
-            metrics[f"ablation/{row['value']}/loss_before"] = float(row["before"])
-            metrics[f"ablation/{row['value']}/loss_after"] = float(row["after"])
-            if not np.isnan(row["controls_mean"]):
-                metrics[f"ablation/{row['value']}/loss_controls"] = float(row["before"] + row["controls_mean"])
-    return metrics
-
-
-def curves_of(tables: Mapping[str, pd.DataFrame], position: str | None) -> "dict[str, pd.Series[float]]":
-    """Values by layer: sink rates of one position, ‖f(x)‖ of sinks and others, and the size of activations."""
-    by_head, drains, magnitude = tables["by_head"], tables["drains"], tables["magnitude"].set_index("layer")
-    rows = by_head[by_head["position"] == position]
-    curves = {
-        f"{inputs}/{_BOS[bool(bos)]}/sink_rate/{position}": rates.groupby("layer")["sink_rate"].mean()
-        for (inputs, bos), rates in rows.groupby(_VARIANT, sort=False)
-    }
-    curves |= {f"f_norm/{key}": norms.groupby("layer")["f_norm"].mean() for key, norms in drains.groupby("key")}
+def massive_by_layer(tables: Mapping[str, pd.DataFrame]) -> "pd.Series[float]":
+    """Number of dimensions with massive activations in every layer, also in those that have none."""
     dimensions = tables["massive"].groupby("layer")["dimension"].nunique()
-    return curves | {
-        "max_abs": magnitude["max_abs"],
-        "kurtosis": magnitude["kurtosis"],
-        "massive": dimensions.reindex(magnitude.index, fill_value=0).astype(float),
-    }
+    return dimensions.reindex(tables["magnitude"]["layer"], fill_value=0).astype(float)
 
 
 def terminal_summary(tables: Mapping[str, pd.DataFrame], position: str | None, first_token: str | None) -> pd.DataFrame:

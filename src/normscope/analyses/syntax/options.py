@@ -7,7 +7,7 @@ from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CLARK_2019
-from normscope.analyses.syntax.outputs import OUTPUTS
+from normscope.analyses.syntax.published import PUBLISHED
 from normscope.config.rules import at_least
 
 if TYPE_CHECKING:
@@ -50,5 +50,5 @@ SYNTAX = AnalysisInfo(
     supports_words=True,
     requires_annotation=True,
     path_keys=("train",),
-    outputs=OUTPUTS,
+    published=PUBLISHED,
 )

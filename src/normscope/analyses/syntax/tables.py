@@ -1,9 +1,8 @@
 """The results of the syntax analysis as tables and metrics."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,11 @@ from normscope.analyses.syntax.arcs import INSIDE, MISSING
 from normscope.analyses.syntax.figures import describe_figures
 from normscope.analyses.syntax.maps import HEAD_MEASURES
 from normscope.analyses.syntax.probes import ProbeResult
+from normscope.analyses.syntax.published import PUBLISHED
 from normscope.analyses.syntax.scoring import CANDIDATES, DIRECTIONS, LONGEST_OFFSET, Moments
 from normscope.analyses.syntax.sentences import sentences_of
 from normscope.analyses.syntax.treebank import ALL
+from normscope.results.rollups import roll_up
 from normscope.rounding import counted
 from normscope.statistics.tidy import tidy
 
@@ -63,20 +64,23 @@ class SyntaxReport:
         """Tables, metrics, figures and sentences."""
         heads = pd.concat([self._head_table, self._baseline_rows()], ignore_index=True)
         best, trees, probe = self._best(), self._trees(), self._probe_table()
-        metrics = self._metrics(best, trees, probe)
+        tables = {"heads": heads, "best": best, "trees": trees} | ({"probe": probe} if len(probe) else {})
+        # Where single heads compete, the maps of whole blocks do not.
+        competing = heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]
+        rolled = roll_up(PUBLISHED, tables | {"heads": competing})
+        metrics = rolled.metrics | self._gains_and_drops(best)
         pooled = self._pooled(best)
         return Findings(
-            tables={"heads": heads, "best": best, "trees": trees} | ({"probe": probe} if len(probe) else {}),
+            tables=tables,
             metrics=metrics,
             sentences=sentences_of(metrics),
-            curves=self._curves(trees),
+            curves=rolled.curves,
             figures=describe_figures(
                 heads, pooled, trees, [relation for relation in self.relations if relation != ALL]
             ),
             summary=self._summary(metrics),
             summary_digits=1,
             summary_caption="best held-out head, UUAS of trees, and UAS of probes, by measure",
-            ranked_by={"heads": ["accuracy"], "trees": ["uuas"]},
             notes=self._notes(),
         )
 
@@ -258,46 +262,16 @@ class SyntaxReport:
             )
         return pd.DataFrame(rows)
 
-    def _metrics(self, best: pd.DataFrame, trees: pd.DataFrame, probe: pd.DataFrame) -> dict[str, float]:
+    def _gains_and_drops(self, best: pd.DataFrame) -> dict[str, float]:
+        """What norms add to weights, and how many arcs were excluded."""
         pooled = self._pooled(best)
-        metrics = {
-            f"{measure}/best/{relation}": float(accuracy)
-            for measure, relation, accuracy in _columns(
-                pooled[pooled["candidates"] == WORDS], "measure", "relation", "accuracy"
-            )
-        }
         overall = pooled[pooled["relation"] == ALL].set_index(["measure", "candidates"])["accuracy"]
+        metrics = {"dropped/inside": float(self.dropped[INSIDE]), "dropped/missing": float(self.dropped[MISSING])}
         for sinks, candidates in (("with_sinks", "no_self"), ("sinks_masked", WORDS)):
             if ("attn_n", candidates) in overall.index:  # missing if all arcs are punctuation's
-                metrics[f"gain/{sinks}"] = float(overall["attn_n", candidates] - overall["attn_w", candidates])
-        for (measure, single), rows in trees[trees["layer"] > 0].groupby(
-            [trees["measure"], trees["head"] > 0], sort=False
-        ):
-            metrics[f"{measure}/{'best_head_uuas' if single else 'uuas'}"] = float(rows["uuas"].max())
-        if len(probe):
-            for model, measure, maps, uas in _columns(probe, "model", "measure", "maps", "uas"):
-                metrics[f"probe/{model}/{measure}/{maps}"] = float(uas)
-        metrics["right_branching/all"] = float(self._offset_moments.share[LONGEST_OFFSET + 1, 2, 0])
-        metrics["right_branching/uuas"] = float(_moments(self.chains, self.tree_arcs).share)
-        metrics |= {"dropped/inside": float(self.dropped[INSIDE]), "dropped/missing": float(self.dropped[MISSING])}
-        return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-    def _curves(self, trees: pd.DataFrame) -> dict[str, pd.Series]:
-        blocks = trees[(trees["head"] == 0) & (trees["layer"] > 0)]
-        curves = {
-            f"{measure}/uuas": rows.set_index("layer")["uuas"]
-            for measure, rows in blocks.groupby("measure", sort=False)
-        }
-        table = self._head_table
-        chosen = table[
-            (table["relation"] == ALL)
-            & (table["candidates"] == WORDS)
-            & (table["half"] == "both")
-            & ((table["head"] > 0) | ~table["measure"].isin(HEAD_MEASURES))
-        ]
-        for measure, rows in chosen.groupby("measure", sort=False):
-            curves[f"{measure}/all"] = rows.groupby("layer")["accuracy"].max()
-        return curves
+                gain = float(overall["attn_n", candidates] - overall["attn_w", candidates])
+                metrics |= {f"gain/{sinks}": gain} if np.isfinite(gain) else {}
+        return metrics
 
     def _summary(self, metrics: dict[str, float]) -> pd.DataFrame:
         rows = {}
@@ -354,11 +328,6 @@ _HEAD_COLUMNS = [
 def _moments(correct: np.ndarray, arcs: np.ndarray) -> Moments:
     """Moments whose first axes are those of `correct` (c, c², c n) and `arcs` (n, n², sentences)."""
     return Moments(*correct, *arcs)
-
-
-def _columns(table: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
-    """Some columns, row by row."""
-    return zip(*(table[name].tolist() for name in names), strict=True)
 
 
 def _scalar(value: object) -> object:

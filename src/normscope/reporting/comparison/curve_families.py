@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.paper_tables import SPECIAL_TOKENS
 from normscope.analyses.registry import analyses
+from normscope.results.declare import declared
 
 
 def is_percentage(label: str) -> bool:
@@ -57,37 +58,27 @@ def families(names: Iterable[str]) -> dict[str, Family]:
     for full in names:
         owner, _, name = full.partition("/")
         info = analyses().get(owner)
-        described = None if info is None else _described(info, name)
+        found = None if info is None else declared(info.published.curves, name)
         title = owner if info is None else info.title
-        if info is None or described is None:
+        if info is None or found is None:
             result.setdefault(owner, Family(title)).panels[full] = Panel(name.replace("/", " "), "")
             continue
-        pattern, match = described
-        label = info.outputs.labels.get(pattern, pattern)
-        if not match.groupdict():
+        curve, values = found
+        label = info.published.label(curve)
+        if not values:
             result.setdefault(owner, Family(title)).panels[full] = Panel("", label)
             continue
         heading = title if unitless(label) in title.lower() else f"{title}: {unitless(label)}"
-        meaning = info.outputs.curves[pattern].replace("`", "")
-        family = result.setdefault(_file_name(owner, pattern), Family(heading, meaning))
-        family.panels[full] = Panel(", ".join(_titled(info, *item) for item in match.groupdict().items()), label)
+        meaning = curve.meaning.replace("`", "")
+        family = result.setdefault(_file_name(owner, curve.name), Family(heading, meaning))
+        family.panels[full] = Panel(", ".join(_titled(info, *item) for item in values.items()), label)
     return result
-
-
-def _described(info: AnalysisInfo, name: str) -> tuple[str, re.Match[str]] | None:
-    """The name under which an analysis describes a curve, and what its placeholders stand for."""
-    # A name without placeholders wins over a pattern that also matches it.
-    for pattern in sorted(info.outputs.curves, key=lambda key: "<" in key):
-        match = re.fullmatch(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", pattern), name)
-        if match is not None:
-            return pattern, match
-    return None
 
 
 def _titled(info: AnalysisInfo, placeholder: str, value: str) -> str:
     if placeholder in ("category", "position") and value in SPECIAL_TOKENS:
         return SPECIAL_TOKENS[value]
-    return info.outputs.names.get(value, f"{placeholder} {value}" if value.isdecimal() else value)
+    return info.published.title(placeholder, value)
 
 
 def _file_name(owner: str, pattern: str) -> str:

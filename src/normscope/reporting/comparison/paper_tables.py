@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from normscope.analyses.info import AnalysisInfo, TableInfo
+from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.paper_tables import Cell, Column, PaperTable, paper_tables
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError, one_line
 from normscope.reporting.latex import document
+from normscope.results.declare import Table
 from normscope.untrusted.tables import Columns, table
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ class _Tables(Mapping[str, pd.DataFrame]):
         }
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        described = self._info.outputs.tables.get(name)
-        return table(self._paths[name], _columns(described) if described and described.cells else None)
+        described = self._info.published.tables.get(name)
+        return table(self._paths[name], _columns(described) if described else None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
@@ -141,11 +142,11 @@ class _Tables(Mapping[str, pd.DataFrame]):
         return len(self._paths)
 
 
-def _columns(described: TableInfo) -> Columns:
+def _columns(described: Table) -> Columns:
     """What a table must have that its analysis describes; a name such as `head_<head>` stands for several columns."""
     single = [name for name in described.columns if "<" not in name]
     return Columns(
-        {name: described.cells.get(name, "number") for name in single},
+        {name: described.kinds[name] for name in single},
         others=None if len(single) == len(described.columns) else "number",
         key=described.key,
     )

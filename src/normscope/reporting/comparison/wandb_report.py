@@ -8,18 +8,17 @@ and `pip install wandb-workspaces`.
 
 import argparse
 import importlib
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.analyses.info import Outputs
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.arguments import ArgumentParser
 from normscope.errors import InputError, message, one_line
 from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison.runs import Run
+from normscope.results.declare import Published, Rollup, declared
 
 _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
@@ -51,7 +50,7 @@ def report(entity: str, project: str, group: str, runs: Sequence[Run]) -> Any:
     for analysis in dict.fromkeys(name.partition("/")[0] for run in runs for name in run.metrics):
         info = known_analyses().get(analysis)
         blocks.append(wr.H1(analysis if info is None else info.title))
-        for title, panels, meanings in _sections(wr, analysis, Outputs() if info is None else info.outputs, runs):
+        for title, panels, meanings in _sections(wr, analysis, Published() if info is None else info.published, runs):
             if panels:
                 text = [wr.MarkdownBlock("\n".join(meanings))] if meanings else []
                 blocks += [wr.H2(title), *text, _grid(wr, runset, panels)]
@@ -71,10 +70,10 @@ _Section = tuple[str, list[Any], list[str]]
 """Title, panels, and what they show as items of a list in Markdown."""
 
 
-def _sections(wr: Any, analysis: str, outputs: Outputs, runs: Sequence[Run]) -> list[_Section]:
+def _sections(wr: Any, analysis: str, published: Published, runs: Sequence[Run]) -> list[_Section]:
     """The sections on one analysis. All curves of a family share a panel, and likewise all metrics."""
-    curves = _families(analysis, (str(name) for run in runs for name in run.curves["curve"]), outputs.curves)
-    metrics = _families(analysis, (name for run in runs for name in run.metrics), outputs.metrics)
+    curves = _families(analysis, (str(name) for run in runs for name in run.curves["curve"]), published.curves)
+    metrics = _families(analysis, (name for run in runs for name in run.metrics), published.metrics)
     tables, figures = (
         sorted({path.stem for run in runs for path in (run.folder / kind).glob(f"{analysis}_*.{suffix}")})
         for kind, suffix in (
@@ -88,10 +87,10 @@ def _sections(wr: Any, analysis: str, outputs: Outputs, runs: Sequence[Run]) -> 
     ]
     bars = [wr.BarPlot(title=family, metrics=names, title_x=family) for family, names in metrics.items()]
     media = [wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"]) for name in figures]
-    rows = {name: outputs.tables.get(name.removeprefix(f"{analysis}_")) for name in tables}
+    rows = {name: published.tables.get(name.removeprefix(f"{analysis}_")) for name in tables}
     return [
-        ("By layer", lines, _meanings(curves, outputs.curves)),
-        ("Metrics", bars, _meanings(metrics, outputs.metrics)),
+        ("By layer", lines, _meanings(curves, published.curves)),
+        ("Metrics", bars, _meanings(metrics, published.metrics)),
         ("Figures", media, []),
         (
             "Tables",
@@ -101,25 +100,22 @@ def _sections(wr: Any, analysis: str, outputs: Outputs, runs: Sequence[Run]) -> 
     ]
 
 
-def _families(analysis: str, names: Iterable[str], meanings: Mapping[str, str]) -> dict[str, list[str]]:
-    """Full names of metrics or curves, by the name under which the analysis describes them, such as `<method>/mean`.
+def _families(analysis: str, names: Iterable[str], rollups: Sequence[Rollup]) -> dict[str, list[str]]:
+    """Full names of metrics or curves, by the name under which the analysis declares them, such as `<method>/mean`.
 
-    Names that it does not describe, as those of other packages' analyses may be, are families of their own.
+    Names that it does not declare, as those of other packages' analyses may be, are families of their own.
     """
-    # A name without placeholders wins over a pattern that also matches it: `f/mean` over `f/<category>`.
-    patterns = {
-        name: re.compile(re.sub(r"<[^>]*>", "[^/]+", name)) for name in sorted(meanings, key=lambda key: "<" in key)
-    }
     families: dict[str, list[str]] = {}
     for full in dict.fromkeys(names):
         owner, _, name = full.partition("/")
         if owner == analysis:
-            family = next((key for key, pattern in patterns.items() if pattern.fullmatch(name)), name)
-            families.setdefault(family, []).append(full)
+            found = declared(rollups, name)
+            families.setdefault(name if found is None else found[0].name, []).append(full)
     return families
 
 
-def _meanings(families: Iterable[str], meanings: Mapping[str, str]) -> list[str]:
+def _meanings(families: Iterable[str], rollups: Sequence[Rollup]) -> list[str]:
+    meanings = {rollup.name: rollup.meaning for rollup in rollups}
     return [f"- `{family}`: {meanings[family]}" for family in families if family in meanings]
 
 

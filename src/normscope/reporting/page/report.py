@@ -62,7 +62,7 @@ def page(report: Report) -> str:
     }
     pairs = {name: text_pairs.payload(findings.text_pairs.values()) for name, findings in report.findings.items()}
     tables = {
-        _table_id(name, table_name): _table_data(name, table_name, rows, findings)
+        _table_id(name, table_name): _table_data(name, table_name, rows)
         for name, findings in report.findings.items()
         for table_name, rows in findings.tables.items()
         if len(rows) <= _LONGEST
@@ -171,7 +171,7 @@ def _section(name: str, findings: Findings) -> dict[str, Any]:
 def _extent(name: str, table_name: str, rows: int) -> str:
     """How many rows a table has, and what there is a row for."""
     count = f"{rows:,} {'row' if rows == 1 else 'rows'}"
-    about = analyses()[name].outputs.tables.get(table_name)
+    about = analyses()[name].published.tables.get(table_name)
     return f"{count}, one per {about.row}" if about else count
 
 
@@ -205,16 +205,16 @@ def _table_id(name: str, table_name: str) -> str:
     return f"table_{name}_{table_name}"
 
 
-def _table_data(name: str, table_name: str, rows: pd.DataFrame, findings: Findings) -> dict[str, Any]:
+def _table_data(name: str, table_name: str, rows: pd.DataFrame) -> dict[str, Any]:
     """A table with its caption: what there is a row for, and which file has all rows and digits."""
-    about = analyses()[name].outputs.tables.get(table_name)
+    about = analyses()[name].published.tables.get(table_name)
     row = f"One row per {about.row}. " if about else ""
     file = f"tables/{name}_{table_name}.parquet"
     extent = counted(len(rows), "row") if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
     return table_data(
         rows,
         f"{row}{extent}; the full table is in {file}.",
-        findings.ranked_by.get(table_name, ()),
+        about.ranked_by if about else (),
         meanings=about.columns if about else {},
     )
 

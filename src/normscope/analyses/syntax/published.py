@@ -1,0 +1,192 @@
+"""What the syntax analysis publishes."""
+
+from typing import Any
+
+from normscope.results.axes import HEAD, LAYER
+from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
+
+_LAYER = LAYER.but("Layer, from 1; 0 for a baseline.")
+_HEAD = HEAD.but("Head, from 1; 0 stands for all heads: the map of the whole block or layer, or a baseline.")
+_MEASURE = Axis(
+    "measure",
+    "`attn_w` (weights), `attn_n` (vectors), `attnres_n` (with the residual connection), `attnresln_n` (with the "
+    "normalisation), `layer` (to the end of the layer); or a baseline: `fixed_offset` (the syntactic head is always the same "
+    "number of words away), `right_branching` (it is the next word).",
+)
+_RELATION = Axis(
+    "relation",
+    "Relation of the dependent to its syntactic head; `all` stands for all but `root` and, by default, `punct`.",
+)
+_DIRECTION = Axis(
+    "direction",
+    "`dependent-head` if the largest entry in the dependent's row should be its syntactic head, `head-dependent` for the "
+    "reverse.",
+)
+_CANDIDATES = Axis(
+    "candidates",
+    "Which keys compete: `all`, `no_self` (without the word itself), `no_special` (without special tokens) or `words` (without "
+    "both).",
+    noun="kind of candidates",
+)
+_HALF = Axis("half", "`odd` or `even` sentences of the corpus, or `both`.", noun="half of the corpus")
+_LOW = "Lower end of the 95% interval (Clopper–Pearson) over sentences; missing with fewer than two."
+_HIGH = "Upper end of the 95% interval (Clopper–Pearson) over sentences; missing with fewer than two."
+
+
+def _of_model(layers: Any) -> Any:
+    return layers > 0
+
+
+def _single(heads: Any) -> Any:
+    return heads > 0
+
+
+def _over_arcs(rows: Any, column: str) -> Any:
+    return (rows[column] * rows["count"]).sum() / rows["count"].sum()
+
+
+_BLOCKS: Where = {"layer": _of_model, "head": 0}
+_HEADS: Where = {"layer": _of_model, "head": _single}
+_BASELINE: Where = {"measure": "right_branching", "layer": 0}
+
+PUBLISHED = Published(
+    tables={
+        "heads": Table(
+            rows=(_LAYER, _HEAD, _MEASURE, _RELATION, _DIRECTION, _CANDIDATES, _HALF),
+            values={
+                "accuracy": Column(
+                    "Share of the arcs at which the largest entry is the correct word.",
+                    label="largest accuracy of a head (%)",
+                ),
+                "low": _LOW,
+                "high": _HIGH,
+                "count": Column("Number of arcs.", kind="whole"),
+                "baseline": "Accuracy of the best fixed offset on these arcs, chosen on the other half; for `both`, on both.",
+            },
+            ranked_by=("accuracy",),
+        ),
+        "best": Table(
+            rows=(
+                _MEASURE.but("Measure. Single heads compete for `attn_w` and `attn_n`, layers for the others."),
+                _RELATION,
+                _CANDIDATES,
+                _HALF.but("Half of the corpus on which the choice is scored; it was made on the other half."),
+            ),
+            values={
+                "layer": Column("Chosen layer, from 1.", kind="whole"),
+                "head": Column("Chosen head, from 1; 0 if layers compete.", kind="whole"),
+                "direction": Column("Chosen direction.", kind="text"),
+                "accuracy": "Accuracy of the choice on this half.",
+                "low": _LOW,
+                "high": _HIGH,
+                "count": Column("Number of arcs of this half.", kind="whole"),
+                "offset": Column(
+                    "Best fixed offset of the relation on the other half: 1 if the syntactic head is the next word.",
+                    kind="whole",
+                ),
+                "baseline": "Accuracy of this offset on this half.",
+                "right_branching": "Accuracy on this half of always choosing the next word as the syntactic head.",
+            },
+        ),
+        "trees": Table(
+            rows=(
+                _LAYER,
+                _HEAD,
+                _MEASURE.but("Measure; `right_branching` is the baseline that joins adjacent words."),
+            ),
+            values={
+                "candidates": Column("`words`: trees span only words.", kind="text"),
+                "uuas": Column(
+                    "Share of the arcs that are edges of the maximum spanning tree, ignoring direction.",
+                    label="undirected arcs found (%)",
+                ),
+                "low": _LOW,
+                "high": _HIGH,
+                "edges": Column("Number of arcs.", kind="whole"),
+            },
+            ranked_by=("uuas",),
+        ),
+        "probe": Table(
+            rows=(
+                Axis(
+                    "model",
+                    "`trained`, or `random` for a model of the same shape with random weights; `none` for the baseline.",
+                ),
+                _MEASURE.but("`attn_w` or `attn_n`, all heads together; or `right_branching`."),
+                Axis(
+                    "maps",
+                    "`raw`, or `normalised` so that what a word takes from the others adds up to 1.",
+                    noun="kind of maps",
+                ),
+            ),
+            values={
+                "candidates": Column("`words`: the syntactic head is one of the other words.", kind="text"),
+                "uas": "Share of the words whose most probable syntactic head is correct.",
+                "low": _LOW,
+                "high": _HIGH,
+                "count": Column("Number of words.", kind="whole"),
+                "training_sentences": Column("Number of sentences that the probe was trained on.", kind="whole"),
+            },
+        ),
+    },
+    metrics=(
+        Rollup(
+            "<measure>/best/<relation>",
+            "Accuracy of the best head (for whole blocks: layer) for the relation, with `words` as candidates; selected on one "
+            "half of the corpus and scored on the other, for both halves.",
+            of="best.accuracy",
+            how=_over_arcs,
+            where={"candidates": "words"},
+        ),
+        Rollup(
+            "gain/<sinks>",
+            "What norms add to weights: accuracy over `all` relations of the best head by `attn_n` minus that of the best head "
+            "by `attn_w`, with all other tokens (`with_sinks`) or only words (`sinks_masked`) as candidates.",
+        ),
+        Rollup(
+            "<measure>/uuas",
+            "Largest share of undirected arcs in the trees of a whole block or layer.",
+            of="trees.uuas",
+            how="max",
+            where=_BLOCKS,
+        ),
+        Rollup(
+            "<measure>/best_head_uuas",
+            "Largest share of undirected arcs in the trees of a single head.",
+            of="trees.uuas",
+            how="max",
+            where=_HEADS,
+        ),
+        Rollup(
+            "probe/<model>/<measure>/<maps>", "Share of the words whose syntactic head the probe finds.", of="probe.uas"
+        ),
+        Rollup(
+            "right_branching/all",
+            "Accuracy over `all` relations of the baseline.",
+            of="heads.accuracy",
+            where={**_BASELINE, "half": "both", "relation": "all"},
+        ),
+        Rollup("right_branching/uuas", "Share of undirected arcs of the baseline.", of="trees.uuas", where=_BASELINE),
+        Rollup(
+            "dropped/<reason>",
+            "Number of arcs that were excluded: between words that share the same tokens (`inside` a multi-word token), or at "
+            "a word without a token (`missing`).",
+        ),
+    ),
+    curves=(
+        Rollup(
+            "<measure>/uuas",
+            "Share of undirected arcs in the trees of the block or layer.",
+            of="trees.uuas",
+            where=_BLOCKS,
+        ),
+        Rollup(
+            "<measure>/all",
+            "Largest accuracy over `all` relations of a head (for whole blocks: of the layer), with `words` as candidates, in "
+            "either direction.",
+            of="heads.accuracy",
+            how="max",
+            where={"layer": _of_model, "relation": "all", "candidates": "words", "half": "both"},
+        ),
+    ),
+)

@@ -1,0 +1,68 @@
+"""Axes, columns and rollups that several analyses share."""
+
+from collections.abc import Mapping
+
+from normscope.results.declare import Axis, Column, Rollup
+
+LAYER = Axis("layer", "Layer, from 1.", kind="whole")
+HEAD = Axis("head", "Head, from 1.", kind="whole")
+DIMENSION = Axis("dimension", "Dimension of the hidden vectors, from 0.", kind="whole")
+CATEGORY_OF_TOKEN = Axis("category", "Category of the token; `all` stands for every token.")
+CATEGORY_OF_KEY = Axis("category", "Category of the key; `all` stands for every key.")
+
+METHODS = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: vectors",
+    "attnres_w": "AttnRes-W: weights + residual",
+    "attnres_n": "AttnRes-N: vectors + residual",
+    "attnresln_n": "AttnResLn-N: the attention block",
+}
+"""Titles of the five methods of mixing ratios."""
+
+TOKENS = Column("Number of tokens.", kind="whole")
+SPEARMAN = "Spearman's ρ; missing if it is undefined."
+ERROR_BOUND = "Largest possible error of ρ: 0 if it is exact, above 0 if it was estimated from a histogram."
+REASON = Column("Why ρ is undefined; empty if it is defined.", kind="text")
+
+TOGETHER = "outliers"
+"""In the column `removed`: all outlier dimensions at once."""
+
+CHANGES = {
+    "before": "α of the unchanged model, summed over the category's keys: the mean over queries and heads, then sequences.",
+    "after": "α summed over the category's keys, as in `before`, without the removed dimensions.",
+    "change": "`after` minus `before`.",
+    "controls_mean": "Mean change when as many random dimensions are removed instead; missing without controls.",
+    "controls_low": "Lower end of the 95% interval of these changes, from their percentiles.",
+    "controls_high": "Upper end of that interval.",
+}
+"""Columns of the tables that compare attention with and without some dimensions."""
+
+MIXING: Mapping[str, Column | str] = {
+    "mean": Column("Mean mixing ratio of the tokens, in [0, 1].", label="mixing ratio (%)"),
+    "sequence_mean": "Mean mixing ratio over each sequence's tokens of the category first, then over the sequences that have "
+    "any.",
+    "max": "Largest mixing ratio of a token.",
+    "min": "Smallest mixing ratio of a token.",
+    "count": TOKENS,
+}
+"""Columns of mixing ratios by layer, method and category."""
+
+
+def mixing_metrics(table: str) -> tuple[Rollup, ...]:
+    """Mean, maximum and minimum by method over all tokens, from a table with the columns MIXING."""
+    everything = {"category": "all"}
+    # Every layer has the same tokens, so the mean over layers is the mean over all tokens.
+    meanings = {
+        "mean": "Mean mixing ratio of all tokens in all chosen layers.",
+        "max": "Largest mixing ratio of a token in any chosen layer.",
+        "min": "Smallest mixing ratio of a token in any chosen layer.",
+    }
+    return tuple(
+        Rollup(f"<method>/{how}", meaning, of=f"{table}.{how}", how=how, where=everything)
+        for how, meaning in meanings.items()
+    )
+
+
+def mixing_curves(table: str) -> Rollup:
+    """The mean over all tokens by method, from a table with the columns MIXING."""
+    return Rollup("<method>/mean", "Mean mixing ratio of all tokens.", of=f"{table}.mean", where={"category": "all"})

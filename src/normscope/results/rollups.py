@@ -1,0 +1,112 @@
+"""Numbers and curves from the tables of an analysis, as its declaration says."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from normscope.results.declare import Axis, Published, Rollup
+
+_LAYER = "layer"
+
+
+@dataclasses.dataclass(frozen=True)
+class RolledUp:
+    """The numbers and curves that follow from tables."""
+
+    metrics: dict[str, float]
+    curves: "dict[str, pd.Series[float]]"
+
+
+def roll_up(published: Published, tables: Mapping[str, pd.DataFrame]) -> RolledUp:
+    """All numbers and curves that are declared as rolled up from the tables that there are.
+
+    Args:
+        published: The declaration.
+        tables: Tables by name. They may have more rows and columns than the published ones.
+    """
+    return RolledUp(metrics_of(published, tables), curves_of(published, tables))
+
+
+def metrics_of(published: Published, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+    """The declared numbers. Those without a value (NaN) are left out."""
+    metrics = {}
+    for rollup, rows, column in _sources(published.metrics, tables):
+        for name, group in _groups(published, rollup, rows):
+            value = _reduced(rollup, group, column)
+            if not math.isnan(value):
+                metrics[name] = value
+    return metrics
+
+
+def curves_of(published: Published, tables: Mapping[str, pd.DataFrame]) -> "dict[str, pd.Series[float]]":
+    """The declared curves, by layer. Layers without a value (NaN) are left out."""
+    curves = {}
+    for rollup, rows, column in _sources(published.curves, tables):
+        for name, group in _groups(published, rollup, rows):
+            values = {
+                layer: _reduced(rollup, of_layer, column) for layer, of_layer in group.groupby(_LAYER, sort=False)
+            }
+            curve = pd.Series(values, dtype=float, name=column).rename_axis(_LAYER).dropna()
+            if len(curve):
+                curves[name] = curve
+    return curves
+
+
+def by_axes(name: str, metrics: Mapping[str, float]) -> dict[Any, float]:
+    """The numbers that a name with placeholders stands for, by what the placeholders stand for.
+
+    Args:
+        name: `<method>/mean`, say.
+        metrics: Numbers by name.
+
+    Returns:
+        By the one value, or by the tuple of values if there are several placeholders, in the order of the numbers.
+    """
+    pattern = Rollup(name, "").pattern
+    found: dict[Any, float] = {}
+    for key, value in metrics.items():
+        match = pattern.fullmatch(key)
+        if match is not None:
+            found[match[1] if pattern.groups == 1 else match.groups()] = value
+    return found
+
+
+def _sources(
+    rollups: Iterable[Rollup], tables: Mapping[str, pd.DataFrame]
+) -> Iterator[tuple[Rollup, pd.DataFrame, str]]:
+    """Rollups whose table is there, with its rows that count and the column."""
+    for rollup in rollups:
+        table, _, column = rollup.of.partition(".")
+        if table in tables:
+            yield rollup, _chosen(tables[table], rollup), column
+
+
+def _chosen(rows: pd.DataFrame, rollup: Rollup) -> pd.DataFrame:
+    for column, condition in rollup.where.items():
+        rows = rows[condition(rows[column]) if callable(condition) else rows[column] == condition]
+    return rows
+
+
+def _groups(published: Published, rollup: Rollup, rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of each published name."""
+    keys = rollup.placeholders
+    if not keys:
+        # Of no rows, reductions of pandas are 0 where they count, or NaN.
+        if len(rows) or isinstance(rollup.how, str):
+            yield rollup.name, rows
+        return
+    axes = {key: published.axis(key) for key in keys}
+    for values, group in rows.groupby(keys, sort=False, observed=True):
+        yield rollup.filled({key: _name(axes[key], value) for key, value in zip(keys, values, strict=True)}), group
+
+
+def _name(axis: Axis | None, value: object) -> str:
+    return str(value) if axis is None else axis.names.get(value, str(value))
+
+
+def _reduced(rollup: Rollup, rows: pd.DataFrame, column: str) -> float:
+    value = getattr(rows[column], rollup.how)() if isinstance(rollup.how, str) else rollup.how(rows, column)
+    return math.nan if pd.isna(value) else float(value)
