@@ -208,3 +208,9 @@ def test_errors_speak_of_arguments(model, arguments, message):
     with pytest.raises(InputError, match=message) as caught:
         normscope.run(**{"analyses": "norms", "model": model, "texts": TEXTS} | arguments)
     assert not re.search(r"\b(model|dataset|device|analysis|report)\.[a-z]|dataset=|analysis=|\n", str(caught.value))
+
+
+def test_a_run_has_a_default_model():
+    """The one that `load` loads."""
+    default = normscope.run("mixing", texts=["A text."], layers=1)
+    assert default.metrics == normscope.run("mixing", texts=["A text."], layers=1, model=normscope.load()).metrics

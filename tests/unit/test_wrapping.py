@@ -113,6 +113,15 @@ def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_pa
         assert torch.equal(head(**inputs).logits, expected(**inputs).logits)
 
 
+def test_a_model_is_shown_in_one_line(tokenizer):
+    wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
+    size = f"{wrapped.layers} layers, {wrapped.model.config.num_attention_heads} heads"
+    assert repr(wrapped) == (
+        f"LoadedModel(BertModel: bert, {size}, float32 on cpu, matches the untouched model to "
+        f"{wrapped.verification.error:.1e})"
+    )
+
+
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
 def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
     model = in_memory(AutoModelForSeq2SeqLM, model_type, tokenizer)

@@ -14,7 +14,7 @@ from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.api.models import generators_restored, load_stack, wrap
+from normscope.api.models import DEFAULT_MODEL, generators_restored, load_stack, wrap
 from normscope.api.results import Results
 from normscope.config.python_options import run_options
 from normscope.config.schema import ModelStack
@@ -31,8 +31,8 @@ from normscope.running.inputs import InputsInMemory
 def run(
     analyses: str | Sequence[str],
     *,
-    model: LoadedModel | nn.Module | str | Path,
     texts: Text | Iterable[Text],
+    model: LoadedModel | nn.Module | str | Path = DEFAULT_MODEL,
     tokenizer: PreTrainedTokenizerBase | None = None,
     layers: str | int | Sequence[int] = "all",
     categories: str | Sequence[str] = "all",
@@ -52,8 +52,9 @@ def run(
 
     Args:
         analyses: The name of an analysis, or several names; plug-ins included.
-        model: What `load` or `wrap` returned; or a transformers or PEFT model, with its `tokenizer`; or a name to load.
         texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation.
+        model: What `load` or `wrap` returned; or a transformers or PEFT model, with its `tokenizer`; or a name to load (by
+            default that of `model=minilm`).
         tokenizer: The tokenizer of a transformers or PEFT model.
         layers: `all`, or layer numbers from 1.
         categories: `all`, or the token categories to report.

@@ -16,7 +16,6 @@ from normscope.errors import InputError
 from normscope.models.damage import damage_named
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
-from normscope.models.verification import verify
 from normscope.models.wrapping import wrap_model
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -103,7 +102,7 @@ def _verified(
     check_strings({"model": plain(options), "device": plain(device)})
     with generators_restored():
         model = open_model(options).load(device, device_map=device_map, tokenizer=tokenizer)
-    verify(model.model, model.layout, model.name)
+    _ = model.verification  # made here
     return model
 
 
@@ -130,7 +129,7 @@ def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | N
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value)
         with damage_named(model, of_proof=True):
-            verify(wrapped.model, wrapped.layout, wrapped.name)
+            _ = wrapped.verification  # made here
     return wrapped
 
 

@@ -22,11 +22,12 @@ from normscope.models.task_heads import Head
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify
 from normscope.models.weight_checks import check_finite
+from normscope.rounding import counted
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
     """A model that is ready to observe, with all that is needed to encode its inputs and identify it in results."""
 
@@ -52,6 +53,14 @@ class LoadedModel:
     """Raises InputError if `model` stands for another model in memory that has changed since."""
 
     _turns: Turns = dataclasses.field(default_factory=Turns, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
+        heads = getattr(self.model.config, self.layout.heads)
+        text = f"{self.name}: {self.model.config.model_type}, {counted(self.layers, 'layer')}, {counted(heads, 'head')}"
+        proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
+        matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
+        return f"LoadedModel({text}, {self.number_format} on {self.device}{matched})"
 
     def in_turn(self, call: Callable[[], T]) -> T:
         """Call a function that observes the model once no other call does; see `Turns`.
@@ -106,6 +115,15 @@ class LoadedModel:
     def translator(self) -> PreTrainedModel | None:
         """The encoder–decoder with its head around `model`; None without one, or if only the encoder is observed."""
         return self.load_head(Head.TRANSLATION) if self.layout.reads_target else None
+
+    @cached_property
+    def verification(self) -> Verification:
+        """Proof that attention blocks are observed exactly. It is made once.
+
+        Raises:
+            InputError: If they are not.
+        """
+        return verify(self.model, self.layout, self.name)
 
     @cached_property
     def layers_verification(self) -> Verification:

@@ -42,7 +42,6 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.offloading import offloaded_to
 from normscope.models.pooling import pooling_of
-from normscope.models.verification import verify
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
@@ -260,7 +259,7 @@ class Session:
         say(
             f"{model.name}: {counted(model.layers, 'layer')} on {model.device}, {model.number_format}",
             *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
-            f"verified to {self.provenance.verification.error:.1e}",
+            f"matches the untouched model to {self.provenance.verification.error:.1e}",
         )
 
     def _announce_resumed(self) -> None:
@@ -309,7 +308,7 @@ def _prepared(
     needs = _needs(options, inputs)
     model = inputs.load()
     feed_forward = any(requirements.feed_forward for requirements in needs.values())
-    verification = verify(model.model, model.layout, model.name, feed_forward=feed_forward)
+    verification = model.layers_verification if feed_forward else model.verification
     _load_heads(model, needs.values())
     layers = chosen_layers(options.layers, model.layers)
     encoders = _encoders(options, model, needs, inputs)

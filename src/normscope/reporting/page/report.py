@@ -126,7 +126,7 @@ def _facts(facts: Mapping[str, Any], options: RunOptions) -> list[str]:
         layers_label(options.layers),
         f"{facts['dtype']} on {facts['device']}",
         duration(float(facts["seconds"])),
-        f"verified to {error}",
+        f"matches the untouched model to {error}",
         *experiment,
         f"{facts['finished']}",
     ]
