@@ -53,8 +53,7 @@ def run(
     Args:
         analyses: The name of an analysis, or several names; plug-ins included.
         texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation.
-        model: What `load` or `wrap` returned; or a transformers or PEFT model, with its `tokenizer`; or a name to load (by
-            default that of `model=minilm`).
+        model: What `load` or `wrap` returned, or a transformers or PEFT model with its `tokenizer`, or a name to load.
         tokenizer: The tokenizer of a transformers or PEFT model.
         layers: `all`, or layer numbers from 1.
         categories: `all`, or the token categories to report.
