@@ -140,7 +140,7 @@ def _runs(folder: Path, treebank: Path | None) -> list[Path]:
             "analysis.score.ablation=false",
             f"report.text='{SENTENCE}'",
         ),
-        # On fewer pairs than the run above has: the vector of every token is carried through all layers.
+        # On fewer pairs than in the run above: the vector of every token is carried through all layers.
         _run(folder / "pairs", "analysis=similarity", f"dataset.limit={SIMILAR_EXAMPLES}"),
         _run(folder / "toy", "experiment=alignment_toy"),
         _from_python(folder / "python"),

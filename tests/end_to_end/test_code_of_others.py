@@ -88,8 +88,7 @@ def test_a_run_does_not_decide_what_runs_here(capsys, monkeypatch, trusting, tmp
     assert outcome.status == 2
     (line,) = outcome.err.splitlines()
     assert (
-        f"that run had {key}=true, which lets code of others run on this machine; if you trust it, add {key}=true"
-        in line
+        f"that run had {key}=true, which lets third-party code run here; if you trust that code, add {key}=true" in line
     )
     assert line.startswith(f"normscope: {command}={folder}")
     assert not (tmp_path / "obeyed").exists()

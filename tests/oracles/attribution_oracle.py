@@ -365,7 +365,7 @@ def _sentences(
             claim = f"has the largest mean fall, but this sample cannot tell it from {listed}"
         sentences.append(
             f"{TITLES[best][0].upper()}{TITLES[best][1:]} {claim}: without the tokens that it ranks highest, {WORDS[quantity]} "
-            f"falls by {size} on average, and {chance} without as many random ones."
+            f"falls by {size} on average, and {chance} without as many random tokens."
         )
     else:
         reason = "No method finds tokens that matter"
@@ -374,7 +374,7 @@ def _sentences(
         bound = "at most" if verbs[0] == "falls" else "at least"
         sentences.append(
             f"{reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} on average "
-            f"({TITLES[best]}), and {chance} without as many random ones."
+            f"({TITLES[best]}), and {chance} without as many random tokens."
         )
     if len(methods) > 1:
         sentences.append(f"Mean fall by method: {', '.join(f'{TITLES[m]} {number(falls[m])}' for m in ranked)}.")

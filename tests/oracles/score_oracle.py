@@ -405,8 +405,8 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
         more = "" if ninety is None else f", and {three_digits(ninety)[1:]} make up 90%"
         every = metrics["heads_below_half/share"] == 0 == metrics["heads_below_90_percent/share"]
         sentences.append(
-            f"On average over {'heads' if every else 'the heads in which that many dimensions do'}, {three_digits(half)[1:]} "
-            f"dimensions make up half of the spread of a query's scores over its keys{more}."
+            f"On average over heads, {three_digits(half)[1:]} dimensions make up half of the spread of a query's scores over "
+            f"its keys{more}{'' if every else ' (heads whose dimensions never reach that share are left out)'}."
         )
     share = percent(metrics["share_of_key_bias/mean"])
     bias = f"The share of the key bias b_K in the spread of a query's scores over its keys is {share}"
@@ -414,7 +414,7 @@ def _sentences(metrics: Mapping[str, float]) -> list[str]:
     if below_ninety:
         sentences.append(
             f"{bias}; in {percent(below_ninety)} of the heads, the dimensions never make up 90% of it, and in "
-            f"{percent(below_half)} not even half: the mean numbers of dimensions leave those heads out."
+            f"{percent(below_half)} not even half."
         )
     elif abs(metrics["share_of_key_bias/mean"]) >= 0.0005:
         sentences.append(f"{bias}.")

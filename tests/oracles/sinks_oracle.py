@@ -464,7 +464,7 @@ def _sentences(
             "attention weight."
         )
         if one[1] and (one[0], False, main) in rates.index:
-            whose = "the token that is then the first" if main == "first" else f"{spoken(main)} tokens"
+            whose = "the token that then comes first" if main == "first" else f"{spoken(main)} tokens"
             sentences.append(f"Without {begin}, the sink rate of {whose} is {percent(rates[one[0], False, main])}.")
         others = [name for name in WORDS if name != one[0] and (name, one[1], main) in rates.index]
         if others:

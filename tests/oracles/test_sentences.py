@@ -53,7 +53,7 @@ ZEROED = {
     "ablation/mean/loss_after": 3.41,
 }
 ALIGNED = (
-    "each in its best layer, vector norms have an AER of 30.0% and attention weights one of 40.0%; averaged over layers, "
+    "vector norms have an AER of 30.0% and attention weights of 40.0%, each in its best layer; averaged over layers, "
     "70.0% and 80.0%."
 )
 
@@ -354,10 +354,10 @@ CASES = {
         (
             {"dimensions_for_half/mean": 3.4, "heads_below_90_percent/share": 0.01},
             [
-                "On average over the heads in which that many dimensions do, 3.40 dimensions make up half of the spread of a "
-                "query's scores over its keys.",
+                "On average over heads, 3.40 dimensions make up half of the spread of a query's scores over its keys (heads "
+                "whose dimensions never reach that share are left out).",
                 f"{BIAS.format('0.0%')}; in 1.0% of the heads, the dimensions never make up 90% of it, and in 0.0% not even "
-                "half: the mean numbers of dimensions leave those heads out.",
+                "half.",
             ],
         ),
         ({"share_of_outliers/mean": 0.0}, []),  # there are none
@@ -376,7 +376,7 @@ CASES = {
             },
             [
                 f"{BIAS.format('0.0%')}; in 50.0% of the heads, the dimensions never make up 90% of it, and in 25.0% "
-                "not even half: the mean numbers of dimensions leave those heads out."
+                "not even half."
             ],
         ),
         (
@@ -436,7 +436,7 @@ CASES = {
             (
                 {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
                 {"above_random": {"rollout": low, "random": NAN}},
-                [f"{start}, and by 0.125 without as many random ones."],
+                [f"{start}, and by 0.125 without as many random tokens."],
             )
             for low, start in (
                 (
@@ -453,7 +453,7 @@ CASES = {
                 {"above_random": ABOVE | more, "below_best": {"decompx": NAN, "random": 0.2} | below},
                 [
                     f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
-                    "falls by 0.500 on average, and by 0.250 without as many random ones.",
+                    "falls by 0.500 on average, and by 0.250 without as many random tokens.",
                     "Mean fall by method: DecompX 0.500, ALTI 0.450, GlobEnc 0.400, random order 0.250.",
                 ],
             )
@@ -487,7 +487,7 @@ CASES = {
             [
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the cosine with the untouched embedding falls by at most 0.500 on average (DecompX), and by 0.500 "
-                "without as many random ones.",
+                "without as many random tokens.",
                 "Mean fall by method: DecompX 0.500, random order 0.500, ALTI 0.250.",
             ],
         ),
@@ -504,7 +504,7 @@ CASES = {
             (
                 {"probability/comprehensiveness/alti": fall, "probability/comprehensiveness/random": -0.5},
                 {"above_random": {"alti": 0.1}},
-                [f"{start}, and {verb}by 0.500 without as many random ones."],
+                [f"{start}, and {verb}by 0.500 without as many random tokens."],
             )
             for fall, start, verb in (
                 (
@@ -522,7 +522,7 @@ CASES = {
             [
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
                 "highest, the probability of the predicted class rises by at least 0.250 on average (ALTI), and falls by 0.125 "
-                "without as many random ones.",
+                "without as many random tokens.",
             ],
         ),
         (
@@ -560,7 +560,7 @@ CASES = {
             [
                 "On text with BOS, the first token is a sink in 60.0% of the heads, and it receives 50.0% of all attention "
                 "weight.",
-                "Without BOS, the sink rate of the token that is then the first is 10.0%.",
+                "Without BOS, the sink rate of the token that then comes first is 10.0%.",
                 "The sink rate of the first token is 50.0% on random tokens and 30.0% on one token repeated.",
             ],
         ),

@@ -117,7 +117,7 @@ def test_numbers_that_overflow_name_the_dtype(damaged, monkeypatch):
     wrapped, _ = damaged
     monkeypatch.setattr(type(wrapped), "require_finite_weights", lambda _self: None)
     wrapped.model.encoder.layer[0].output.LayerNorm.weight.data.fill_(1e38)
-    with pytest.raises(InputError, match="computes NaN or infinity in float32; try it in float64"):
+    with pytest.raises(InputError, match="computes NaN or infinity in float32; try float64"):
         normscope.decompose(wrapped, TEXT)
 
 
@@ -134,10 +134,10 @@ def test_a_target_may_change_the_vectors_that_it_gets(damaged):
     [
         (lambda model: setattr(model.encoder, "layer", nn.Identity()), "expected ModuleList at encoder.layer, .*Identity"),
         (lambda model: setattr(model.encoder.layer[1], "attention", None), r"at encoder.layer.1.attention, .* got nothing"),
-        (lambda model: setattr(model.config, "num_attention_heads", 5), "no BertModel can be made of its config: The hidden"),
+        (lambda model: setattr(model.config, "num_attention_heads", 5), "no BertModel can be created from its config: The"),
         (lambda model: setattr(model.config, "num_attention_heads", 2), "expected 2 at .*num_attention_heads, .* got 4"),
         (lambda model: model.half().encoder.layer[1].float(), r"expected torch.float16 at encoder.layer.1.* torch.float32"),
-        (lambda model: setattr(model, "config", None), "expected a config of transformers, got NoneType"),
+        (lambda model: setattr(model, "config", None), "expected a transformers config, got NoneType"),
         (lambda model: setattr(model, "pooler", None), None),
     ],
 )  # fmt: skip

@@ -63,7 +63,7 @@ def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
         (TREEBANK + "\n\n1\tbroken\n", "expected"),
         (
             "1\tfox" + "\t_" * 8 + "\n",
-            "expected sentences with heads (column 7) and relations (column 8), but none has them",
+            "expected sentences with heads (column 7) and relations (column 8), got none",
         ),
     ],
 )

@@ -154,14 +154,14 @@ def test_heads_without_any_spread_have_no_dimensions_that_explain_it():
 def test_what_the_sentences_say_of_heads_that_have_no_number_of_dimensions():
     metrics = {"dimensions_for_half/mean": 3.0, "share_of_key_bias/mean": 0.25, "heads_below_90_percent/share": 0.5}
     metrics |= {"heads_below_half/share": 0.125, "dimensions_for_90_percent/mean": 9.0}
-    of_some = "On average over the heads in which that many dimensions do, 3.00 dimensions make up half of the spread"
+    of_all = "On average over heads, 3.00 dimensions make up half of the spread of a query's scores over its keys"
     assert sentences_of(metrics) == [
-        f"{of_some} of a query's scores over its keys, and 9.00 make up 90%.",
+        f"{of_all}, and 9.00 make up 90% (heads whose dimensions never reach that share are left out).",
         "The share of the key bias b_K in the spread of a query's scores over its keys is 25.0%; in 50.0% of the heads, the "
-        "dimensions never make up 90% of it, and in 12.5% not even half: the mean numbers of dimensions leave those heads out.",
+        "dimensions never make up 90% of it, and in 12.5% not even half.",
     ]
     del metrics["dimensions_for_90_percent/mean"]
-    assert sentences_of(metrics)[0] == f"{of_some} of a query's scores over its keys."
+    assert sentences_of(metrics)[0] == f"{of_all} (heads whose dimensions never reach that share are left out)."
 
 
 def visible_pairs(model, batch: Batch) -> pd.DataFrame:

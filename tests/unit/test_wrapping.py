@@ -307,7 +307,7 @@ def test_what_is_no_transformers_model(tokenizer):
         nn.Linear(2, 2),
         tokenizer,
     )
-    refused("tokenizer: expected a tokenizer of transformers, got 'bert'", *_model_and(tokenizer, "bert"))
+    refused("tokenizer: expected a transformers tokenizer, got 'bert'", *_model_and(tokenizer, "bert"))
 
 
 @pytest.mark.parametrize("function", ["observe", "decompose", "attribute", "attribution_maps", "similarity"])
@@ -356,7 +356,7 @@ def test_stacks_that_a_model_does_not_have(tokenizer):
     encoder = T5EncoderModel(AutoConfig.for_model(**STACK_CONFIGS["t5"] | {"vocab_size": len(tokenizer)}))
     assert normscope.wrap(encoder, tokenizer).layers == 3
     refused(
-        "got T5EncoderModel: T5EncoderModel has no decoder.block, expected its layers",
+        "got T5EncoderModel: expected layers at decoder.block of T5EncoderModel, got nothing",
         encoder,
         tokenizer,
         stack="cross",
@@ -395,7 +395,7 @@ def test_modules_that_something_else_has_replaced(tokenizer):
     model.config.num_attention_heads = 2
     refused("expected 2 at encoder.layer.0.attention.self.num_attention_heads, .* got 4", model, tokenizer)
     model.config.num_attention_heads = 5
-    refused("no BertModel can be made of its config: The hidden size", model, tokenizer)
+    refused("no BertModel can be created from its config: The hidden size", model, tokenizer)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -15,8 +15,8 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
         if weights is not None and vectors is not None:
             means = [percentage(metrics[f"{method}/{setting}/layer_mean/aer"]) for method in ("attn_n", "attn_w")]
             text = (
-                f"Alignment with {name}: each in its best layer, vector norms have an AER of {percentage(vectors)} and "
-                f"attention weights one of {percentage(weights)}; averaged over layers, {means[0]} and {means[1]}."
+                f"Alignment with {name}: vector norms have an AER of {percentage(vectors)} and attention weights of "
+                f"{percentage(weights)}, each in its best layer; averaged over layers, {means[0]} and {means[1]}."
             )
             sentences.append(Sentence(text, figure="by_layer", table="aer"))
     others = by_axes("<aligner>/aer", metrics)

@@ -50,7 +50,7 @@ class Requirements:
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
     pairs: bool = False
-    """Whether it compares the texts of pairs: it sees each text as a sequence of its own, one after the other in a batch. The
+    """Whether it compares the texts of pairs: it sees each text as a separate sequence, one after the other in a batch. The
     other analyses of the run see other batches, in which a pair is one sequence."""
     vectors_of_pairs: bool = False
     """Whether it keeps a vector for each pair of tokens of a batch. Batches are then split so that these fit into memory."""

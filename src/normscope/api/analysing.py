@@ -117,7 +117,7 @@ def _prepared_model(
     if aligning and others:
         raise InputError(
             f"analyses: {aligning[0]} measures cross-attention, and {others[0]} the encoder unless the model was loaded with "
-            "another stack; load it with stack='cross' to measure both on cross-attention, or run one after the other"
+            "another stack; load it with stack='cross' to measure both on cross-attention, or run each separately"
         )
     stack = ModelStack.cross.value if aligning else None
     if isinstance(model, str | Path):

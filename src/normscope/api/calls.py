@@ -1,5 +1,5 @@
-"""What happens to a call of the Python interface before its own code runs: arguments are checked, torch's settings for numbers
-that the caller has changed are put aside, and calls take turns."""
+"""What happens to a call of the Python interface before its own code runs: arguments are checked, the caller's
+numeric settings of torch are put aside, and calls take turns."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ _AUTOCAST = ("cpu", "cuda", "mps")
 
 
 def checked(target: F) -> F:
-    """A function, or a class, that raises InputError for an argument whose type is not that of its annotation.
+    """A function, or a class, that raises InputError for an argument whose type does not match its annotation.
 
     It computes as if the caller had turned autocast off and set no default device: a model is measured in the dtype of its
     weights, and what we compute beside it lies where we put it. An iterator that it returns is not covered.
@@ -92,9 +92,7 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
             if not _is_finite(result):
                 model.require_finite_weights()
                 wider = "float64" if model.dtype is torch.float32 else "float32"
-                raise InputError(
-                    f"model: {model.name} computes NaN or infinity in {model.number_format}; try it in {wider}"
-                )
+                raise InputError(f"model: {model.name} computes NaN or infinity in {model.number_format}; try {wider}")
         return result
 
     return call
@@ -149,10 +147,10 @@ _NAMES: Mapping[Any, str] = {
     Iterable: "a list",
     Mapping: "a dict with names as keys",
     Callable: "a function",
-    nn.Module: "a model of transformers",
+    nn.Module: "a transformers model",
     BatchEncoding: "a tokenizer's BatchEncoding",
-    PreTrainedTokenizerBase: "a tokenizer of transformers",
-    LoadedModel: "one from normscope.load or normscope.wrap(model, tokenizer)",
+    PreTrainedTokenizerBase: "a transformers tokenizer",
+    LoadedModel: "a model from normscope.load or normscope.wrap(model, tokenizer)",
 }
 
 

@@ -227,7 +227,7 @@ def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch
         returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else describe_type(value)
         raise InputError(f"{expected}; it returned {returned}{gradients}")
     if not depends:
-        raise InputError(f"{expected}; it returned one that does not")
+        raise InputError(f"{expected}; it returned a scalar that does not")
     if not value.isfinite().all() and hidden.isfinite().all():
         raise InputError(f"{expected}; it returned {float(value)}")
     return value.reshape(1)

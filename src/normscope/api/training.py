@@ -41,8 +41,8 @@ class Callback(TrainerCallback):
     The model is measured before the first step, every `every` steps, and after the last. Training is unaffected: the model
     stays in its mode, its weights are shared rather than copied, and torch's random number generators are restored. Metrics go
     to the active W&B run, if there is one, on the trainer's own axis (`train/global_step`). The history is also kept in
-    `<name>.csv` in the trainer's output directory, where resumed training continues it. A step that cannot be measured, because
-    weights have become NaN, say, is left out with a warning.
+    `<name>.csv` in the trainer's output directory, where resumed training continues it. A step that cannot be measured, for
+    example because weights have become NaN, is skipped with a warning.
 
     In distributed training, only the main process measures. It must hold the whole model, so FSDP and DeepSpeed's ZeRO-3 are
     rejected.
@@ -156,7 +156,7 @@ class Callback(TrainerCallback):
                 )
         except (InputError, torch.OutOfMemoryError) as error:  # a training must not end because of a measurement
             self._skipped = step
-            log.warning("%s: step %d is not measured: %s", self._name, step, one_line(error))
+            log.warning("%s: step %d was not measured: %s", self._name, step, one_line(error))
             return
         measured = [(metric, 0, value) for metric, value in results.metrics.items()]
         measured += results.tables["curves"][["curve", "layer", "value"]].itertuples(index=False, name=None)

@@ -26,7 +26,7 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
     except OmegaConfBaseException as error:
         raise InputError(explain(error)) from error
     except RecursionError as error:
-        raise InputError("expected values as in a config file, got a list that holds itself") from error
+        raise InputError("expected values as in a config file, got a list that contains itself") from error
     assert isinstance(options, RunOptions)
     return options
 

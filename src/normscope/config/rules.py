@@ -7,8 +7,8 @@ from typing import Any
 from normscope.errors import InputError
 
 RUNS_CODE: Mapping[str, Any] = MappingProxyType({"runs_code": True})
-"""Metadata of a field whose value lets the code of others run: `field(default=False, metadata=RUNS_CODE)`. The config of an
-earlier run, which may come from anybody, does not set such a key; only the user does."""
+"""Metadata of a field whose value lets third-party code run: `field(default=False, metadata=RUNS_CODE)`. The config of an
+earlier run, which may come from anyone, cannot set such a key; only the user can."""
 
 
 def at_least(minimum: int, key: str, value: int) -> None:

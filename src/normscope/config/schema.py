@@ -421,7 +421,7 @@ def all_options(options: AnalysisOptions) -> list[AnalysisConfig]:
 
 
 def keys_that_run_code(options: Any = None, prefix: str = "") -> dict[str, Any]:
-    """The default of every key that lets the code of others run, those of plug-ins included; see `RUNS_CODE`."""
+    """The default of every key that lets third-party code run, those of plug-ins included; see `RUNS_CODE`."""
     section = RunOptions() if options is None else options
     keys: dict[str, Any] = {}
     for node in dataclasses.fields(section):

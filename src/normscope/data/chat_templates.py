@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a process of their own within limits.
+"""Chat templates, rendered in a separate process with limits.
 
 A template is a program from whoever made the checkpoint. jinja's sandbox keeps it from calling Python and from reading files,
 but it may still run for days (nested loops over `range(99999)`) or fill the memory (`'x' * 10**9`). Nothing in the same process
@@ -49,7 +49,7 @@ class Renderer:
             self._started()
 
     def answer(self, request: Mapping[str, object]) -> dict[str, Any]:
-        """The answer of the process, or the limit for which it was ended as its error.
+        """The answer of the process; if the process was ended, the limit that it exceeded is the error.
 
         Raises:
             RuntimeError: If it ends for another reason.
@@ -160,6 +160,6 @@ class ChatTemplate:
         return texts
 
     def _reason(self, error: str, message: str) -> str:
-        """What the template says, if it says so in these words: otherwise every conversation could have a reason of its own."""
+        """What the template says, if it says so in these words: otherwise every conversation could have its own reason."""
         said = " ".join(message.split())
         return printable(said, 200) if said and said in " ".join(self._template.split()) else error

@@ -1,4 +1,4 @@
-"""A program of its own that renders chat templates within limits; see `chat_templates.py`.
+"""A separate program that renders chat templates with limits; see `chat_templates.py`.
 
 It reads lines of JSON: first where modules are, then one request after another. It answers each with a line. A template that
 takes too much processor time ends the process.
@@ -38,7 +38,7 @@ def _answer(render: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"texts": texts}
     except MemoryError:
         return {"error": "memory"}
-    except Exception as error:  # a template is a program of its own, and fails in its own way
+    except Exception as error:  # a template is a program, and may fail in any way
         return {"error": type(error).__name__, "message": str(error)[:1000]}
 
 

@@ -89,7 +89,7 @@ class LayerCapture:
         if heads != configured:
             raise InputError(
                 f"the attention of layer {self.modules.layer} cannot be observed: it has {heads} heads, but the model's config "
-                f"says {configured}; correct the config, or pass a model that it describes"
+                f"says {configured}; correct the config, or pass a model that matches it"
             )
 
     def _key_map(self, parameters: BlockParameters) -> KeyMap:
@@ -139,8 +139,8 @@ class FeedForwardCapture:
         u, w = self.pre_activations, self.multipliers
         if self.attention is None or self.inputs is None or u is None or self.output is None:
             raise InputError(
-                f"the feed-forward network of layer {self.modules.layer} cannot be observed: the model does not run it, or not "
-                "in the layer; pass a model whose modules are unchanged"
+                f"the feed-forward network of layer {self.modules.layer} cannot be observed: the model does not run it, or "
+                "runs it outside the layer; pass a model whose modules are unchanged"
             )
         if self.modules.layout.fused:
             u, w = u.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Names what is wrong with a model that is not as its class and its config make it.
+"""Names what is wrong with a model that differs from a new model of its class and config.
 
 Modules that someone has exchanged are not refused for that: if the proof at load accepts them, they compute what is measured.
 Where they make our own code fail, however, they are the reason for it.
@@ -21,7 +21,7 @@ from normscope.models.weight_checks import UNOBSERVED_PARTS
 
 @contextlib.contextmanager
 def damage_named(model: object, *, of_proof: bool = False) -> Iterator[None]:
-    """Turn an exception into one that names the part of a model that is not as it was made, if there is one.
+    """Turn an exception into one that names the part of a model that has been changed, if there is one.
 
     Args:
         model: The model, if it is one of transformers.
@@ -47,16 +47,16 @@ def _damage(whole: PreTrainedModel) -> str | None:
     if is_quantised(whole) or adapted_layers(whole):
         return None
     if not isinstance(whole.config, PretrainedConfig):
-        return f"expected a config of transformers, got {type(whole.config).__name__}"
+        return f"expected a transformers config, got {type(whole.config).__name__}"
     model = whole.base_model
     kind = type(model).__name__
     try:
         with torch.device("meta"):
             made = type(model)(copy.deepcopy(model.config))
     except Exception as error:  # an invalid config fails in many ways
-        return f"no {kind} can be made of its config: {one_line(error)}"
+        return f"no {kind} can be created from its config: {one_line(error)}"
     for name, expected, found in _differences(model, made):
-        return f"expected {expected} at {name}, as in a new {kind} with its config, got {found}"
+        return f"expected {expected} at {name}, as in a new {kind} with the same config, got {found}"
     return None
 
 

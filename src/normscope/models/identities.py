@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
 
 class NotObservableError(Exception):
-    """A model that does something else than its layout says, where no number could show how much it matters."""
+    """A model that does something other than its layout says, where no number could show how much it matters."""
 
     def __init__(self, layer: int, reason: str) -> None:
         super().__init__(f"in layer {layer}, {reason}")
@@ -75,7 +75,7 @@ class NotObservableError(Exception):
 def attention_differences(
     block: AttentionBlock, modules: BlockModules, expected: UntouchedPass
 ) -> Iterator[Difference]:
-    """Compare a block of the observed pass with the untouched model, and its parts with what its weights make of its input.
+    """Compare a block of the observed pass with the untouched model, and its parts with what the weights give for its input.
 
     Args:
         block: A block of the observed pass.
@@ -126,7 +126,7 @@ def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
     """The difference between Σ_j αf(x_j) + b_O and the attention output, for some queries of one sequence.
 
     A model may attend to a long text differently than to a short one (BigBird's attention is sparse from 704 tokens on), so
-    that a proof on short probes is not enough. Queries are spread evenly, from the first to the last.
+    a proof on short probes is not enough. Queries are spread evenly, from the first to the last.
 
     Args:
         block: Any block.
@@ -231,7 +231,7 @@ def rest_of_layer(
 ) -> Difference:
     """Compare what leaves the layer with the block's output plus what one module adds, the rest of the layer.
 
-    What the rest does is not looked at; that it is all that the layer adds to the stream is.
+    How the rest computes its vectors is not checked, only that the layer adds nothing else to the stream.
 
     Args:
         block: A block of the observed pass.
@@ -321,7 +321,7 @@ def _output_error(model: nn.Module, layout: BlockLayout, vectors: Tensor, output
 def feed_forward_differences(
     block: FeedForwardBlock, modules: FeedForwardModules, record: LayerRecord
 ) -> Iterator[Difference]:
-    """Compare a feed-forward network of the observed pass with the untouched model, and with what its weights make.
+    """Compare a feed-forward network of the observed pass with the untouched model, and with what its weights compute.
 
     Args:
         block: A network of the observed pass, with the attention block of its layer.
@@ -389,7 +389,7 @@ def _attention_output(modules: BlockModules, record: LayerRecord) -> Tensor:
 
 def _call(layer: int, calls: Mapping[nn.Module, Call], module: nn.Module | None, part: str) -> Call:
     if module is None or module not in calls:
-        raise NotObservableError(layer, f"the {part} that the layout names does not run")
+        raise NotObservableError(layer, f"the {part} that the layout names is never run")
     return calls[module]
 
 

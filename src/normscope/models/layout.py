@@ -208,7 +208,9 @@ class BlockLayout:
         try:
             layers = attrgetter(self.layers)(model)
         except AttributeError as error:
-            raise InputError(f"model: {type(model).__name__} has no {self.layers}, expected its layers") from error
+            raise InputError(
+                f"model: expected layers at {self.layers} of {type(model).__name__}, got nothing"
+            ) from error
         if self.shared is None:
             return list(layers)
         passes = model.config.num_hidden_layers
@@ -302,7 +304,9 @@ class _Finder(NamedTuple):
             return attrgetter(path)(self.layer)
         except AttributeError as error:
             kind = type(self.layer).__name__
-            raise InputError(f"model: layer {self.number}, a {kind}, has no {path}, expected its {part}") from error
+            raise InputError(
+                f"model: expected the {part} of layer {self.number} at {path} of {kind}, got nothing"
+            ) from error
 
     def module(self, part: str, path: str) -> nn.Module:
         """A module."""
@@ -331,7 +335,7 @@ class _Finder(NamedTuple):
 
     def _wrong(self, part: str, path: str, expected: str, found: object) -> InputError:
         return InputError(
-            f"model: expected {path} of layer {self.number}, its {part}, to be {expected}, got {type(found).__name__}"
+            f"model: expected {expected} at {path} of layer {self.number}, its {part}, got {type(found).__name__}"
         )
 
 
@@ -372,7 +376,7 @@ class BlockModules:
         """The weights of the block by head; keys and values that several heads share are repeated.
 
         Raises:
-            InputError: If they do not have so many heads.
+            InputError: If the weights do not have that many heads.
         """
         try:
             return self._parameters(heads, key_heads)
@@ -380,8 +384,8 @@ class BlockModules:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise InputError(
-                f"model: the weights of layer {self.layer} do not fit into {heads} heads with {key_heads} of keys and values, "
-                f"as its config says: {one_line(error)}"
+                f"model: the weights of layer {self.layer} do not fit the config's {heads} query heads and {key_heads} heads of "
+                f"keys and values: {one_line(error)}"
             ) from error
 
     def _parameters(self, heads: int, key_heads: int) -> BlockParameters:

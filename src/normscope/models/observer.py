@@ -247,7 +247,7 @@ class Observer:
         if missing:
             raise InputError(
                 f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
-                "observed: the forward pass leaves out its modules or calls others; pass a model whose modules are unchanged"
+                "observed: the forward pass skips its modules or calls others; pass a model whose modules are unchanged"
             )
         self._check_sums()
         return output
@@ -266,7 +266,7 @@ class Observer:
                     f"{self._model.config.name_or_path or type(self._model).__name__} cannot be observed exactly on texts of "
                     f"{self._compared} tokens: in layer {layer}, Σ αf(x) differs from the attention output by "
                     f"{float(error):.1e} (relative, at most {bound:.0e}), so attention depends on the length; set "
-                    "dataset.max_length to a length at which it does not"
+                    "dataset.max_length to a length at which the two agree"
                 )
 
     def _choose_row(self) -> None:

@@ -1,4 +1,4 @@
-"""The longest sequence that a model's learned positions allow, read off what the model looks up."""
+"""The longest sequence that a model's learned positions allow, determined from what the model looks up."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""Proof, before a run counts, that what is observed is what the model does.
+"""Proof, before a run computes anything, that what is observed is what the model does.
 
 Two probe batches, one padded and one not, pass through the untouched model with its own fused attention and through the
-observed one. `identities.py` has what is compared: every layer's attention, rebuilt from one input by its weights; its block;
+observed one. `identities.py` has what is compared: every layer's attention, rebuilt from one input with its weights; its block;
 its output; and the stream of hidden vectors from the first layer to the model's output. Nothing that a layout claims is taken
 on trust, and nothing that it leaves out stays hidden: every module of the untouched model is recorded. (Adding up parts of
 which one was defined as the remainder would prove nothing.)
@@ -73,7 +73,7 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forwa
         The largest relative difference and where it was.
 
     Raises:
-        InputError: If a difference is beyond what the dtype can explain, or the model does something else than its layout says;
+        InputError: If a difference exceeds what the dtype can explain, or the model does something other than its layout says;
             the layer and the part are named. If `feed_forward` is set and a layer has no network that can be observed.
     """
     _check_evaluation(model, name)

@@ -46,7 +46,8 @@ def draw(figure: Figure, paths: Sequence[Path], look: Appearance = DEFAULT) -> N
             raise
         _draw(figure, paths, dataclasses.replace(look, style={}))  # which fails if the style is not to blame
         raise InputError(
-            f"figures.style={look.style_name}: matplotlib cannot draw a figure in this style: {one_line(error)}; correct it"
+            f"figures.style={look.style_name}: matplotlib cannot draw a figure in this style: {one_line(error)}; "
+            "correct the style"
         ) from error
 
 

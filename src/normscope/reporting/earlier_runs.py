@@ -1,6 +1,6 @@
 """What a run has left in its folder, for commands that continue, repeat, merge or compare it.
 
-A folder may come from someone else, or be damaged: everything is read within bounds and checked.
+A folder may come from someone else, or be damaged: everything is read with size limits and validated.
 """
 
 import enum

@@ -55,7 +55,7 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
     """The options of the run in a folder, updated with what the user has typed beside `resume` or `reproduce`.
 
     Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must equal that of the run's config. Keys that
-    let code of others run (`keys_that_run_code`) hold only if they are typed again.
+    let third-party code run (`keys_that_run_code`) hold only if they are typed again.
 
     Args:
         folder: The run folder.
@@ -64,8 +64,8 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
         key: `resume` or `reproduce`, for messages.
 
     Raises:
-        InputError: If the folder holds no run, an override would change its numbers, or the run lets code run that the user
-            does not; the message names the key.
+        InputError: If the folder holds no run, an override would change its numbers, or the run allows code to run that the
+            user does not allow; the message names the key.
     """
     saved = _saved(folder, key)
     for override in overrides:
@@ -85,13 +85,13 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
 
 
 def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
-    """Check that the run lets no code run that the user does not let run now."""
+    """Check that the run allows no code to run that the user does not allow now."""
     for name, default in keys_that_run_code().items():
         before = OmegaConf.select(saved, name)
         if before not in (default, OmegaConf.select(config, name)):
             setting = f"{name}={str(before).lower() if isinstance(before, bool) else before}"
             raise InputError(
-                f"{run}: that run had {setting}, which lets code of others run on this machine; if you trust it, add {setting}"
+                f"{run}: that run had {setting}, which lets third-party code run here; if you trust that code, add {setting}"
             )
 
 
@@ -107,7 +107,7 @@ def _saved(folder: Path, key: str) -> DictConfig:
 
 
 def _without_interpolations(value: Any) -> Any:
-    """A resolved config as it is: `${oc.env:HOME}` in it is a text, and no question for a variable of this machine."""
+    """A resolved config as it is: `${oc.env:HOME}` in it is text, not a request for a variable of this machine."""
     if isinstance(value, dict):
         return {key: _without_interpolations(item) for key, item in value.items()}
     if isinstance(value, list):

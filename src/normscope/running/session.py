@@ -370,7 +370,7 @@ def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirem
     """What the enabled analyses need of the model; cross-attention is observed if one of them requires it.
 
     Raises:
-        InputError: If the model does not have it, or what is to be prepared for them is nothing.
+        InputError: If the model does not have it, or the analyses need nothing to be prepared.
     """
     kinds = _enabled(options)
     aligning = [kind.info.name for kind in kinds if kind.info.requires_cross_attention]

@@ -1,4 +1,4 @@
-"""Confidence intervals of means and shares, and a test of means that is right for few observations."""
+"""Confidence intervals of means and shares, and a test of means that is valid for few observations."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -74,7 +74,7 @@ class Sample(NamedTuple):
 
 
 class MeanTest(NamedTuple):
-    """A weighted mean or a difference of two, tested against zero. All fields but the first are NaN where no test is right."""
+    """A weighted mean or a difference of two, tested against zero. All fields but the first are NaN where no test is valid."""
 
     mean: Float[np.ndarray, "*samples"]
     low: Float[np.ndarray, "*samples"]
@@ -94,12 +94,12 @@ def mean_test(sample: Sample, other: Sample | None = None, *, resamples: int = R
 
     T = D / s, where D = Σ wᵢxᵢ with Σ wᵢ = 1 (minus the same of the other sample) and s is its jackknife standard error. The
     quantiles of T are those of a studentised bootstrap, or Student's where these are further from zero. Student's alone reject
-    skewed differences too often, and the bootstrap's alone those of which many are equal. A resample has half as many
+    too often if differences are skewed, and the bootstrap's alone if many differences are equal. A resample has half as many
     observations as the sample, because T of fewer observations is more skewed: this errs on the safe side where a sample is too
     small to show how skewed its distribution is. Degrees of freedom follow from the weights; of two samples, the fewer count.
     docs/guides/trust.md has the rates of false positives.
 
-    No test is right, and interval and p are NaN, if the observations of a sample do not vary, or so many are equal that an end
+    No test is valid, and interval and p are NaN, if the observations of a sample do not vary, or so many are equal that an end
     of the interval is infinite.
 
     Args:

@@ -1,4 +1,4 @@
-"""Mappings of plain data from JSON and YAML: lists, texts, numbers, truth values and nothing else."""
+"""Mappings of plain data from JSON and YAML: lists, texts, numbers, booleans and nothing else."""
 
 import json
 import math
@@ -105,7 +105,7 @@ def _problem(value: object, *, finite: bool) -> str:
         case str() if len(value) > _LONGEST:
             return f"expected a text of at most {_LONGEST:,} characters, got {len(value):,}"
         case str() if _HALF_A_SIGN.search(value):
-            return "expected text, got half a pair of surrogates"
+            return "expected valid Unicode, got a lone surrogate"
         case float() if not math.isfinite(value):
             return "expected a finite number" if finite else ""
         case int() | float() if abs(value) >= LARGEST:

@@ -41,7 +41,7 @@ def table(path: Path, columns: Columns | None = None) -> "pd.DataFrame":
 
     Args:
         path: The file.
-        columns: What it must have; by default, any columns of texts, numbers and truth values.
+        columns: What it must have; by default, any columns of texts, numbers and booleans.
 
     Raises:
         InputError: If it cannot be read, has other columns, or has more rows than any run writes.

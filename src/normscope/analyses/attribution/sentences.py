@@ -19,9 +19,9 @@ def sentences_of(
 
     Args:
         metrics: All metrics.
-        above_random: By method, the lower end of the interval of how far it is above random orders, sequence by sequence.
+        above_random: By method, the lower end of the interval of its difference from random orders, sequence by sequence.
             Without a number above 0, the sample cannot tell the two apart.
-        below_best: The same of how far it is below the best method.
+        below_best: The same for its difference from the best method.
         vector: What the shares are of.
     """
     return [*_shares(metrics, vector), *_faithfulness(metrics, above_random, below_best), *_agreement(metrics)]
@@ -113,7 +113,7 @@ def _of_all(words: str, value: float, best: str, random: float) -> str:
 def _without_random(random: float, *, falls: bool) -> str:
     """The same for random tokens; the verb stands before it if it is not the one before."""
     verb = "" if falls == (random >= 0) else "falls " if random >= 0 else "rises "
-    return f"{verb}by {number(abs(random))} without as many random ones"
+    return f"{verb}by {number(abs(random))} without as many random tokens"
 
 
 def _agreement(metrics: Mapping[str, float]) -> list[Sentence]:

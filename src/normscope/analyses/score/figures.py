@@ -84,8 +84,8 @@ def _intervention(table: pd.DataFrame) -> Lines:
         "without random dimensions",
         "Attention to each category (sum over its keys): unchanged, and without the outlier dimensions' part of the block's "
         "scores.",
-        "A third line is without the part of as many random dimensions, and its band holds 95% of the random choices. Where "
-        "only the outliers' removal moves the line, the attention depends on them.",
+        "A third line leaves out the part of as many random dimensions instead; its band covers 95% of the random choices. "
+        "Where only removing the outliers moves the line, the attention depends on them.",
     )
 
 
@@ -102,7 +102,7 @@ def _ablation(table: pd.DataFrame) -> Lines:
         "random dimensions set to zero",
         "Attention to each category (sum over its keys) when the outlier dimensions of the residual stream are replaced "
         "wherever a block reads them, from the first chosen layer to the last layer of the model.",
-        "The band around as many random dimensions, set to zero, holds 95% of the random choices.",
+        "The band is for as many random dimensions, set to zero; it covers 95% of the random choices.",
     )
 
 

@@ -18,10 +18,10 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
     if half is not None:
         more = "" if ninety is None else f", and {number(ninety)} make up 90%"
         some = any(metrics.get(f"heads_below_{part}/share") for part in ("half", "90_percent"))
-        heads = "the heads in which that many dimensions do" if some else "heads"
+        left_out = " (heads whose dimensions never reach that share are left out)" if some else ""
         text = (
-            f"On average over {heads}, {number(half)} dimensions make up half of the spread of a query's scores over its keys"
-            f"{more}."
+            f"On average over heads, {number(half)} dimensions make up half of the spread of a query's scores over its keys"
+            f"{more}{left_out}."
         )
         sentences.append(Sentence(text, figure="concentration", table="concentration"))
     sentences += _key_bias(metrics)
@@ -64,7 +64,7 @@ def _key_bias(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     heads = (
         f"; in {percentage(below_ninety)} of the heads, the dimensions never make up 90% of it, and in "
-        f"{percentage(below_half)} not even half: the mean numbers of dimensions leave those heads out"
+        f"{percentage(below_half)} not even half"
     )
     text = (
         f"The share of the key bias b_K in the spread of a query's scores over its keys is {percentage(share)}"

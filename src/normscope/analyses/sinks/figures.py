@@ -75,8 +75,8 @@ def describe_figures(
         log_y=True,
         caption=(
             "Weight and norms of the vectors of each head's sink, the key that receives the most weight, and of the other "
-            "keys; every panel has a logarithmic scale of its own. However short its vector is, a sink contributes less than "
-            "another key only where its line is the lower one in the last panel."
+            "keys; each panel has its own logarithmic scale. However short its vector is, a sink contributes less than another "
+            "key only where its line is the lower one in the last panel."
         ),
     )
     return figures

@@ -49,7 +49,7 @@ def _sinks(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
     inputs, bos = variant.split("/")
     other = rates.get(f"{inputs}/without_bos/sink_rate/{position}")
     if bos == "with_bos" and other is not None:
-        whose = "the token that is then the first" if is_first else f"{category_name(position)} tokens"
+        whose = "the token that then comes first" if is_first else f"{category_name(position)} tokens"
         texts.append(f"Without {first_token}, the sink rate of {whose} is {percentage(other)}.")
     others = {
         words: rates[f"{name}/{bos}/sink_rate/{position}"]

@@ -77,8 +77,8 @@ def training_sentences(options: SyntaxOptions) -> list[Example] | None:
     sentences = sampled(Treebank((), lambda: corpus).sentences(), options.train_sentences, options.seed)
     if not sentences:
         raise InputError(
-            f"analysis.syntax.train={options.train}: expected sentences with heads (column 7) and relations (column 8), but "
-            "none has them"
+            f"analysis.syntax.train={options.train}: expected sentences with heads (column 7) and relations (column 8), got "
+            "none"
         )
     return sentences
 

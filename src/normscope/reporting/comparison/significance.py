@@ -90,10 +90,10 @@ def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
 def over_sequences(samples: Mapping[str, Sequence[pd.DataFrame]], baseline: str) -> pd.DataFrame:
     """Tests of every group's means over tokens against the baseline's, with whole sequences as the sample.
 
-    A sequence's tokens depend on each other, so tokens must not count singly. Where both groups have the same sequences, their
-    differences are tested (paired), which leaves out what makes sequences differ.
+    A sequence's tokens depend on each other, so they must not be counted as independent. Where both groups have the same
+    sequences, their differences are tested (paired), which leaves out what makes sequences differ.
 
-    Rows are left out where no such test is right: with fewer than FEWEST_PAIRS sequences (FEWEST_UNPAIRED in each group, if not
+    Rows are left out where no such test is valid: with fewer than FEWEST_PAIRS sequences (FEWEST_UNPAIRED in each group, if not
     paired), and where all differences are equal, or nearly all. Groups of several runs are left out as well: these differ in
     seeds, so that `tests` compares them.
 
@@ -128,7 +128,7 @@ def _by_metric(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _tested(own: pd.DataFrame, other: pd.DataFrame) -> dict[str, object] | None:
-    """The row of a metric; None where no test is right."""
+    """The row of a metric; None where no test is valid."""
     paired = own.index.equals(other.index) and own["count"].equals(other["count"])
     if min(len(own), len(other)) < (FEWEST_PAIRS if paired else FEWEST_UNPAIRED):
         return None
