@@ -497,7 +497,7 @@ CASES = {
             [
                 "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
                 "probability of the predicted class falls by 0.250 on average, and rises by 0.125 without as many random "
-                "ones.",
+                "tokens.",
             ],
         ),
         *(

@@ -161,7 +161,7 @@ def test_training_goes_on_where_nothing_can_be_measured(train, tokenizer, caplog
         assert torch.equal(model.state_dict()[name], expected), name
     assert measured.history.empty
     assert len(caplog.records) == 4
-    assert all(re.search(f"was not measured: {error}", record.message) for record in caplog.records)
+    assert all(re.search(f"is not measured: {error}", record.message) for record in caplog.records)
     with pytest.raises(InputError, match="nothing has been measured"):
         measured.figure(METRIC)
 
@@ -184,7 +184,7 @@ def test_training_goes_on_without_memory_for_a_measurement_or_a_place_for_its_hi
     train(measured)
     assert sorted(set(measured.history["step"])) == [0, 6, 7]
     messages = [record.message for record in caplog.records]
-    assert "taken: step 3 was not measured: out of memory" in messages
+    assert "taken: step 3 is not measured: out of memory" in messages
     assert sum("is only in memory: " in message for message in messages) == 3
 
 

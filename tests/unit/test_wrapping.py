@@ -313,7 +313,7 @@ def test_what_is_no_transformers_model(tokenizer):
 @pytest.mark.parametrize("function", ["observe", "decompose", "attribute", "attribution_maps", "similarity"])
 def test_a_model_that_is_not_wrapped(function):
     given = {"similarity": ("a", "b"), "attribute": ("a", lambda hidden: hidden[0, 0])}.get(function, ("a",))
-    with pytest.raises(InputError, match=r"model: expected one from .* normscope.wrap\(model, tokenizer\), got Linear"):
+    with pytest.raises(InputError, match=r"model: expected a model from .* normscope.wrap\(model, tokenizer\), got Linear"):
         getattr(normscope, function)(nn.Linear(2, 2), *given)
 
 
@@ -388,9 +388,9 @@ def test_modules_that_something_else_has_replaced(tokenizer):
     layer = model.encoder.layer[1]
     query, norm = layer.attention.self.query, layer.attention.output.LayerNorm
     layer.attention.self.query = torch.nn.Sequential(query)
-    refused("attention.self.query of layer 2, its W_Q, to be a linear layer, got Sequential", model, tokenizer)
+    refused("expected a linear layer at attention.self.query of layer 2, its W_Q, got Sequential", model, tokenizer)
     layer.attention.self.query, layer.attention.output.LayerNorm = query, torch.nn.Identity()
-    refused("LayerNorm of layer 2, its norm of the block, to be a norm, got Identity", model, tokenizer)
+    refused("expected a norm at .*LayerNorm of layer 2, its norm of the block, got Identity", model, tokenizer)
     layer.attention.output.LayerNorm = norm
     model.config.num_attention_heads = 2
     refused("expected 2 at encoder.layer.0.attention.self.num_attention_heads, .* got 4", model, tokenizer)

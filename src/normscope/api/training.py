@@ -156,7 +156,7 @@ class Callback(TrainerCallback):
                 )
         except (InputError, torch.OutOfMemoryError) as error:  # a training must not end because of a measurement
             self._skipped = step
-            log.warning("%s: step %d was not measured: %s", self._name, step, one_line(error))
+            log.warning("%s: step %d is not measured: %s", self._name, step, one_line(error))
             return
         measured = [(metric, 0, value) for metric, value in results.metrics.items()]
         measured += results.tables["curves"][["curve", "layer", "value"]].itertuples(index=False, name=None)

@@ -384,8 +384,8 @@ class BlockModules:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise InputError(
-                f"model: the weights of layer {self.layer} do not fit the config's {heads} query heads and {key_heads} heads of "
-                f"keys and values: {one_line(error)}"
+                f"model: the weights of layer {self.layer} do not fit the {heads} query heads and {key_heads} heads of keys "
+                f"and values in its config: {one_line(error)}"
             ) from error
 
     def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
