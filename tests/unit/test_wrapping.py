@@ -313,7 +313,9 @@ def test_what_is_no_transformers_model(tokenizer):
 @pytest.mark.parametrize("function", ["observe", "decompose", "attribute", "attribution_maps", "similarity"])
 def test_a_model_that_is_not_wrapped(function):
     given = {"similarity": ("a", "b"), "attribute": ("a", lambda hidden: hidden[0, 0])}.get(function, ("a",))
-    with pytest.raises(InputError, match=r"model: expected a model from .* normscope.wrap\(model, tokenizer\), got Linear"):
+    with pytest.raises(
+        InputError, match=r"model: expected a model from .* normscope.wrap\(model, tokenizer\), got Linear"
+    ):
         getattr(normscope, function)(nn.Linear(2, 2), *given)
 
 
