@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Kind = Literal["number", "text", "whole"]
-"""What the cells of a column hold: numbers with decimals, text, or whole numbers."""
+"""What the cells of a column hold: decimal numbers, text, or whole numbers."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 
@@ -31,7 +31,7 @@ class Axis:
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Titles of its values where `<name>` stands for them: of `attn_w`, say. Others are their own titles."""
     names: Mapping[Any, str] = dataclasses.field(default_factory=dict)
-    """What stands in names for a value that is not its own name: `with_bos` for True."""
+    """How values are written in names if not as they are: `with_bos` for True."""
     kind: Kind = "text"
 
     def but(self, meaning: str = "", noun: str = "") -> "Axis":

@@ -21,7 +21,7 @@ class RolledUp:
 
 
 def roll_up(published: Published, tables: Mapping[str, pd.DataFrame]) -> RolledUp:
-    """All numbers and curves that are declared as rolled up from the tables that there are.
+    """All numbers and curves that are declared as rolled up from the given tables.
 
     Args:
         published: The declaration.
@@ -94,7 +94,7 @@ def _groups(published: Published, rollup: Rollup, rows: pd.DataFrame) -> Iterato
     """The rows of each published name."""
     keys = rollup.placeholders
     if not keys:
-        # Of no rows, reductions of pandas are 0 where they count, or NaN.
+        # Without rows, pandas reduces to 0 if it counts, and to NaN otherwise.
         if len(rows) or isinstance(rollup.how, str):
             yield rollup.name, rows
         return

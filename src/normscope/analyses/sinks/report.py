@@ -1,4 +1,4 @@
-"""What the sinks analysis makes of its tables: the summary, its main position, and the terminal's table."""
+"""What the sinks analysis derives from its tables: the summary, its main position, and the terminal's table."""
 
 from collections.abc import Mapping
 
