@@ -59,13 +59,15 @@ def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, tm
     assert sorted(set(history["step"])) == [0, 3, 6, 7]
     afterwards = normscope.run("mixing", model=trainer.model, tokenizer=tokenizer, texts=TEXTS)
     last = history.query("step == 7")
-    whole = last.query("layer == 0").set_index("metric")["value"]
+    whole = last[last["layer"].isna()].set_index("metric")["value"]
     assert whole.to_dict() == afterwards.metrics
     curves = afterwards.tables["curves"]
-    by_layer = last.query("layer > 0").set_index(["metric", "layer"])["value"]
+    by_layer = last.dropna(subset="layer").set_index(["metric", "layer"])["value"]
     assert by_layer.to_dict() == curves.set_index(["curve", "layer"])["value"].to_dict()
-    assert history.query("layer == 0 and metric == @METRIC")["value"].nunique() == 4, "the model does not train"
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/normscope.csv"), history)
+    assert history[history["layer"].isna() & (history["metric"] == METRIC)]["value"].nunique() == 4, (
+        "the model does not train"
+    )
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/normscope.csv", dtype={"layer": "Int64"}), history)
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}])
@@ -98,10 +100,23 @@ def test_metrics_go_to_the_active_run_of_wandb(train, tokenizer, monkeypatch):
     for row in logged:
         expected = measured.history[measured.history["step"] == row["train/global_step"]]
         named = {
-            f"held out/{metric}" + (f"/layer {layer}" if layer else ""): value
+            f"held out/{metric}" + ("" if layer is pd.NA else f"/layer {layer}"): value
             for _, metric, layer, value in expected.itertuples(index=False)
         }
         assert named == {name: value for name, value in row.items() if name != "train/global_step"}
+
+
+def test_the_embeddings_are_not_the_whole_model(train, tokenizer, monkeypatch):
+    """Curves of hidden vectors begin with layer 0, the output of the embeddings."""
+    logged = []
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=object(), log=logged.append))
+    measured = normscope.Callback("outliers", texts=TEXTS, tokenizer=tokenizer, every=9, dimensions=[3])
+    train(measured, steps=1)
+    history = measured.history[measured.history["step"] == 0]
+    layers = history[history["metric"] == "outliers/mean/3"]["layer"].tolist()
+    assert layers == [0, 1, 2]
+    assert {f"normscope/outliers/mean/3/layer {layer}" for layer in layers} < logged[0].keys()
+    assert history[history["metric"] == "outliers/count"]["layer"].isna().all()
 
 
 def test_wandb_may_still_be_being_imported(monkeypatch):
@@ -117,7 +132,7 @@ def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):
     train(measured, steps=1)
     assert set(measured.figure(METRIC).description.table["layer"]) == {1, 2}
     measured.figure(METRIC).save(tmp_path / "figure.png")
-    assert set(measured.figure("mixing/attnresln_n/max").description.table["layer"]) == {0}
+    assert set(measured.figure("mixing/attnresln_n/max").description.table["layer"]) == {"whole model"}
     with pytest.raises(InputError, match="expected one of .*mixing/attn_w"):
         measured.figure("mixing")
 

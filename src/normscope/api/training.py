@@ -25,7 +25,7 @@ from normscope.rounding import counted
 log = logging.getLogger("normscope")
 
 COLUMNS = ("step", "metric", "layer", "value")
-"""Of the history; layer 0 stands for the whole model."""
+"""Of the history."""
 
 
 class Callback(TrainerCallback):
@@ -84,13 +84,13 @@ class Callback(TrainerCallback):
         self._every = every
         self._name = name
         self._options = options
-        self._rows: list[tuple[int, str, int, float]] = []
+        self._rows: list[tuple[int, str, int | None, float]] = []
         self._skipped: int | None = None
 
     @property
     def history(self) -> pd.DataFrame:
-        """All measurements: columns `step`, `metric`, `layer` (0: the whole model) and `value`."""
-        return pd.DataFrame(self._rows, columns=list(COLUMNS))
+        """All measurements: columns `step`, `metric`, `layer` (missing for the whole model) and `value`."""
+        return pd.DataFrame(self._rows, columns=list(COLUMNS)).astype({"layer": "Int64"})
 
     @checked
     def figure(self, metric: str, label: str | None = None) -> Picture:
@@ -109,10 +109,10 @@ class Callback(TrainerCallback):
             raise InputError(
                 f"metric={metric!r}: expected one of {names or 'none yet, since nothing has been measured'}"
             )
-        by_layer = table[table["layer"] > 0]
-        shown = table if by_layer.empty else by_layer
-        layers = sorted(set(shown["layer"]))
-        titles = {layer: f"layer {layer}" if layer else "whole model" for layer in layers}
+        shown = table[table["layer"].notna()]
+        titles = {layer: f"layer {layer}" for layer in sorted(set(shown["layer"]))}
+        if shown.empty:
+            shown, titles = table.assign(layer="whole model"), {"whole model": "whole model"}
         return Picture(
             Lines(
                 shown.rename(columns={"step": "training step"}),
@@ -158,12 +158,14 @@ class Callback(TrainerCallback):
             self._skipped = step
             log.warning("%s: step %d is not measured: %s", self._name, step, one_line(error))
             return
-        measured = [(metric, 0, value) for metric, value in results.metrics.items()]
+        measured: list[tuple[str, int | None, float]] = [
+            (metric, None, value) for metric, value in results.metrics.items()
+        ]
         measured += results.tables["curves"][["curve", "layer", "value"]].itertuples(index=False, name=None)
         self._rows += [(step, *row) for row in measured]
         log_to_active_run(
             {
-                f"{self._name}/{metric}" + (f"/layer {layer}" if layer else ""): value
+                f"{self._name}/{metric}" + ("" if layer is None else f"/layer {layer}"): value
                 for metric, layer, value in measured
             },
             step,
@@ -178,7 +180,7 @@ class Callback(TrainerCallback):
     def _path(self, args: TrainingArguments) -> Path:
         return Path(args.output_dir or ".") / f"{self._name}.csv"
 
-    def _saved(self, args: TrainingArguments) -> list[tuple[int, str, int, float]]:
+    def _saved(self, args: TrainingArguments) -> list[tuple[int, str, int | None, float]]:
         path = self._path(args)
         if not path.exists():
             return []
@@ -186,7 +188,10 @@ class Callback(TrainerCallback):
             table = pd.read_csv(path)[list(COLUMNS)]
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{path}: expected the history of an earlier training; remove the file") from error
-        return [(int(step), str(metric), int(layer), float(value)) for step, metric, layer, value in table.to_numpy()]
+        return [
+            (int(step), str(metric), None if pd.isna(layer) else int(layer), float(value))
+            for step, metric, layer, value in table.itertuples(index=False)
+        ]
 
 
 @contextlib.contextmanager
