@@ -9,6 +9,7 @@ import wandb
 import yaml
 
 from normscope.reporting.comparison import runs, wandb_report
+from normscope.results.declare import Rollup
 from tests.end_to_end import forks
 from tests.end_to_end.shell import ROOT, run_here
 from tests.end_to_end.wandb_file import run_of
@@ -84,9 +85,9 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path, saved_model, 
 
 
 def test_names_belong_to_the_family_that_describes_them_best():
-    meanings = {"f/<category>": "", "f/mean": "", "expansion": ""}
+    rollups = [Rollup(name, "") for name in ("f/<category>", "f/mean", "expansion")]
     names = ["norms/f/cls", "norms/f/mean", "norms/expansion", "norms/other/deep/name", "norms/f/sep", "mixing/f/cls"]
-    assert wandb_report._families("norms", names, meanings) == {
+    assert wandb_report._families("norms", names, rollups) == {
         "f/<category>": ["norms/f/cls", "norms/f/sep"],
         "f/mean": ["norms/f/mean"],
         "expansion": ["norms/expansion"],

@@ -16,18 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
-from normscope.alignment import gold, link_scores, tables
+from normscope.alignment import gold, link_scores
 from normscope.alignment.aligners import align
 from normscope.alignment.error_rates import error_rates, evaluate
 from normscope.alignment.figures import describe_figures
 from normscope.alignment.links import LinkFile, parsed, pharaoh, punctuated_words, spaced_words
 from normscope.alignment.options import AlignmentOptions
+from normscope.alignment.published import PUBLISHED
 from normscope.alignment.symmetrisation import Heuristic, symmetrised
 from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
 from normscope.data.examples import Example, Links
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.data.words import NO_WORD, token_words
 from normscope.errors import InputError
+from normscope.results.rollups import roll_up
 from normscope.translation.vocabulary import joint_vocabulary
 
 LINKS = st.frozensets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
@@ -306,11 +308,13 @@ def test_toy_links_point_at_words():
 @pytest.mark.parametrize(("rates", "correlation"), [([0.3, 0.2, 0.1], -1.0), ([0.2, 0.2, 0.2], None)])
 def test_heads_that_align_equally_well_have_no_rank_correlation(rates, correlation):
     heads = pd.DataFrame({"layer": [1, 1, 2], "head": [1, 2, 1], "mean_norm": [1.0, 2.0, 3.0], "aer": rates})
-    layers = pd.DataFrame({"layer": [1, 2], "mean_norm": [2.0, 1.0], "aer": [0.5, 0.6]})
-    metrics = tables._of_largest_norm(layers, heads)
-    assert (metrics["largest_norm_layer/layer"], metrics["largest_norm_layer/aer"]) == (1, 0.5)
-    assert (metrics["largest_norm_head/layer"], metrics["largest_norm_head/head"]) == (2, 1)
-    assert metrics.get("heads/spearman_norm_aer") == (correlation and pytest.approx(correlation))
+    layers = pd.DataFrame({"layer": [1, 2], "head": 0, "mean_norm": [2.0, 1.0], "aer": [0.5, 0.6]})
+    table = pd.concat([layers, heads]).assign(method="attn_n", setting="awo", precision=0.0, recall=0.0)
+    metrics = roll_up(PUBLISHED, {"aer": table}).metrics
+    of_norms = {name.removeprefix("attn_n/awo/"): value for name, value in metrics.items()}
+    assert (of_norms["largest_norm_layer/layer"], of_norms["largest_norm_layer/aer"]) == (1, 0.5)
+    assert (of_norms["largest_norm_head/layer"], of_norms["largest_norm_head/head"]) == (2, 1)
+    assert of_norms.get("heads/spearman_norm_aer") == (correlation and pytest.approx(correlation))
 
 
 def test_baselines_of_aligners_and_of_a_run_in_the_opposite_direction(monkeypatch, tmp_path):

@@ -25,7 +25,8 @@ def roll_up(published: Published, tables: Mapping[str, pd.DataFrame]) -> RolledU
 
     Args:
         published: The declaration.
-        tables: Tables by name. They may have more rows and columns than the published ones.
+        tables: Tables by name. They may have more rows and columns than the published ones. Without the columns that a name's
+            placeholders stand for, nothing is rolled up.
     """
     return RolledUp(metrics_of(published, tables), curves_of(published, tables))
 
@@ -77,10 +78,10 @@ def by_axes(name: str, metrics: Mapping[str, float]) -> dict[Any, float]:
 def _sources(
     rollups: Iterable[Rollup], tables: Mapping[str, pd.DataFrame]
 ) -> Iterator[tuple[Rollup, pd.DataFrame, str]]:
-    """Rollups whose table is there, with its rows that count and the column."""
+    """Rollups whose table is there and has their axes, with its rows that count and the column."""
     for rollup in rollups:
         table, _, column = rollup.of.partition(".")
-        if table in tables:
+        if table in tables and set(rollup.placeholders) <= set(tables[table]):
             yield rollup, _chosen(tables[table], rollup), column
 
 

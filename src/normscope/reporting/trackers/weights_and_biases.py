@@ -311,7 +311,10 @@ def log_to_active_run(metrics: Mapping[str, float], training_step: int) -> None:
     wandb = sys.modules.get("wandb")
     # A module that another thread is importing has no attributes yet.
     if wandb is not None and getattr(wandb, "run", None) is not None:
-        wandb.log({**metrics, "train/global_step": training_step})
+        try:
+            wandb.log({**metrics, "train/global_step": training_step})
+        except Exception as error:  # its service may be gone, and a training must not end for that
+            logging.getLogger("normscope").warning("step %d is not logged to W&B: %s", training_step, one_line(error))
 
 
 def _earlier_run(folder: Path) -> str | None:
@@ -328,6 +331,7 @@ def _discard() -> None:
         import wandb
 
         wandb.teardown()
+        wandb.sdk.lib.module.unset_globals()  # or it keeps the run that is gone as the active one
     wandb_log = logging.getLogger("wandb")
     for handler in list(wandb_log.handlers):
         wandb_log.removeHandler(handler)
