@@ -12,8 +12,12 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
 """
 
 import logging
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # files are locked, and processes limited, as POSIX does
+    raise ImportError("normscope runs on Linux and macOS; on Windows, run it in WSL")
 
 from normscope.distribution import VERSION as __version__
 from normscope.oldest_versions import refuse_old_versions

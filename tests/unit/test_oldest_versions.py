@@ -1,5 +1,6 @@
 """Old versions of torch and transformers are refused in one line, wherever normscope is entered."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -91,3 +92,9 @@ def test_the_oldest_versions_are_those_that_pip_is_told():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = {each.name: str(each.specifier) for each in map(Requirement, project["dependencies"])}
     assert {name: bounds[name] for name in OLDEST} == {name: f">={oldest}" for name, oldest in OLDEST.items()}
+
+
+def test_windows_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ImportError, match=r"^normscope runs on Linux and macOS; on Windows, run it in WSL$"):
+        importlib.reload(normscope)
