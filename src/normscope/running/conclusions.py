@@ -139,7 +139,7 @@ def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
                 rows = figure.table[figure.table[figure.panel].astype(str) == str(key)]
                 yield _cells(rows, figure, figure.value, title, figure.value_label)
         case HeatmapGrid():
-            for name, rows in figure.table.groupby(figure.grid_row, sort=False):
+            for name, rows in figure.table.groupby(figure.grid_row, sort=False, observed=True):
                 for value, title in figure.values.items():
                     yield _cells(rows, figure, value, f"{title}, {name}", figure.value_label or title)
 
