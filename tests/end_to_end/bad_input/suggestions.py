@@ -11,8 +11,8 @@ _KEY = r"[a-z]\w*(?:\.\w+)*"
 _LEFT_OUT = re.compile(rf"leave (?:out )?(?P<keys>{_KEY}(?: and {_KEY})*)")
 # What stands before a setting that is none to make: the one that was made, or one to undo.
 _OTHERWISE = ("got ", "leave ", "drop ", "out ", "for ", "reads ", "needs ", "without ")
-# NAME, FILE and … are for the reader to fill in.
-_BLANK = re.compile(r"…|\b[A-Z]{3,}\b")
+# NAME, FILE, … and /path/to/folder are for the reader to fill in; key=value is what any setting looks like.
+_BLANK = re.compile(r"…|\b[A-Z]{3,}\b|/path/to/|^key=value$")
 
 
 def suggestions(message: str, arguments: Sequence[str]) -> Iterator[list[str]]:
@@ -27,7 +27,7 @@ def suggestions(message: str, arguments: Sequence[str]) -> Iterator[list[str]]:
     key = refused.partition("=")[0]
     for found in _SETTING.finditer(text):
         setting = found["setting"].rstrip(".")
-        if found["before"] not in _OTHERWISE and not _BLANK.search(setting) and setting not in arguments:
+        if found["before"] not in _OTHERWISE and not _BLANK.search(setting) and not _typed(setting, arguments):
             group = setting.partition("=")[0].lstrip("+")
             yield [*_without(arguments, group, *([key] if key.startswith(f"{group}.") else [])), setting]
     for found in _LEFT_OUT.finditer(text):
@@ -42,9 +42,22 @@ def followed(case: Case, errors: str) -> Iterator[Case]:
     if len(said) != 1 or case.module is not None or case.refused or case.environment:
         return
     for arguments in suggestions(said[0], case.arguments):
-        again = (said[0], *(f"normscope: {argument}: " for argument in arguments if argument not in case.arguments))
+        # A value in brackets has the right type, which is all that the message asks for.
+        new = [
+            argument
+            for argument in arguments
+            if argument not in case.arguments and argument.replace("=[", "=").removesuffix("]") not in case.arguments
+        ]
+        again = (said[0], *(f"normscope: {argument}: " for argument in new))
         what = f"{case.what}, as its message suggests: {' '.join(arguments[-1:])}"
         yield dataclasses.replace(case, what=what, arguments=arguments, names=[""], statuses=EITHER, refused=again)
+
+
+def _typed(setting: str, arguments: Sequence[str]) -> bool:
+    """Whether a setting repeats what was typed: as it was, a part of it, or escaped."""
+    key, _, value = setting.partition("=")
+    typed = [argument for argument in arguments if argument.strip("'").startswith(f"{key}=")]
+    return any(value in shown for argument in typed for shown in (argument, ascii(argument)))
 
 
 def _without(arguments: Sequence[str], *keys: str) -> list[str]:
