@@ -420,6 +420,12 @@ class Observer:
 
     def _take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         if self._parts is not None:
+            assert self._token_mask is not None
+            if output.shape[:-1] != self._token_mask.shape:
+                raise self._unobservable(
+                    f"expected a vector for each of {' × '.join(map(str, self._token_mask.shape))} tokens from its output "
+                    f"projection, got the shape {tuple(output.shape)}"
+                )
             self._parts.attention_output = output
             self._show()
 

@@ -71,15 +71,27 @@ def untouched_pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[
     return _together(passes, inputs["input_ids"].shape[1])
 
 
+def _padded(text: Tensor, axis: int, width: int) -> Tensor:
+    """A tensor with zeros at the end of an axis, if it is shorter than `width` there."""
+    behind = [0, 0] * (text.ndim - 1 - axis)
+    return nn.functional.pad(text, (*behind, 0, max(width - text.shape[axis], 0)))
+
+
 def _together(passes: Sequence[UntouchedPass], width: int) -> UntouchedPass:
     """Passes of one text each, as one padded batch."""
 
     def padded(texts: Iterable[Tensor | None]) -> Any:
         given = [text for text in texts if text is not None]
         # What has no axis of tokens cannot be compared by token.
-        if not given or any(text.ndim < 3 or len({*map(len, given)}) > 1 for text in given):
+        if not given or any(text.ndim < 3 or text.ndim != given[0].ndim for text in given):
             return None
-        return torch.cat([nn.functional.pad(text, (0, 0, 0, width - text.shape[1])) for text in given])
+        # The axis of tokens is the one along which texts differ in size: heads lie before or behind it.
+        tokens = [
+            axis for axis, sizes in enumerate(zip(*(text.shape for text in given), strict=True)) if len({*sizes}) > 1
+        ]
+        if len(tokens) > 1 or 0 in tokens:
+            return None
+        return torch.cat([_padded(text, tokens[0], width) if tokens else text for text in given])
 
     def calls(texts: Sequence[Mapping[nn.Module, Call]]) -> dict[nn.Module, Call]:
         return {

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
+from normscope.config.schema import RunOptions
 from tests.end_to_end.bad_input.case import EITHER, Case
 
 _SETTING = re.compile(r"(?P<before>\S+ )?'?(?P<setting>\+{0,2}[a-z][\w./]*=(?:\[[^\]\s]*\]|[^\s;,:')\]]+))")
@@ -11,6 +12,7 @@ _KEY = r"[a-z]\w*(?:\.\w+)*"
 _LEFT_OUT = re.compile(rf"leave (?:out )?(?P<keys>{_KEY}(?: and {_KEY})*)")
 # What stands before a setting that is none to make: the one that was made, or one to undo.
 _OTHERWISE = ("got ", "leave ", "drop ", "out ", "for ", "reads ", "needs ", "without ")
+_GROUPS = {field.name for field in dataclasses.fields(RunOptions)} | {"hydra"}
 # NAME, FILE, … and /path/to/folder are for the reader to fill in; key=value is what any setting looks like.
 _BLANK = re.compile(r"…|\b[A-Z]{3,}\b|/path/to/|^key=value$")
 
@@ -29,6 +31,8 @@ def suggestions(message: str, arguments: Sequence[str]) -> Iterator[list[str]]:
         setting = found["setting"].rstrip(".")
         if found["before"] not in _OTHERWISE and not _BLANK.search(setting) and not _typed(setting, arguments):
             group = setting.partition("=")[0].lstrip("+")
+            if group.partition(".")[0] not in _GROUPS:  # a key of another file
+                continue
             yield [*_without(arguments, group, *([key] if key.startswith(f"{group}.") else [])), setting]
     for found in _LEFT_OUT.finditer(text):
         left = _without(arguments, *found["keys"].split(" and "))
@@ -55,9 +59,7 @@ def followed(case: Case, errors: str) -> Iterator[Case]:
 
 def _typed(setting: str, arguments: Sequence[str]) -> bool:
     """Whether a setting repeats what was typed: as it was, a part of it, or escaped."""
-    key, _, value = setting.partition("=")
-    typed = [argument for argument in arguments if argument.strip("'").startswith(f"{key}=")]
-    return any(value in shown for argument in typed for shown in (argument, ascii(argument)))
+    return any(setting in shown for argument in arguments for shown in (argument, ascii(argument)))
 
 
 def _without(arguments: Sequence[str], *keys: str) -> list[str]:
