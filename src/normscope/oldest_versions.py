@@ -6,7 +6,7 @@ from importlib import metadata
 
 from normscope.errors import InputError
 
-OLDEST = {"torch": "2.6", "transformers": "5.21"}
+OLDEST = {"torch": "2.10", "transformers": "5.21"}
 """The lower bounds of pyproject.toml."""
 
 
@@ -29,5 +29,5 @@ def refuse_old_versions() -> None:
 
 
 def _release(version: str) -> list[int]:
-    """The numbers of a version: [2, 6, 0] of 2.6.0+cpu."""
+    """The numbers of a version: [2, 10, 0] of 2.10.0+cpu."""
     return [int(number) for number in re.split(r"[^\d.]", version)[0].split(".") if number]

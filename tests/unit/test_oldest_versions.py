@@ -35,7 +35,7 @@ def installed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "version", ["2.6", "2.6.0", "2.6.0+cu124", "2.6.0a0+git1", "2.6.0.dev20250101", "2.13.0+cpu", "10", None]
+    "version", ["2.10", "2.10.0", "2.10.0+cu130", "2.10.0a0+git1", "2.10.0.dev20251101", "2.13.0+cpu", "10", None]
 )
 def test_versions_from_the_oldest_on_are_accepted(installed, version):
     installed(torch=version)
@@ -45,7 +45,7 @@ def test_versions_from_the_oldest_on_are_accepted(installed, version):
 @pytest.mark.parametrize(
     ("name", "version", "needed"),
     [
-        *(("torch", version, "2.6") for version in ("2.5.1", "2.5.1+cpu", "2.5.9", "1.13.1")),
+        *(("torch", version, "2.10") for version in ("2.9.1", "2.9.1+cpu", "2.9.9", "1.13.1")),
         *(("transformers", version, "5.21") for version in ("5.20.1", "5.3.0", "4.57.6", "5.2")),
     ],
 )
@@ -59,9 +59,9 @@ def test_older_ones_are_refused(installed, name, version, needed):
 
 
 def test_python_is_refused_before_anything_is_imported(installed):
-    installed(torch="2.5.1")
+    installed(torch="2.9.1")
     for name in ("load", "Callback"):
-        with pytest.raises(InputError, match=r"^torch 2\.5\.1 is too old"):
+        with pytest.raises(InputError, match=r"^torch 2\.9\.1 is too old"):
             getattr(normscope, name)
     assert normscope.__version__
 
