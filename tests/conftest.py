@@ -1,6 +1,7 @@
 """Every array shape in a signature is checked while the tests run, and nothing may reach for a network."""
 
 import gc
+import itertools
 import os
 import shutil
 import sys
@@ -155,13 +156,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `kinds`, tests of the families that differ from others in names alone, or of all but those given, are slow."""
+    """With `kinds`, tests of the families that differ from others in names alone, or of all but those given, are slow. With
+    `spread`, all but so many of a test's variants.
+    """
     from tests.tiny import KINDS
 
     for item in items:
         marker = item.get_closest_marker("kinds")
         if marker and item.callspec.params["family"] not in (marker.args or KINDS):
             item.add_marker(pytest.mark.slow)
+    quick = [item for item in items if "slow" not in item.keywords and "spread" in item.keywords]
+    for _, same in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):
+        variants = list(same)
+        (number,) = variants[0].get_closest_marker("spread").args
+        kept = {len(variants) * n // number for n in range(number)}
+        for position, item in enumerate(variants):
+            if position not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,7 @@ def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(
     torch.testing.assert_close(with_value_bias, float(found.target), rtol=1e-12, atol=0)
 
 
+@pytest.mark.spread(10)
 def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = [parameter.requires_grad for parameter in family_model.parameters()]
     with torch.inference_mode():

@@ -196,6 +196,7 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
     torch.testing.assert_close(family_model(**inputs).last_hidden_state, expected)
 
 
+@pytest.mark.spread(12)
 def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
     pushed = blocks_of(family_model, family, inputs)
     with Observer(family_model, layout_of(family)) as observer:
@@ -262,6 +263,7 @@ def _attention(*arguments, **more):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.spread(8)
 def test_half_precision_is_measured_in_float32(family, dtype):
     """The verification error shows how the model rounds; sums of its vectors are not rounded again."""
     model = tiny_stack(family, "encoder", dtype) if family in STACKS else tiny_model(FAMILY_CONFIGS[family], dtype)

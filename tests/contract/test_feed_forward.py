@@ -151,6 +151,7 @@ def test_the_network_of_a_decoder_follows_cross_attention(model_type):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.spread(5)
 def test_configs_that_change_the_network(variant):
     config = VARIANTS[variant]
     model = tiny_model(config, torch.float64)
@@ -223,6 +224,7 @@ def test_the_pass_ends_after_the_last_requested_part(family, family_model):
 
 
 @pytest.mark.parametrize("feed_forward", [False, True])
+@pytest.mark.spread(20)
 def test_attention_blocks_live_only_while_someone_needs_them(family, family_model, feed_forward):
     blocks: list[weakref.ref] = []
     alive_at_the_network: list[bool] = []
@@ -260,6 +262,7 @@ def test_without_being_asked_the_network_is_left_alone(family, family_model):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "gpt2", "gemma", "olmo2", "learned activation"])
+@pytest.mark.spread(4)
 def test_half_precision_is_measured_in_float32(model_type, dtype):
     config = VARIANTS["a learned activation"] if " " in model_type else FAMILY_CONFIGS[model_type]
     model, layout = tiny_model(config, dtype), layout_of(config["model_type"])

@@ -80,12 +80,14 @@ def bert(tokenizer):
     return wrap(tiny_model(config, torch.float32), tokenizer)
 
 
+@pytest.mark.slow
 def test_analyses_of_pairs(bert):
     """Those that read a pair as one sequence, and the one that compares its texts."""
     groups = [OF_PAIRS, *(["similarity", name] for name in OF_PAIRS if name != "similarity")]
     assert_alone_and_together(bert, GivenTexts(EXAMPLES), "text", groups)
 
 
+@pytest.mark.slow
 def test_analyses_of_treebanks(bert, tmp_path):
     (tmp_path / "bank.conllu").write_text(TREEBANK)
     corpus = ConlluFile(tmp_path / "bank.conllu")

@@ -167,6 +167,7 @@ def test_parts_behind_cross_attention(model_type):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.spread(4)
 def test_parts_of_variants(variant):
     config = VARIANTS[variant]
     model = tiny_model(config, torch.float64)
@@ -245,6 +246,7 @@ def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])
 @pytest.mark.parametrize("at_once", [1, 200])
+@pytest.mark.spread(3)
 def test_maps_in_small_pieces_are_the_same(model_type, at_once, monkeypatch):
     """Pieces of one pair, and of a few queries and keys: with windows, causal masks, own weights and padding."""
     model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)

@@ -27,6 +27,7 @@ def test_every_family_of_its_own_is_tested():
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
+@pytest.mark.spread(8)
 def test_the_scale_is_right_whatever_the_terms(family, terms, relative):
     config = FAMILY_CONFIGS[family] | {"pos_att_type": terms, "relative_attention": relative}
     if family == "deberta-v2" and not relative:

@@ -38,6 +38,7 @@ def allowed(family: str, field: str) -> str | None:
 
 
 @pytest.mark.parametrize(("family", "stack"), CASES)
+@pytest.mark.spread(2)
 def test_a_layout_with_one_wrong_field_is_refused(family, stack):
     """By a message that names the layer, and the part or the module."""
     model = tiny_stack(family, stack, torch.float64) if stack else tiny_model(FAMILY_CONFIGS[family], torch.float64)
@@ -235,7 +236,10 @@ def test_a_model_that_does_something_else_is_refused(kind):
 
 def test_the_literal_of_another_family_is_refused():
     """Gemma 4 looks like OLMo 2, but normalises its values and scales its layers."""
-    model = tiny_model(FAMILY_CONFIGS["llama"] | {"model_type": "gemma4_text", "head_dim": 8}, torch.float64)
+    model = tiny_model(
+        FAMILY_CONFIGS["llama"] | {"model_type": "gemma4_text", "head_dim": 8, "vocab_size_per_layer_input": 1000},
+        torch.float64,
+    )
     with pytest.raises(InputError, match=r"layer \d"):
         verify(model, layout_of("olmo2"), "gemma4_text")
 

@@ -249,6 +249,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("tracker", TrackerName)
+@pytest.mark.spread(1)
 def test_everything_that_a_run_logs_can_be_read_back(tracker, capsys, tmp_path):
     folder = tmp_path / "my runs" / "first"
     run = options(tracker, tags=["mine"], group="a sweep")

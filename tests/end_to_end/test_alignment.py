@@ -168,6 +168,7 @@ def run(capsys, monkeypatch, translator, corpus, folder, *more):
     )
 
 
+@pytest.mark.slow
 def test_maps_and_error_rates_are_those_of_explicit_vectors(capsys, monkeypatch, translator, corpus, brute, tmp_path):
     rows = [1, 2, 5]
     outcome = run(

@@ -177,6 +177,7 @@ def test_null_is_suggested_only_where_it_is_accepted(key):
         (["device.name=cuda:99"], 2),
     ],
 )
+@pytest.mark.spread(3)
 def test_what_a_message_suggests_is_accepted(capsys, monkeypatch, tmp_path, saved_model, arguments, count):
     arguments = [f"model.name={saved_model}", "dataset.limit=1", "report.enabled=false", *arguments]
     case = Case("", arguments, [])

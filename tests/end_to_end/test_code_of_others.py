@@ -79,6 +79,7 @@ def commands(folder, tmp_path):
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("command", ["reproduce", "resume", "merge"])
+@pytest.mark.spread(2)
 def test_a_run_does_not_decide_what_runs_here(capsys, monkeypatch, trusting, tmp_path, command, key):
     folder = trusting(key, evil=True)
     for name in ("shard.safetensors", "results.json"):  # as a kill leaves it

@@ -66,6 +66,7 @@ class Untouched:
     def __exit__(self, *_: object) -> None: ...
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeypatch, killed, merged):
     killed = killed(file_of(1, PARTS))  # in the second part
     assert {path.name for path in killed.glob("checkpoint*")} == {file_of(0, PARTS), file_of(1, PARTS)}

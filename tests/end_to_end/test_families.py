@@ -47,6 +47,7 @@ def folder(tmp_path_factory, family, byte_tokenizer):
 
 
 @pytest.mark.kinds("bert", "gpt2", "deberta-v2", "olmo2", "t5")
+@pytest.mark.spread(2)
 def test_every_analysis_runs_and_equals_brute_force(capsys, monkeypatch, tmp_path, family, folder, byte_tokenizer):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(TEXTS))
@@ -91,6 +92,7 @@ def parallel(tmp_path_factory):
 @pytest.mark.parametrize(
     "model_type", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACKS)]
 )
+@pytest.mark.spread(2)
 def test_stacks_of_an_encoder_decoder(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer, parallel, model_type, stack
 ):
@@ -134,6 +136,7 @@ def test_stacks_of_an_encoder_decoder(
     ],
     ids=["norm of the output", "parallel", "cross-attention"],
 )
+@pytest.mark.spread(1)
 def test_whole_layers(capsys, monkeypatch, tmp_path, byte_tokenizer, parallel, model_type, stack, methods):
     draw_nothing(monkeypatch)
     config = (FAMILY_CONFIGS | STACK_CONFIGS)[model_type] | {"vocab_size": 300}

@@ -109,6 +109,7 @@ class TooSmall:
         pytest.param(REFUSALS[0], True, id="end"),
     ],
 )
+@pytest.mark.spread(1)
 def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, undisturbed, error, at_the_end):
     device = TooSmall(monkeypatch, 150, error, at_the_end=at_the_end)
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")
@@ -126,6 +127,7 @@ def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids="gpu torch numpy".split())
+@pytest.mark.spread(1)
 def test_a_sequence_that_does_not_fit_says_what_to_change(capsys, monkeypatch, tmp_path, saved_model, error):
     TooSmall(monkeypatch, 3, error)
     folder = f"output_dir={tmp_path / 'run'}"
@@ -300,6 +302,7 @@ def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.spread(1)
 def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, signals):
     """The status is recorded, and the W&B run is finished once it has started; a second signal does not wait for that."""
     folder = tmp_path / "run"

@@ -199,6 +199,7 @@ def _check_sample(folder, pairs):
     assert len(matched) > 0.9 * len(sample)  # the rest rounds to the neighbouring digit
 
 
+@pytest.mark.slow
 def test_an_estimated_correlation_keeps_its_bound(capsys, monkeypatch, corpus, tmp_path, pairs):
     run(capsys, monkeypatch, corpus, tmp_path / "a", "analysis.norms.exact_pairs=0")
     found = table(tmp_path / "a", "norms_correlation").set_index(["layer", "category"])
@@ -250,6 +251,7 @@ def test_the_conventional_ranks(capsys, monkeypatch, corpus, tmp_path):
         ("\n", "got none"),
     ],
 )
+@pytest.mark.spread(1)
 def test_a_malformed_frequency_file(capsys, monkeypatch, corpus, tmp_path, content, message):
     file = tmp_path / "ranks.txt"
     file.write_text(content)

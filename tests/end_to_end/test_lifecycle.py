@@ -131,6 +131,7 @@ def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypa
 
 
 @pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.spread(1)
 def test_a_process_that_dies_leaves_the_status_failed(tmp_path, saved_model, dying):
     (tmp_path / "dying.py").write_text(
         "import os, runpy, signal\n"

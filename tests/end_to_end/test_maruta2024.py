@@ -80,6 +80,7 @@ def explicit(eager, sequence, layer, dimensions) -> torch.Tensor:
     return projected[:, :, None] * sequence["hidden"][layer][None, None][..., dimensions]
 
 
+@pytest.mark.slow
 def test_contributions_are_means_over_all_pairs(table, eager, sequences):
     contributions = table("score_contributions")
     assert len(contributions) == LAYERS * HEADS * 5 * MODEL
@@ -208,6 +209,7 @@ def test_ablation_replaces_the_dimensions_wherever_a_block_reads_them(table, eag
     np.testing.assert_allclose(rows["after"], torch.stack(after).mean(dim=0)[start - 1 :], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_outliers_are_found_automatically(capsys, monkeypatch, tmp_path):
     given = ["analysis=outliers", "tracking=disabled", "layers=[2]", "dataset.limit=40"]
     arguments = [*given, f"output_dir={tmp_path / 'run'}"]
@@ -250,6 +252,7 @@ def test_contributions_of_a_sample_are_those_of_its_sequences(capsys, monkeypatc
     pd.testing.assert_frame_equal(sample, turned, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hundred_and_thirty_custom_categories(capsys, monkeypatch, tmp_path, saved_model, tokenizer):
     vocabulary = sorted(tokenizer.get_vocab())  # it comes in any order
     words = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 5][:130]

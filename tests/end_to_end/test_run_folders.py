@@ -17,6 +17,7 @@ class Undisturbed:
         return self.folder
 
 
+@pytest.mark.slow
 def test_a_comparison_names_the_damaged_file(undisturbed, tmp_path):
     """A small part of what follows."""
     some = [case for case in cases(Undisturbed(undisturbed), "compare") if "feedforward" not in case.what][::47]

@@ -111,6 +111,7 @@ def test_other_analyses_read_pairs_as_they_would_alone(command):
 
 
 @pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
+@pytest.mark.spread(1)
 def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypatch, analyses):
     _, whole = command(f"analysis={analyses}", SMALL_BATCHES, folder="whole")
     run, seen = BatchRunner._run, []

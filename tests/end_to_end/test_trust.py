@@ -29,6 +29,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", [2, 7])
+@pytest.mark.spread(1)
 def test_a_killed_run_resumes_to_the_same_bytes(capsys, monkeypatch, tmp_path, saved_model, undisturbed, moment):
     """SIGKILL after some batches, with no chance to clean up."""
     folder = tmp_path / "run"
@@ -163,6 +164,7 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
     assert "another run is using this folder" in busy.err
 
 
+@pytest.mark.slow
 def test_a_corpus_that_is_split_gives_the_same_numbers(tmp_path, saved_model, undisturbed):
     folder = tmp_path / "run"
     outcomes = forks.run_several(

@@ -85,6 +85,7 @@ def test_mixing(any_specimen, choice):
 
 @pytest.mark.parametrize("bias", Bias)
 @pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.spread(4)
 def test_feedforward(specimen, choice, bias):
     layers, categories = CHOICES[choice]
     categories = reported(specimen, categories)
@@ -98,6 +99,7 @@ def test_feedforward(specimen, choice, bias):
 
 
 @pytest.mark.parametrize(("name", "punctuation"), [("bert", False), ("qwen2", True)])
+@pytest.mark.spread(1)
 def test_syntax(name, punctuation):
     specimen = made(name)
     options = SyntaxOptions(punctuation=punctuation, seed=3)
@@ -107,6 +109,7 @@ def test_syntax(name, punctuation):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.spread(3)
 def test_norms(any_specimen, choice):
     layers, categories = CHOICES[choice]
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
@@ -152,6 +155,7 @@ def test_norms_of_words(sampled):
 
 
 @pytest.mark.parametrize("erasure", [None, Erasure.remove])
+@pytest.mark.spread(1)
 def test_attribution_of_words(erasure):
     of_words, options = words.of_words(made("bert")), AttributionOptions(seed=3, sequences=4, orders=2, erasure=erasure)
     categories = reported(of_words, None)
@@ -164,6 +168,7 @@ LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9),
 
 
 @pytest.mark.parametrize("left_out", LEFT_OUT)
+@pytest.mark.spread(2)
 def test_frequency(specimen, left_out):
     layers = [2, 3]  # as in test_norms
     tokens = [token for token in range(specimen.loaded.vocabulary) if LEFT_OUT[left_out](token)]
@@ -191,6 +196,7 @@ OUTLIERS = {
 
 @pytest.mark.parametrize("categories", [None, ["punctuation", "other"], ["all"]])
 @pytest.mark.parametrize("options", OUTLIERS)
+@pytest.mark.spread(8)
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)
@@ -222,6 +228,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("choice", SCORES)
+@pytest.mark.spread(3)
 def test_score(specimen, choice):
     outliers, options, (layers, categories) = SCORES[choice]
     categories = reported(specimen, categories)
@@ -232,6 +239,7 @@ def test_score(specimen, choice):
 
 @pytest.mark.parametrize("bias", ValueBias)
 @pytest.mark.parametrize("pooling", [None, *PoolingChoice])
+@pytest.mark.spread(4)
 def test_similarity(specimen, pooling, bias):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9])
@@ -297,6 +305,7 @@ ATTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("choice", ATTRIBUTIONS)
+@pytest.mark.spread(2)
 def test_attribution(choice):
     name, options, (layers, categories) = ATTRIBUTIONS[choice]
     specimen = made(name)
@@ -309,6 +318,7 @@ def test_attribution(choice):
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", ["bert", "qwen2", "massive"])
+@pytest.mark.spread(3)
 def test_sinks(name, choice):
     specimen, (layers, categories) = made(name), CHOICES[choice]
     categories = reported(specimen, categories)

@@ -48,6 +48,7 @@ def exact(name: str, u: float) -> tuple[mpmath.mpf, mpmath.mpf]:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 3e-7)])
+@pytest.mark.spread(6)
 def test_slopes(name, dtype, bound):
     """Relative to each number itself where it is normal; below e⁻²⁰, relative to that."""
     activation = ACTIVATIONS[name]
@@ -110,6 +111,7 @@ PAIRS = (
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.spread(4)
 def test_secants(name):
     """From a baseline that is not zero; where both ends are equal, the derivative there."""
     activation, g = ACTIVATIONS[name], EXACT[name]

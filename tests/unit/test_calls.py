@@ -189,6 +189,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.spread(1)
 def test_settings_of_torch_change_no_result(setting, tokenizer):
     model = in_memory(AutoModel, "bert", tokenizer)
 

@@ -441,6 +441,7 @@ def test_two_hundred_custom_categories(tokenizer):
 
 
 @pytest.mark.parametrize("lengths", [(3, 300), (300, 3), (100, 300), (300, 299), (21, 20), (5, 25)])
+@pytest.mark.spread(3)
 def test_pairs_are_cut_as_the_tokenizer_cuts_the_whole_texts(tokenizer, lengths):
     text, pair = (" ".join(f"unaffable{number}" for number in range(length)) for length in lengths)
     [sequence] = Encoder(Reader(tokenizer), options(max_length=16)).encode([Example(text, pair)], CorpusCounts())

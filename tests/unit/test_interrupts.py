@@ -75,6 +75,7 @@ def interrupted(monkeypatch, number):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "llama", "olmo2"])
+@pytest.mark.spread(5)
 def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, monkeypatch):
     model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
     before = state(model)
@@ -197,6 +198,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("at_most", [15, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.spread(2)
 def test_a_call_that_is_interrupted_anywhere_can_be_made_again(name, at_most, tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModelForSequenceClassification, "bert", tokenizer), tokenizer)
     call = CALLS[name]
@@ -304,6 +306,7 @@ def test_a_loop_over_blocks_lets_another_thread_in_once_it_ends(tokenizer):
 
 
 @pytest.mark.parametrize(("family", "stack"), STACKS[:3])
+@pytest.mark.spread(1)
 def test_an_interrupted_pass_of_a_stack_leaves_nothing(family, stack, tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModelForSeq2SeqLM, family, tokenizer), tokenizer, stack=stack)
     text = TEXT if stack == "encoder" else PAIR

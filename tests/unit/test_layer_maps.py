@@ -89,6 +89,7 @@ def test_globenc_norms_both_normalisations():
 
 @pytest.mark.usefixtures("_strips")
 @pytest.mark.parametrize("model_type", POSITIONS)
+@pytest.mark.spread(3)
 def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
     """The layer of the model itself, with the value of one token set to zero at its projection to the output."""
     model, layout = model_of(model_type)

@@ -27,6 +27,7 @@ def parts(monkeypatch):
 
 
 @pytest.mark.usefixtures("parts")
+@pytest.mark.spread(12)
 def test_strips_give_the_same_attention(family, family_model):
     layout = layout_of(family)
     assert verify(family_model, layout, family).error < proved_to(family_model, layout)
@@ -99,6 +100,7 @@ def test_padding_in_front_leaves_no_trace():
         torch.testing.assert_close(received[token_mask], expected[token_mask], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The largest tensor of a pass, all analyses together, is smaller than a mask of one byte a pair."""
     for module in ("normscope.maths.masks", "normscope.models.attention_function"):

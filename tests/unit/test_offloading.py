@@ -63,6 +63,7 @@ def observed(model, layout) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma2"])
 @pytest.mark.parametrize("place", ["cpu", "disk"])
+@pytest.mark.spread(2)
 def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
     layout = layout_of(family)
     model = tiny_model(FAMILY_CONFIGS[family], torch.float32)

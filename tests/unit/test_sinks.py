@@ -226,6 +226,7 @@ def test_random_weights_have_neither(family):
 
 @pytest.mark.parametrize("family", SIZES)
 @pytest.mark.parametrize("epsilon", [0.2, 0.3])
+@pytest.mark.spread(2)
 def test_the_sink_rate_is_the_papers(family, epsilon):
     """Gu et al. 2025: Sink_k = share of layers and heads with Σ_{i≥k} A_ik / (T − k + 1) > ε, on transformers' own weights."""
 

@@ -143,6 +143,7 @@ def test_sentences_and_batches_without_arcs(capsys, monkeypatch, tmp_path, saved
         (sentence((".", 0, "root"), (",", 1, "punct")), ""),
     ],
 )
+@pytest.mark.spread(2)
 def test_treebanks_that_show_little(content, message, capsys, monkeypatch, tmp_path, saved_model):
     """Punctuation alone is no fault: it counts under its own relation."""
     path = tmp_path / "little.conllu"

@@ -182,6 +182,7 @@ SAMPLED_FAMILIES = ["bert", "gpt2", "mistral", "modernbert", "mpnet"]
 
 
 @pytest.mark.parametrize("family", SAMPLED_FAMILIES)
+@pytest.mark.spread(2)
 def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
     monkeypatch.setattr("normscope.maths.masks.STRIP", 4)
     model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
@@ -199,6 +200,7 @@ def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
 
 
 @pytest.mark.parametrize("family", SAMPLED_FAMILIES)
+@pytest.mark.spread(2)
 def test_batches_do_not_change_the_sample(family):
     model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
     batch = batch_of(model)
@@ -253,6 +255,7 @@ def test_no_category_has_no_members():
 
 @pytest.mark.parametrize("exact_pairs", [10**6, 0])
 @pytest.mark.parametrize("scale", [1, 30])
+@pytest.mark.spread(1)
 def test_rank_correlations_are_those_of_the_numbers_in_float64(scale, exact_pairs):
     """Sharp attention has weights that float32 cannot tell from zero, and neighbours that it cannot tell apart."""
     model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)

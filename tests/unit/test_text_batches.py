@@ -31,6 +31,7 @@ def same(got, expected):
 
 
 @pytest.mark.parametrize("tensors", [None, "pt", "np"])
+@pytest.mark.spread(1)
 def test_a_batch_encoding_gives_the_same_as_its_texts(model, tensors):
     encoding = model.tokenizer([FIRST, "Short."], padding=True, return_tensors=tensors)
     same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))

@@ -71,6 +71,7 @@ def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, tm
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}])
+@pytest.mark.slow
 def test_training_goes_on_as_if_nothing_had_happened(train, tokenizer, precision):
     """Dropout draws from the same generator, and mixed precision stays on."""
     measured = train(callback(tokenizer), **precision).model

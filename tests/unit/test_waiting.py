@@ -120,6 +120,7 @@ def prepared(model_type, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", [*EVERY, "norms, exact", ", ".join(EVERY)])
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
+@pytest.mark.spread(6)
 def test_no_analysis_waits(monkeypatch, model_type, name):
     model, layout, batch = prepared(model_type)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
@@ -141,6 +142,7 @@ def test_short_secants_do_not_wait(monkeypatch, model_type):
 
 @pytest.mark.parametrize("name", ["mixing", "norms", "norms, exact"])
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
+@pytest.mark.spread(2)
 def test_nothing_waits_to_learn_which_tokens_are_words(monkeypatch, model_type, name):
     model, layout, batch = prepared(model_type)
     run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), with_words(batch))
@@ -148,6 +150,7 @@ def test_nothing_waits_to_learn_which_tokens_are_words(monkeypatch, model_type, 
 
 @pytest.mark.parametrize("name", ["alignment", "norms", "mixing"])
 @pytest.mark.parametrize("of_words", [False, True])
+@pytest.mark.spread(2)
 def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
     model, layout = tiny_stack("marian", "cross", torch.float32), layout_of("marian", "cross")
     references = {

@@ -95,6 +95,7 @@ STACKS = [("t5", stack) for stack in ("encoder", "decoder", "cross")] + [("maria
 
 
 @pytest.mark.parametrize("model_type", WITH_HEADS)
+@pytest.mark.spread(2)
 def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_path):
     model = in_memory(WITH_HEADS[model_type], model_type, tokenizer)
     model.save_pretrained(tmp_path)
@@ -123,6 +124,7 @@ def test_a_model_is_shown_in_one_line(tokenizer):
 
 
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
+@pytest.mark.spread(2)
 def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
     model = in_memory(AutoModelForSeq2SeqLM, model_type, tokenizer)
     model.save_pretrained(tmp_path)
@@ -239,6 +241,7 @@ def adapted(tokenizer, **settings):
     ],
     ids=["lora", "dora", "a saved module", "embeddings"],
 )
+@pytest.mark.spread(1)
 def test_active_adapters_are_observed_merged(tokenizer, settings):
     peft = adapted(tokenizer, **settings)
     before = record(peft)
