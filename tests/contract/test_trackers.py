@@ -291,6 +291,7 @@ TITLES = {
 
 
 @pytest.mark.parametrize("tracker", [TrackerName.mlflow, TrackerName.tensorboard])
+@pytest.mark.spread(1)
 def test_a_tracker_that_cannot_start_gives_one_warning(tracker, capsys, tmp_path):
     folder = tmp_path / "runs" / "first"
     folder.mkdir(parents=True)
@@ -308,6 +309,7 @@ def test_a_tracker_that_cannot_start_gives_one_warning(tracker, capsys, tmp_path
         (TrackerName.tensorboard, "torch.utils.tensorboard.SummaryWriter.add_scalar"),
     ],
 )
+@pytest.mark.spread(1)
 def test_a_tracker_that_fails_during_the_run_gives_one_warning(
     tracker, method, capsys, empty_store, monkeypatch, tmp_path
 ):

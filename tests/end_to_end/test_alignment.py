@@ -236,6 +236,7 @@ def test_shards_compare_with_the_links_that_were_prepared(capsys, monkeypatch, t
 
 
 @one_family
+@pytest.mark.slow
 def test_other_aligners_and_both_directions(capsys, monkeypatch, translator, corpus, tmp_path):
     flipped = f"{{path: {corpus / 'flipped'}, direction: target-source}}"
     baselines = f"analysis.alignment.baselines={{perfect: {corpus / 'perfect'}, flipped: {flipped}}}"

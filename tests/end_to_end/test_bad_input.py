@@ -421,6 +421,7 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch, tmp_path, saved_model):
     assert json.loads((tmp_path / "a/results.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)

@@ -585,6 +585,7 @@ def test_runs_know_the_depth_of_their_model(tmp_path):
     assert not heatmap_data(cells, "of 10")["mixing/heatmap"]["byDepth"], "of unknown depth: layer by layer"
 
 
+@pytest.mark.slow
 def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
     _, folder = sweep
     runs, _ = compare_runs.run_folders.read([folder])

@@ -92,7 +92,7 @@ def parallel(tmp_path_factory):
 @pytest.mark.parametrize(
     "model_type", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACKS)]
 )
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_stacks_of_an_encoder_decoder(
     capsys, monkeypatch, tmp_path, tmp_path_factory, byte_tokenizer, parallel, model_type, stack
 ):

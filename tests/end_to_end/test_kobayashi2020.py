@@ -97,6 +97,7 @@ def table(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(folder / "tables" / f"{name}.parquet")
 
 
+@pytest.mark.slow
 def test_the_tables(folder, observed, pairs):
     _check_shares(folder, observed)
     _check_dispersion(folder, observed)

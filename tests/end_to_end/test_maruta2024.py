@@ -97,6 +97,7 @@ def test_contributions_are_means_over_all_pairs(table, eager, sequences):
             assert np.abs(found - (total / pairs).detach().numpy()).max() < 1e-5 * largest
 
 
+@pytest.mark.slow
 def test_contributions_and_key_bias_add_up_to_the_score(table):
     totals = table("score_totals")
     assert (totals["contributions"] + totals["key_bias"] - totals["score"]).abs().max() < 1e-4
@@ -232,6 +233,7 @@ def test_no_outlier_leaves_empty_tables_and_names_the_criterion(capsys, monkeypa
     assert not (tables / "score_intervention.parquet").exists()
 
 
+@pytest.mark.slow
 def test_contributions_of_a_sample_are_those_of_its_sequences(capsys, monkeypatch, tmp_path, saved_model, corpus):
     def run(name, *arguments):
         given = ["analysis=score", f"model.name={saved_model}", "dataset=text", "tracking=disabled"]

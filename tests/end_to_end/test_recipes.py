@@ -45,6 +45,7 @@ def test_a_preset_runs_on_another_model_and_says_that_nothing_is_compared(
     assert not (folder / "tables/comparison.parquet").exists()
 
 
+@pytest.mark.slow
 def test_feed_forward_networks_of_the_papers_models():
     """The commands of the preset are those of eleven masked language models and GPT-2, each on both corpora."""
     assert composed("experiment=kobayashi2024").model.name == BERT

@@ -234,6 +234,7 @@ def test_a_shard_that_stopped_is_named_at_the_end_of_a_sweep(command, given, tmp
     assert not (tmp_path / "sweep/merged").exists()
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_batch_is_merged_too(command, given, tmp_path):
     few = [*given, "analysis=mixing", "dataset.limit=2", "prepared=null"]
     folders = [str(tmp_path / str(number)) for number in range(4)]
@@ -246,6 +247,7 @@ def test_a_shard_without_a_batch_is_merged_too(command, given, tmp_path):
     assert results(tmp_path / "merged")["metrics"] == pytest.approx(results(tmp_path / "whole")["metrics"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_shards_that_read_parts_of_a_file_are_the_whole_run(command, monkeypatch, saved_model, tmp_path):
     monkeypatch.setattr(text_files, "PART_BYTES", 700)
     rows = [{"text": f"sentence {number} . " * (1 + number % 9)} for number in range(60)]

@@ -240,6 +240,7 @@ def test_a_service_that_is_killed_as_soon_as_it_has_started(capsys, monkeypatch,
     assert "did not start" in line
 
 
+@pytest.mark.slow
 def test_a_service_that_is_killed_during_the_run(capsys, monkeypatch, tmp_path):
     from wandb.sdk.lib.service import service_process
 

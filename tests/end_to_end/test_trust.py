@@ -118,6 +118,7 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_changes_since_the_run_began_are_refused_and_named(capsys, monkeypatch, stopped, saved_model):
     def refused(*arguments: str) -> str:
         outcome = run_here(capsys, monkeypatch, f"resume={stopped}", *arguments)
@@ -225,6 +226,7 @@ def test_a_run_with_more_processes_than_batches(tmp_path, saved_model):
     assert results(tmp_path / "run")["provenance"]["sequences"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_is_reproduced(capsys, monkeypatch, tmp_path, undisturbed):
     again = run_here(capsys, monkeypatch, f"reproduce={undisturbed}", f"output_dir={tmp_path / 'again'}")
     assert again.status == 0, again.err

@@ -85,7 +85,7 @@ def test_mixing(any_specimen, choice):
 
 @pytest.mark.parametrize("bias", Bias)
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_feedforward(specimen, choice, bias):
     layers, categories = CHOICES[choice]
     categories = reported(specimen, categories)
@@ -228,7 +228,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("choice", SCORES)
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 def test_score(specimen, choice):
     outliers, options, (layers, categories) = SCORES[choice]
     categories = reported(specimen, categories)
@@ -305,7 +305,7 @@ ATTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("choice", ATTRIBUTIONS)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_attribution(choice):
     name, options, (layers, categories) = ATTRIBUTIONS[choice]
     specimen = made(name)
@@ -318,7 +318,7 @@ def test_attribution(choice):
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", ["bert", "qwen2", "massive"])
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 def test_sinks(name, choice):
     specimen, (layers, categories) = made(name), CHOICES[choice]
     categories = reported(specimen, categories)

@@ -186,6 +186,7 @@ def test_planted_massive_activations_are_found_and_no_others(planted):
         assert not len(massive), "the tokenizer adds no beginning of a sequence to the corpus"
 
 
+@pytest.mark.slow
 def test_massive_activations_of_a_beginning_token_appear_and_vanish():
     """With the beginning in the text, as Llama's own tokenizer adds it."""
     specimen = specimen_of("llama", plant_llama)
@@ -215,6 +216,7 @@ def test_massive_activations_of_a_beginning_token_appear_and_vanish():
 
 
 @pytest.mark.parametrize("family", SIZES)
+@pytest.mark.slow
 def test_random_weights_have_neither(family):
     findings = found(specimen_of(family, lambda _model: None))
     first = findings.tables["by_head"].query("position == 'first'")
