@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
@@ -423,6 +424,7 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch, tmp_path, saved_model):
 
 @pytest.mark.slow
 def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_path, saved_model):
+    wandb.teardown()  # it reads its environment once per process
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)

@@ -9,6 +9,7 @@ import threading
 import pandas as pd
 import pytest
 import torch
+import wandb
 
 from normscope.analyses.frequency.analysis import FrequencyAnalysis
 from normscope.analyses.norms.analysis import NormsAnalysis
@@ -241,6 +242,7 @@ class Server:
 
             def log_message(self, *_: object) -> None: ...
 
+        wandb.teardown()  # it reads its environment once per process
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{self._server.server_port}")

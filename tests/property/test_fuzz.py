@@ -92,7 +92,11 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
     return int(exit_.value.code or 0), json.loads(path.read_text()) if path.exists() else {}
 
 
-def check(status: int, results: dict, given_: dict[str, object]) -> None:
+# Their heads have a learned sink, a key that is no token and takes a part of the weight.
+WITH_SINK = {"gpt_oss"}
+
+
+def check(status: int, results: dict, given_: dict[str, object], family: str) -> None:
     # A bug of ours keeps its traceback: it would have come through as an exception.
     assert status in (0, 2)
     if status == 2:
@@ -104,9 +108,9 @@ def check(status: int, results: dict, given_: dict[str, object]) -> None:
         if name.startswith("mixing/"):
             assert -1e-6 <= value <= 1 + 1e-6, (name, value)
     if "norms/alpha/all" in metrics:
-        assert metrics["norms/alpha/all"] == pytest.approx(
-            1, abs=2e-2 if given_.get("device.dtype") == "bfloat16" else 1e-4
-        )
+        error = 2e-2 if given_.get("device.dtype") == "bfloat16" else 1e-4
+        assert 0 < metrics["norms/alpha/all"] <= 1 + error
+        assert family in WITH_SINK or metrics["norms/alpha/all"] >= 1 - error
     assert facts["examples"] == facts["examples_used"] + sum(facts["skipped"].values())
     assert facts["tokens"] == sum(facts["tokens_by_category"].values())
     if given_.get("device.dtype") != "bfloat16":
@@ -126,9 +130,10 @@ FUZZ = {
     corpus=[{"text": "cat river"}],
     given_={"analysis": "[score]", "analysis.outliers.dimensions": "[0,5]", "layers": "[1]"},
 )
+@example(family="gpt_oss", corpus=[{"text": "cat"}], given_={"analysis": "[mixing,norms]"})
 @settings(max_examples=6, **FUZZ)
 def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
-    check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_)
+    check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_, family)
 
 
 @pytest.mark.slow
@@ -136,4 +141,4 @@ def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
 @given(family=st.sampled_from(FAMILIES), corpus=rows, given_=overrides)
 @settings(max_examples=100, **FUZZ)
 def test_two_thousand_random_runs(zoo, tmp_path, _part, family, corpus, given_):
-    check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_)
+    check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_, family)
