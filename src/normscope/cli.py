@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from hydra import main as hydra_main
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -28,16 +29,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from normscope.analyses.registry import plug_ins
 from normscope.config.composition import explain
-from normscope.config.schema import NAME_LENGTH, RunOptions, keys_that_run_code, register
 from normscope.config.training_step import checkpoints
-from normscope.config.unknown_keys import refuse_unknown
-from normscope.config.validation import check, check_strings
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
 from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
 from normscope.reporting.earlier_runs import is_complete
+from normscope.reporting.options import NAME_LENGTH
+from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
 
@@ -265,7 +266,7 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
     if isinstance(error, InputError):
         return error
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return InputError(explain(error))
+        return InputError(explain(error, SCHEMA))
     before_jobs = _sweep.jobs == 0
     if before_jobs and isinstance(error, OSError) and error.filename is not None:
         return InputError(
@@ -322,7 +323,7 @@ def _merge_sweep() -> int:
     from normscope.running.pipeline import run as run_pipeline
     from normscope.running.shards import merging_folders
 
-    trusting = [text for text in _overrides() if text.partition("=")[0] in keys_that_run_code()]
+    trusting = [text for text in _overrides() if text.partition("=")[0] in SCHEMA.keys_that_run_code]
     for number, folders in enumerate(merging_folders(_sweep.folder)):
         options = options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge")
         _merge(options, folders, None)
@@ -364,8 +365,8 @@ def job(config: DictConfig) -> dict[str, float]:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
         print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
     try:
-        refuse_unknown(config)
-        check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+        SCHEMA.refuse_unknown(config)
+        SCHEMA.check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
         if not sweeping and key != "resume" and (begun := _restarted_run()) is not None:
@@ -517,7 +518,7 @@ def _job_folder(hydra: Any) -> Path:
 def _sweep_folder(given: str | None) -> str:
     """`output_dir`, or a new dated folder below outputs/multirun/."""
     if given is not None:
-        check_strings({"output_dir": given})
+        SCHEMA.check_strings({"output_dir": given})
     if not _is_first():
         return _scratch().name
     parent = Path("outputs/multirun")
@@ -546,7 +547,15 @@ def _thousands(number: int) -> int:
     return int(number) // 1000
 
 
-register()
+def _register() -> None:
+    """Register the schema with Hydra under the name that `conf/config.yaml` starts from, and the presets of plug-ins."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=RunOptions)
+    for info in plug_ins():
+        store.store(group="analysis", name=info.name, node={info.name: {"enabled": True}})
+
+
+_register()
 OmegaConf.register_new_resolver("thousands", _thousands, replace=True)
 OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)
 # For the help page.

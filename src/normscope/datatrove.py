@@ -24,8 +24,8 @@ from typing import Any
 from datatrove.pipeline.base import PipelineStep
 from datatrove.utils.logging import logger
 
-from normscope.config.schema import keys_that_run_code
 from normscope.reporting.earlier_runs import CONFIG, is_complete, read_results
+from normscope.running.options import SCHEMA
 from normscope.running.shutdown import terminate
 
 _PREPARED = "prepared"
@@ -57,7 +57,7 @@ class _NormscopeStep(PipelineStep):
         run_folder = self.run_folder(rank)
         if not is_complete(run_folder):
             begun = (run_folder / CONFIG).is_file()
-            trusting = [text for text in self.overrides if text.partition("=")[0] in keys_that_run_code()]
+            trusting = [text for text in self.overrides if text.partition("=")[0] in SCHEMA.keys_that_run_code]
             _normscope([f"resume={run_folder}", *trusting] if begun else self.command(rank, world_size))
         facts = read_results(run_folder)["provenance"]
         for name in ("sequences", "tokens"):

@@ -16,11 +16,10 @@ from normscope import cli  # registers the schema and the resolvers
 from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.registry import analyses
 from normscope.api import models as api_models
-from normscope.config.schema import RunOptions, enabled_analyses
-from normscope.config.validation import check, chosen_categories, chosen_layers
 from normscope.errors import InputError
 from normscope.maths.mixing import METHODS, Method
 from normscope.models.families import FAMILIES, STACKS
+from normscope.running.options import RunOptions, check, chosen_categories, chosen_layers, enabled_analyses
 from tests.end_to_end import quick_configs
 
 ROOT = Path(__file__).parents[2]

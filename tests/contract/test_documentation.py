@@ -14,10 +14,10 @@ from mkdocs.config import load_config
 
 from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
-from normscope.config.validation import check
 from normscope.maths.mixing import Method
 from normscope.models.families import FAMILIES, STACKS
 from normscope.reporting.run_tables import RUN_TABLES
+from normscope.running.options import check
 from tests.contract.test_configs import PRESETS, ROOT, composed
 from tests.end_to_end.shell import run_once
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from normscope.analyses.base import Requirements
 from normscope.analyses.registry import analyses
-from normscope.config.schema import ModelOptions
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
 from normscope.models import observer, verification
@@ -18,6 +17,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
+from normscope.models.options import ModelOptions
 from normscope.models.verification import BOUNDS, verify
 from normscope.running.session import _refuse_missing_feed_forward
 from tests.end_to_end.shell import run_once

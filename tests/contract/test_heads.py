@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.models.loading import load
 from normscope.models.observer import Observer
+from normscope.models.options import DeviceOptions, ModelOptions
 from tests.tiny import DECODERS, FAMILY_CONFIGS
 
 

@@ -16,9 +16,11 @@ SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 # Parts of the house, by the modules that belong to each; a module belongs to the first that matches. What is named nowhere here
 # belongs to the package, or root module, that it is in.
 PARTS = {
-    # What analyses declare about themselves, from which the schema is made.
-    "declarations": r"config\.rules|results\.(axes|declare)|analyses\.(info|papers|registry|\w+\.(options|published))"
+    # What analyses declare about themselves, and the options of each.
+    "declarations": r"results\.(axes|declare)|analyses\.(info|papers|registry|\w+\.(options|published))"
     r"|alignment\.(options|published|symmetrisation)",
+    # The options of each room, with the rules for their values.
+    "options": r"(data|models|reporting)\.options",
 }
 
 # What each part may import of ours besides itself, `errors` and `rounding`: parts, or modules below a prefix.
@@ -31,12 +33,13 @@ ALLOWED = {
     "oldest_versions": set(),
     "quick_imports": set(),
     "untrusted": set(),
-    "declarations": set(),
-    "config": {"declarations"},
+    "config": set(),
+    "options": {"config"},
+    "declarations": {"config", "options"},
     "maths": set(),
     "statistics": {"maths"},
-    "data": {"config", "network", "maths.transfers", "maths.words"},
-    "models": {"config", "data", "maths", "network"},
+    "data": {"options", "config", "network", "maths.transfers", "maths.words"},
+    "models": {"options", "config", "data", "maths", "network"},
     "results": {"declarations"},
     "analyses": {
         "attribution",
@@ -69,6 +72,7 @@ ALLOWED = {
         "untrusted",
     },
     "reporting": {
+        "options",
         "analyses.findings",
         "analyses.paper_tables",
         "config",
@@ -81,6 +85,7 @@ ALLOWED = {
     },
     "translation": {"data", "user_cache"},
     "running": {
+        "options",
         "analyses.base",
         "analyses.findings",
         "config",
@@ -95,6 +100,9 @@ ALLOWED = {
         "untrusted",
     },
     "api": {
+        "options",
+        "running.options",
+        "running.python_options",
         "analyses.findings",
         "attribution",
         "config",
@@ -116,8 +124,10 @@ ALLOWED = {
         "running.token_maps",
         "statistics.tidy",
     },
-    "datatrove": {"config", "running.shutdown", "reporting.earlier_runs"},
+    "datatrove": {"running.options", "config", "running.shutdown", "reporting.earlier_runs"},
     "cli": {
+        "declarations",
+        "options",
         "config",
         "data.corpora",
         "data.corpus_memory",
@@ -133,7 +143,7 @@ ALLOWED = {
 
 # Who may know a library.
 OWNERS = {
-    "hydra": {"config/schema.py", "cli.py"},
+    "hydra": {"cli.py"},
     "wandb": {"reporting/trackers/weights_and_biases.py"},
     "mlflow": {"reporting/trackers/mlflow_store.py"},
     "datatrove": {"datatrove.py"},

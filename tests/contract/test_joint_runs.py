@@ -8,7 +8,6 @@ import torch
 
 from normscope.analyses.registry import analyses
 from normscope.api.models import wrap
-from normscope.config.python_options import run_options
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Example
 from normscope.data.given_texts import GivenTexts
@@ -16,6 +15,7 @@ from normscope.errors import InputError
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import BatchRunner
+from normscope.running.python_options import run_options
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 from tests.treebank import TREEBANK
 

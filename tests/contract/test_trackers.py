@@ -17,19 +17,14 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from normscope.config.schema import (
-    DatasetKind,
-    DatasetOptions,
-    ModelOptions,
-    RunOptions,
-    TrackerName,
-    TrackingMode,
-    TrackingOptions,
-)
-from normscope.config.validation import check_tracking
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
+from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
+from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions, check_tracking
 from normscope.reporting.tracking_environment import with_environment
+from normscope.running.description import describe
+from normscope.running.options import RunOptions
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import run_of
 
@@ -110,7 +105,7 @@ def tracked(run: RunOptions, folder: Path, during: Callable[[], None] = lambda: 
     Figure((1, 1)).savefig(picture)
     page.write_text(PAGE)
     config.write_text("seed: 0\n")
-    with tracking.track(run, folder, "normscope layers=all", "bert") as tracker:
+    with tracking.track(run.tracking, describe(run, "normscope layers=all", "bert"), folder) as tracker:
         tracker.progress(8, {"tokens_per_second": 12.5})
         tracker.progress(16, {"tokens_per_second": 25.0})
         during()

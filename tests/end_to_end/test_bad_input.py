@@ -14,11 +14,11 @@ from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from normscope.config.schema import DeviceOptions, ModelOptions, RunOptions
-from normscope.config.validation import check_strings
 from normscope.errors import InputError
 from normscope.models.loading import open_model
+from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.reporting.trackers import weights_and_biases
+from normscope.running.options import SCHEMA, RunOptions
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.overrides import STRINGS
 from tests.end_to_end.bad_input.suggestions import followed
@@ -152,7 +152,7 @@ def test_null_is_suggested_only_where_it_is_accepted(key):
     """An empty value of every key that takes a text: the message offers null if, and only if, the key may be null."""
     group, _, last = key.rpartition(".")
     with pytest.raises(InputError) as raised:
-        check_strings({group: {last: ""}} if group else {last: ""})
+        SCHEMA.check_strings({group: {last: ""}} if group else {last: ""})
     config = OmegaConf.structured(RunOptions)
     try:
         OmegaConf.update(config, key, None)

@@ -9,7 +9,8 @@ import yaml
 
 from normscope.analyses.info import AnalysisConfig
 from normscope.config.rules import RUNS_CODE
-from normscope.config.schema import keys_that_run_code
+from normscope.config.schema import Schema
+from normscope.running.options import SCHEMA
 from tests.end_to_end.disturbed import SMALL, results
 from tests.end_to_end.shell import run_here, run_once
 
@@ -17,14 +18,14 @@ KEYS = ("model.trust_remote_code", "model.allow_pickle")
 
 
 def test_these_keys_let_code_run():
-    assert keys_that_run_code() == dict.fromkeys(KEYS[::-1], False)
+    assert SCHEMA.keys_that_run_code == dict.fromkeys(KEYS[::-1], False)
 
     @dataclasses.dataclass
     class OfPlugIn(AnalysisConfig):
         script: str = dataclasses.field(default="", metadata=RUNS_CODE)
         harmless: int = 1
 
-    assert keys_that_run_code(OfPlugIn(), "analysis.own.") == {"analysis.own.script": ""}
+    assert Schema(OfPlugIn).keys_that_run_code == {"script": ""}
 
 
 @pytest.fixture(scope="module")

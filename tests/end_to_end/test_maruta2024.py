@@ -282,10 +282,11 @@ def test_a_hundred_and_thirty_custom_categories(capsys, monkeypatch, tmp_path, s
 
 def test_masked_token_loss_is_the_heads_own(capsys, monkeypatch, tmp_path, saved_model, tokenizer, corpus):
     """Against the masked language model run by hand on the same masked tokens."""
-    from normscope.config.schema import DatasetKind, DatasetOptions, DeviceOptions, ModelOptions
     from normscope.data.encoding import Encoder
+    from normscope.data.options import DatasetKind, DatasetOptions
     from normscope.models.interventions import MASKED_SHARE
     from normscope.models.loading import load
+    from normscope.models.options import DeviceOptions, ModelOptions
 
     torch.manual_seed(0)
     whole = BertForMaskedLM(AutoConfig.from_pretrained(saved_model)).eval()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from normscope.config.schema import plain
+from normscope.config.sections import plain
 from normscope.reporting.published import PAPERS, compare
 from normscope.reporting.terminal import show_comparison
 from tests.contract.test_configs import composed
@@ -219,9 +219,9 @@ def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_
 
 
 def test_segments_are_told_apart(tokenizer):
-    from normscope.config.schema import DatasetKind, DatasetOptions, Segments
     from normscope.data.encoding import Encoder
     from normscope.data.examples import CorpusCounts, Example
+    from normscope.data.options import DatasetKind, DatasetOptions, Segments
     from tests.unit.test_data import Reader
 
     for segments, expected in ((Segments.pair, [0, 0, 0, 1, 1]), (Segments.zero, [0] * 5)):

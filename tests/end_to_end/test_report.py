@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.findings import Findings, HeatmapGrid, HeatmapPanels, WordMaps
-from normscope.config.schema import ModelOptions, RunOptions
+from normscope.config.sections import plain
+from normscope.models.options import ModelOptions
 from normscope.reporting.explorer import TokenMaps
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
 from normscope.reporting.page.report import Report, page
 from normscope.rounding import number, percentage
 from normscope.running import token_maps
+from normscope.running.options import RunOptions
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
 from tests.end_to_end.shell import ROOT, draw_nothing, run_here
@@ -67,7 +69,7 @@ def test_a_page_with_three_long_texts_stays_below_three_megabytes():
     findings = {"mixing": Findings({f"table{number}": rows for number in range(4)}, {})}
     facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
     facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
-    content = page(Report(RunOptions(model=ModelOptions(name="x")), findings, facts, None, [text] * 3))
+    content = page(Report(plain(RunOptions(model=ModelOptions(name="x"))), findings, facts, None, [text] * 3))
     assert len(content.encode()) < 3_000_000
 
 
@@ -370,7 +372,7 @@ def test_charts_fit_into_their_places(tmp_path, size):
     facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command"), "x")
     text = TokenMaps("text", ("a",), ("a",), False, (1,), True, np.ones((1, 1, 1, 1)), np.ones((1, 1, 1)), {})
     report = tmp_path / "report.html"
-    report.write_text(page(Report(RunOptions(model=ModelOptions(name="x")), findings, facts, None, [text])))
+    report.write_text(page(Report(plain(RunOptions(model=ModelOptions(name="x"))), findings, facts, None, [text])))
     seen, console = checked(report, tmp_path, size=size)
     assert console == []
     assert "error" not in seen, seen["error"]

@@ -11,12 +11,15 @@ import threading
 import pytest
 import wandb
 
-from normscope.config.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, TrackingMode, TrackingOptions
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
+from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
-from normscope.reporting.run_description import describe
+from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking_environment import with_environment
 from normscope.running import pipeline
+from normscope.running.description import describe
+from normscope.running.options import RunOptions
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents, run_of
@@ -41,11 +44,15 @@ def options(**chosen) -> RunOptions:
     )
 
 
+def started(run: RunOptions, folder):
+    return tracking.track(run.tracking, describe(run, "normscope", "bert"), folder)
+
+
 def tracked(capsys, folder, during=lambda: None, **chosen) -> list[str]:
     """The lines that a tracked run prints if something happens during it."""
     folder.mkdir(exist_ok=True)
     capsys.readouterr()
-    with tracking.track(options(**chosen), folder) as tracker:
+    with started(options(**chosen), folder) as tracker:
         tracker.curves({})  # which waits until it has started
         during()
         tracker.summary({"mixing/mean": 0.5}, {"tokens": 3})
@@ -132,7 +139,7 @@ def test_a_sweep_of_the_server_keeps_the_whole_config(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(parameters))
     monkeypatch.setenv("WANDB_RUN_ID", "ofthesweep")
     (tmp_path / "run").mkdir()
-    with tracking.track(options(), tmp_path / "run"):
+    with started(options(), tmp_path / "run"):
         pass
     run = recorded(tmp_path / "run")
     assert run["id"] == "ofthesweep"
@@ -184,7 +191,7 @@ def test_the_environment_describes_a_run_that_the_config_does_not(monkeypatch, t
     for name, value in {"NAME": "theirs", "NOTES": "a note", "JOB_TYPE": "nightly", "TAGS": "one, two"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     (tmp_path / "run").mkdir()
-    with tracking.track(options(job_type="ours"), tmp_path / "run", "normscope", "bert"):
+    with started(options(job_type="ours"), tmp_path / "run"):
         pass
     run = recorded(tmp_path / "run")
     assert (run["name"], run["notes"], run["job_type"]) == ("theirs", "a note", "ours")
@@ -359,7 +366,7 @@ def test_a_run_that_fails_before_w_and_b_has_started(monkeypatch, tmp_path):
     (tmp_path / "run").mkdir()
 
     def run_and_fail() -> None:
-        with tracking.track(options(), tmp_path / "run") as tracker:
+        with started(options(), tmp_path / "run") as tracker:
             tracker.progress(3, {"tokens_per_second": 12.5})
             threading.Timer(0.02, failed.set).start()
             raise InputError("bad")
@@ -376,7 +383,7 @@ def test_a_run_that_fails_before_w_and_b_has_started(monkeypatch, tmp_path):
 
 def test_errors_of_the_run_propagate(tmp_path):
     (tmp_path / "run").mkdir()
-    with pytest.raises(RuntimeError, match="a bug"), tracking.track(options(), tmp_path / "run"):
+    with pytest.raises(RuntimeError, match="a bug"), started(options(), tmp_path / "run"):
         raise RuntimeError("a bug")
     assert recorded(tmp_path / "run")["exit"] == 1
 

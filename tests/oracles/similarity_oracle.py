@@ -14,10 +14,10 @@ import torch
 
 from normscope.analyses.findings import Findings
 from normscope.analyses.similarity.options import SimilarityOptions
-from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import normalisation
 from normscope.models.pooling import Pooling

@@ -19,10 +19,10 @@ from transformers import (
 from normscope.analyses.base import Analysis, AnalysisContext, load_state, merge_state, state_of
 from normscope.analyses.findings import Findings
 from normscope.analyses.registry import analyses
-from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.models.families import layout_of
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel

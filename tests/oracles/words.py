@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from normscope.analyses.attribution.options import AttributionOptions
-from normscope.config.schema import DatasetKind, DatasetOptions, Level
 from normscope.data.batching import batches, batches_of
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Annotation, CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions, Level
 from tests.oracles.activations import Block, Sequence_
 from tests.oracles.attributions import Attributed
 from tests.oracles.specimens import Specimen

@@ -7,11 +7,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.batching import batches
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
+from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.errors import InputError
 from tests.unit.test_data import Reader
 

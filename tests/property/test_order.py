@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.mixing.analysis import MixingAnalysis
 from normscope.analyses.mixing.options import MixingOptions
-from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.batching import batches
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from tests.tiny import FAMILY_CONFIGS, tiny_model

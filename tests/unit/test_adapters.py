@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from normscope.config.schema import DeviceOptions, ModelOptions
 from normscope.errors import InputError
 from normscope.models.loading import load
+from normscope.models.options import DeviceOptions, ModelOptions
 from tests.tiny import FAMILY_CONFIGS
 
 # peft uses a deprecated attribute of transformers.

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data.annotation import column_values, spaced
 from normscope.data.batching import batches, collate, unpacked
 from normscope.data.corpora import NumberedCorpus, open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import ROOT, CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from tests.end_to_end.shell import draw_nothing, run_here

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from normscope.config.schema import DatasetKind, RunOptions
+from normscope.data.options import DatasetKind
 from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.earlier_runs import Status
 from normscope.reporting.run_folder import RunFolder
 from normscope.running import provenance as provenance
+from normscope.running.options import RunOptions
 
 
 def everything_below(folder: Path) -> set[Path]:

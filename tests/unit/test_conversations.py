@@ -13,12 +13,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from normscope.config.schema import DatasetKind, DatasetOptions
-from normscope.config.validation import _check_dataset
 from normscope.data import template_process
 from normscope.data.chat_templates import ChatTemplate, Renderer
 from normscope.data.conversations import REJECTED, REWRITTEN, Message, conversation, messages_of, template_of, tokens_of
 from normscope.data.corpora import open_corpus
+from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
 from tests.end_to_end.shell import run_here
 
@@ -212,7 +211,7 @@ def test_messages_in_rows():
 def test_what_conversations_cannot_be_combined_with(changes):
     options = DatasetOptions(**{"kind": DatasetKind.text, "path": "chats.jsonl", "chat_template": True} | changes)
     with pytest.raises(InputError, match=r"dataset\.chat_template=true"):
-        _check_dataset(options)
+        check_dataset(options)
 
 
 def test_conversations_without_the_option_are_recognised(tmp_path):

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from normscope.alignment.links import LinkFile
-from normscope.config.schema import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
 from normscope.data import hub, token_frequencies
 from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import Compat, DatasetKind, DatasetOptions, Quoting, Segmentation
 from normscope.data.pickles import load
 from normscope.data.segmentation import detokenized
 from normscope.data.text_files import TextFile

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data import corpus_memory
 from normscope.data.batching import batches_of_window
 from normscope.data.corpora import NumberedCorpus, open_corpus
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.running.distributed import Share
 
 

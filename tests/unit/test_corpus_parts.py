@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
 from normscope.data import hub, text_files
 from normscope.data.corpora import open_corpus
+from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.resources import Readers, Resource, ResourceContext, prepare_resources
 from normscope.errors import InputError
 from normscope.running.distributed import Share

@@ -9,13 +9,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from normscope.config.schema import DatasetKind, DatasetOptions
 from normscope.data import batching
 from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
 from normscope.data.corpora import open_corpus, sample_path
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError
 from normscope.running.distributed import Share

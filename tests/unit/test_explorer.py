@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from normscope.api import load
-from normscope.config.schema import DatasetKind, DatasetOptions, ReportOptions, Segmentation
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.errors import InputError
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LAYER_STAGES
@@ -23,6 +23,7 @@ from normscope.models import block as blocks
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table, payload
+from normscope.reporting.options import ReportOptions
 from normscope.running import token_maps as exploration
 from normscope.running.token_maps import maps_per_layer, select_examples, token_maps, words_of
 

@@ -15,11 +15,11 @@ from normscope.analyses.attribution.erasures import by_score, random_orders, tri
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.readouts import ClassReadout, EmbeddingReadout
-from normscope.config.schema import RunOptions
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.model_info import ModelInfo
 from normscope.models.pooling import Pooling
+from normscope.running.options import RunOptions
 from normscope.statistics.intervals import mean_interval
 
 

@@ -13,7 +13,6 @@ from PIL import Image
 
 from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Scatter, WordMaps
 from normscope.api.picture import Picture
-from normscope.config.schema import FigureFormat, FigureOptions
 from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
 from normscope.models.loading import OpenedModel
@@ -22,6 +21,7 @@ from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.drawing import draw, laid_out
 from normscope.reporting.figures.style import read_style, styled
 from normscope.reporting.figures.word_maps import word_maps
+from normscope.reporting.options import FigureFormat, FigureOptions
 from normscope.reporting.palette import MISSING
 from normscope.reporting.trial import try_style
 from tests.end_to_end.shell import run_here

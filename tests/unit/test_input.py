@@ -10,13 +10,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from normscope.alignment import link_scores
-from normscope.config.schema import DatasetKind, DatasetOptions, ModelOptions, RunOptions, flat, plain
-from normscope.config.validation import check, check_strings
+from normscope.config.sections import flat, plain
 from normscope.data import token_frequencies as frequency
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError, message
+from normscope.models.options import ModelOptions
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import wandb_report
+from normscope.running.options import SCHEMA, RunOptions, check
 
 
 def strings() -> list[str]:
@@ -39,7 +41,7 @@ def test_an_empty_value_is_not_a_missing_one(key, value):
         return
     given = [value] if key in ("tracking.tags", "analysis.alignment.aligners") else value
     with pytest.raises(InputError, match=f"{key}=.*expected a value"):
-        check_strings({key: given})
+        SCHEMA.check_strings({key: given})
 
 
 def test_the_rule_is_part_of_the_check():
@@ -56,7 +58,7 @@ def test_the_rule_is_part_of_the_check():
 @pytest.mark.parametrize("path", ["a\0b", "x" * 256, "/x" * 3000, "~nobody-of-that-name/x", "é" * 200, "\ud800"])
 def test_invalid_paths(path):
     with pytest.raises(InputError, match=r"dataset\.path="):
-        check_strings({"dataset": {"path": path}})
+        SCHEMA.check_strings({"dataset": {"path": path}})
 
 
 def test_a_message_is_one_printable_line():

@@ -7,15 +7,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
-from normscope.config.schema import DeviceMap, DeviceOptions, DType, ModelOptions, Quantization, RunOptions
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.loading import open_model
 from normscope.models.memory_estimate import Memory, MemoryEstimate, compare, estimate
 from normscope.models.observer import Observer
+from normscope.models.options import DeviceMap, DeviceOptions, DType, ModelOptions, Quantization
 from normscope.models.quantisation import quantise_to_int8, stored_tensors
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs
+from normscope.running.options import RunOptions
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.config.schema import ModelOptions, ModelStack
+from normscope.models.options import ModelOptions, ModelStack
 from normscope.reporting.run_description import layers_label, model_label
 
 

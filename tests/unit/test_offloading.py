@@ -7,18 +7,9 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-from normscope.config.schema import (
-    DatasetKind,
-    DatasetOptions,
-    DeviceMap,
-    DeviceOptions,
-    MaxMemory,
-    ModelOptions,
-    RunOptions,
-)
 from normscope.config.sizes import size_in_bytes
-from normscope.config.validation import check
 from normscope.data.encoding import Encoder
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
@@ -35,9 +26,11 @@ from normscope.models.offloading import (
     spare_memory,
     weights_present,
 )
+from normscope.models.options import DeviceMap, DeviceOptions, MaxMemory, ModelOptions
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
 from normscope.running.distributed import ProcessGroup
+from normscope.running.options import RunOptions, check
 from tests.tiny import FAMILY_CONFIGS, INPUTS, tiny_model
 
 CPU = torch.device("cpu")

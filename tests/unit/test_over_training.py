@@ -9,11 +9,12 @@ import pytest
 import scipy.stats
 import yaml
 
-from normscope.config.schema import RunOptions, plain
+from normscope.config.sections import plain
 from normscope.errors import InputError
 from normscope.reporting.comparison import compare, runs, swept
 from normscope.reporting.comparison.training import crossings, over_training
 from normscope.reporting.run_tables import CROSSINGS, TRAINING
+from normscope.running.options import RunOptions
 
 STEPS = [0, 1, 10, 100]
 

@@ -9,12 +9,12 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import normscope
-from normscope.config.schema import DeviceMap, DeviceOptions, ModelOptions, Quantization
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.layout import weight_and_bias
 from normscope.models.loading import load, open_model
 from normscope.models.observer import Observer
+from normscope.models.options import DeviceMap, DeviceOptions, ModelOptions, Quantization
 from normscope.models.quantisation import (
     bitsandbytes_config,
     is_quantised,

@@ -16,11 +16,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
-from normscope.config.schema import DeviceMap, DeviceOptions, DType, ModelOptions
 from normscope.errors import InputError
 from normscope.models import quantised_checkpoints
 from normscope.models.config_checks import check_supported
 from normscope.models.loading import load, open_model
+from normscope.models.options import DeviceMap, DeviceOptions, DType, ModelOptions
 from normscope.models.quantisation import is_quantised, rounds_activations
 from normscope.models.quantised_checkpoints import stored_quantization
 from normscope.models.task_heads import Head

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from normscope.config.schema import DeviceOptions, ModelOptions, Pin
 from normscope.errors import InputError
 from normscope.models import files as sources
 from normscope.models.loading import load
+from normscope.models.options import DeviceOptions, ModelOptions, Pin
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

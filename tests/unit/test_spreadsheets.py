@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.config.schema import RunOptions
 from normscope.reporting import spreadsheets
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.spreadsheets import as_csv
+from normscope.running.options import RunOptions
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\0=1", "=cmd|' /C calc'!A0", '=1,"2"', "-", "-0.5"]
 HARMLESS = ["fox", "a=b", "'=1", " =1", "1-2", "−1", "", '"', "a,b"]

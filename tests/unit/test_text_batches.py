@@ -131,8 +131,8 @@ def test_texts_that_cannot_be_read(model):
 
 
 def test_translation_models_need_what_their_stack_reads(minilm_folder):
-    from normscope.config.schema import DeviceOptions, ModelOptions, ModelStack
     from normscope.models.loading import load
+    from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
     from tests.tiny import STACK_CONFIGS
 
     architecture = STACK_CONFIGS["bart"] | {"vocab_size": 30522}
@@ -154,8 +154,8 @@ def test_translation_models_need_what_their_stack_reads(minilm_folder):
 
 
 def test_models_without_segments_ignore_those_of_a_batch_encoding(minilm_folder):
-    from normscope.config.schema import DeviceOptions, ModelOptions
     from normscope.models.loading import load
+    from normscope.models.options import DeviceOptions, ModelOptions
 
     architecture = FAMILY_CONFIGS["distilbert"] | {"vocab_size": 30522}
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.config.schema import RunOptions, plain
+from normscope.config.sections import plain
 from normscope.errors import InputError
+from normscope.running.options import RunOptions
 from normscope.untrusted.files import text
 from normscope.untrusted.plain_data import json_mapping, require, yaml_mapping
 from normscope.untrusted.tables import Columns, table

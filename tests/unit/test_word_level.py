@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerFast
 from normscope.analyses.findings import Findings, Lines, Sentence
 from normscope.analyses.norms.pairs import pairs_of
 from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
-from normscope.config.schema import DatasetKind, DatasetOptions, Level, Segmentation
 from normscope.data.batching import Batch, collate, unpacked
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions, Level, Segmentation
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import _BYTES, NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError

@@ -3,16 +3,14 @@
 import dataclasses
 import enum
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normscope.alignment.published import PUBLISHED
 from normscope.alignment.symmetrisation import Heuristic
-from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import KOBAYASHI_2020
+from normscope.config.rules import IS_PATH, rule
 from normscope.errors import InputError
-
-if TYPE_CHECKING:
-    from normscope.config.schema import RunOptions
 
 
 class WordsAre(enum.StrEnum):
@@ -26,7 +24,7 @@ class WordsAre(enum.StrEnum):
 class LinkFileOptions:
     """A file of word alignments in Pharaoh format."""
 
-    path: str | None = None
+    path: str | None = dataclasses.field(default=None, metadata=IS_PATH)
     """The file, one line per sentence pair."""
     base: int = 0
     """Number of the first word of a sentence: 0 or 1."""
@@ -48,15 +46,18 @@ class AlignmentOptions(AnalysisConfig):
     """Other aligners to run: eflomal, simalign."""
     simalign_model: str = "google-bert/bert-base-multilingual-cased"
     """Model whose embeddings simalign uses."""
-    symmetrisation: str = "grow-diag-final"
+    symmetrisation: str = dataclasses.field(
+        default="grow-diag-final",
+        metadata=rule(f"one of {', '.join(Heuristic)}", lambda name: name in list(Heuristic), ("grow",)),
+    )
     """Heuristic that combines the two directions of an aligner in `aligners`: `intersection`, `union`,
     `grow-diag`, `grow-diag-final`, `grow-diag-and` or `grow-diag-final-and`."""
-    reverse: str | None = None
+    reverse: str | None = dataclasses.field(default=None, metadata=IS_PATH)
     """Run directory of a model in the opposite direction on the same pairs, for symmetrisation."""
     sentences: list[int] = dataclasses.field(default_factory=list)
     """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
 
-    def validate(self, run: "RunOptions") -> None:
+    def validate(self, run: RunSettings) -> None:
         """Check that the run has cross-attention to align by and links to compare with.
 
         Raises:
@@ -72,10 +73,6 @@ class AlignmentOptions(AnalysisConfig):
             raise InputError(
                 "analysis.alignment.gold.path is not set: expected a file of word alignments, with lines such as `1-2 3p4`, "
                 "for dataset=parallel"
-            )
-        if self.symmetrisation not in list(Heuristic):
-            raise InputError(
-                f"analysis.alignment.symmetrisation={self.symmetrisation}: expected one of {', '.join(Heuristic)}"
             )
         if not isinstance(self.baselines, dict | None):
             raise InputError(f"analysis.alignment.baselines={self.baselines}: expected {{NAME: FILE, ...}}")
@@ -93,7 +90,6 @@ ALIGNMENT = AnalysisInfo(
     implementation="normscope.alignment.analysis:AlignmentAnalysis",
     papers=(KOBAYASHI_2020,),
     supports_words=True,
-    path_keys=("gold.path", "reverse"),
     supports_cross_attention=True,
     requires_cross_attention=True,
     paper_tables="normscope.alignment.paper_tables:paper_tables",

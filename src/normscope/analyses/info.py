@@ -2,14 +2,22 @@
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from normscope.analyses.papers import Paper
 from normscope.results.declare import Published
 
 if TYPE_CHECKING:
     from normscope.analyses.base import Analysis
-    from normscope.config.schema import RunOptions
+    from normscope.data.options import DatasetOptions
+    from normscope.models.options import ModelOptions
+
+
+class RunSettings(Protocol):
+    """What an analysis can check its options against."""
+
+    model: "ModelOptions"
+    dataset: "DatasetOptions"
 
 
 def __getattr__(name: str) -> object:
@@ -28,11 +36,13 @@ class AnalysisConfig:
     enabled: bool = False
     """Whether the analysis runs; `analysis=<name>` sets it."""
 
-    def validate(self, run: "RunOptions") -> None:
-        """Check what types cannot express. Called before the model is loaded, even if the analysis is disabled.
+    def validate(self, run: RunSettings) -> None:
+        """Check how options go together; rules for single values are metadata of their fields (`config.rules`).
+
+        Called before the model is loaded, even if the analysis is disabled.
 
         Args:
-            run: The whole config.
+            run: The config of the run.
 
         Raises:
             InputError: If an option is invalid; the message names its key.
@@ -61,8 +71,6 @@ class AnalysisInfo:
     """Whether it can measure whole words (`level=word`)."""
     requires_annotation: bool = False
     """Whether it can analyse only sentences with annotated words, such as those of `dataset=conllu`."""
-    path_keys: tuple[str, ...] = ()
-    """Options that are paths, relative to `analysis.<name>`, so that they are checked like all paths."""
     paper_tables: str = ""
     """Path of a function from its results to the papers' tables, `package.module:function`; see `analyses/paper_tables.py`."""
     published: Published = dataclasses.field(default_factory=Published, hash=False)

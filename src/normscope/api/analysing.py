@@ -16,15 +16,15 @@ from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.api.models import DEFAULT_MODEL, generators_restored, load_stack, wrap
 from normscope.api.results import Results
-from normscope.config.python_options import run_options
-from normscope.config.schema import ModelStack
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
+from normscope.models.options import ModelStack
 from normscope.models.text_batches import Text, describe_type, example_of, parts_of
 from normscope.reporting.terminal import steps_bar
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
+from normscope.running.python_options import run_options
 
 
 @checked

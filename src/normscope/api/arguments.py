@@ -5,8 +5,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from normscope.config.schema import DatasetOptions, DeviceOptions, FigureOptions, ModelOptions
+from normscope.data.options import DatasetOptions
 from normscope.errors import InputError
+from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.reporting.options import FigureOptions
 
 _GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions, "figures": FigureOptions}
 _KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field in dataclasses.fields(options)}

@@ -22,7 +22,7 @@ from normscope.attribution.methods import (
 )
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.translation_maps import translation_maps
-from normscope.config.schema import Level
+from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text

@@ -16,8 +16,8 @@ from normscope.api.targets import NextToken, Target, prepared, token_number
 from normscope.attribution.methods import BiasRule, check_supported
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_translation
-from normscope.config.schema import Level
 from normscope.data.batching import Batch
+from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation

@@ -3,8 +3,8 @@
 import enum
 from typing import TypeVar
 
-from normscope.config.schema import Level
 from normscope.data.batching import Batch
+from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import batch_from_texts, describe_type

@@ -18,8 +18,8 @@ from normscope.api.choices import chosen
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture
-from normscope.config.schema import Level
 from normscope.data.batching import Batch
+from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LayerStage
 from normscope.maths.mixing import Method

@@ -10,13 +10,14 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.api.choices import chosen
-from normscope.config.schema import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization, plain
-from normscope.config.validation import check_strings
+from normscope.config.sections import plain
 from normscope.errors import InputError
 from normscope.models.damage import damage_named
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import open_model
+from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Quantization
 from normscope.models.wrapping import wrap_model
+from normscope.running.options import SCHEMA
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PIN = Pin(
@@ -99,7 +100,7 @@ def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase 
 def _verified(
     options: ModelOptions, device: DeviceOptions, device_map: object, tokenizer: PreTrainedTokenizerBase | None
 ) -> LoadedModel:
-    check_strings({"model": plain(options), "device": plain(device)})
+    SCHEMA.check_strings({"model": plain(options), "device": plain(device)})
     with generators_restored():
         model = open_model(options).load(device, device_map=device_map, tokenizer=tokenizer)
     _ = model.verification  # made here

@@ -8,12 +8,12 @@ from pathlib import Path
 from normscope.analyses.findings import Figure
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.config.schema import FigureOptions
-from normscope.config.validation import check_figures
+from normscope.config.rules import check_rules
 from normscope.errors import InputError, one_line
 from normscope.reporting.appearance import appearance
 from normscope.reporting.drawing import draw, png
 from normscope.reporting.figure_text import caption_of
+from normscope.reporting.options import FigureOptions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Picture:
         """
         options = FigureOptions(width=width, caption=caption, dpi=dpi, style=None if style is None else str(style))
         with in_terms_of_arguments({}):
-            check_figures(options)
+            check_rules(options, "figures.")
             look = appearance(options)
             try:
                 draw(self.description, [Path(path)], look)

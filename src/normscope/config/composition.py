@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from normscope.config.unknown_keys import FREE_FORM, suggestion
+from normscope.config.schema import Schema
 from normscope.errors import printable
 
 # OmegaConf keeps only the words of what a resolver of ours raises.
@@ -27,11 +27,12 @@ _NOT_A_MAPPING = "Cannot merge DictConfig with ListConfig"
 _ASIDES = ("full_key:", "object_type=", "reference_type=", "To append to your", "See https://", "^")
 
 
-def explain(error: Exception) -> str:
+def explain(error: Exception, schema: Schema) -> str:
     """The reason for an error of Hydra's or OmegaConf's, with the key or override that it is about.
 
     Args:
         error: Whatever composing a config or reading a value of it has raised.
+        schema: The keys that there are.
     """
     causes = list(_causes(error))
     ours = str(error).partition(_FROM_RESOLVER)[2]
@@ -51,9 +52,9 @@ def explain(error: Exception) -> str:
         return _reason(error)
     key = str(about.full_key or "")
     if isinstance(about, ConfigAttributeError | ConfigKeyError) and not str(about).startswith("Interpolation"):
-        if key.startswith(FREE_FORM):
+        if schema.is_free_form(key):
             return f"{key} is not set yet; +{key}=VALUE adds it"
-        return f"unknown key {key}{suggestion(key)}"
+        return f"unknown key {key}{schema.suggestion(key)}"
     said = str(error)
     where = said.removeprefix(_MERGING).splitlines()[0] if said.startswith(_MERGING) else key
     if _NOT_A_LIST in str(about) and "=" in where:

@@ -9,6 +9,11 @@ _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})")
 
 
+def is_size(text: str) -> bool:
+    """Whether a text is a size of memory, such as `20GiB` or `500MB`."""
+    return _SIZE.fullmatch(text.strip()) is not None
+
+
 def size_in_bytes(key: str, size: str) -> int:
     """A size of memory, such as `20GiB` or `500MB`, in bytes.
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
-from normscope.config.schema import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
+from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.pickled_tokens import PickledTokens
 from normscope.data.segmentation import Segmented, WikiText
 from normscope.data.text_files import TextFile, TextFiles, find_files, has_columns

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from normscope.config.schema import DatasetOptions
 from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.options import DatasetOptions
 from normscope.data.token_sequence import TokenSequence
 
 MOST_CHARACTERS = 50_000_000

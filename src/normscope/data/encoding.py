@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding
 
-from normscope.config.schema import Compat, DatasetOptions, Level, Segmentation, Segments
 from normscope.data.categories import TokenCategories
 from normscope.data.chat_templates import ChatTemplate
 from normscope.data.conversations import PARTS, conversation, template_of, tokens_of
 from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.examples import Annotation, CorpusCounts, Example
+from normscope.data.options import Compat, DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import AnnotatedSentence, ReadsTokens, Segmenter, TokenSequence
 from normscope.data.translations import Translations
 from normscope.data.words import mark_of, marked_words, token_words, unit_numbers, written_words

@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from normscope.config.schema import DatasetOptions
 from normscope.data.batching import windows
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, Example
+from normscope.data.options import DatasetOptions
 from normscope.errors import InputError, one_line
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from normscope.config.schema import Segmentation
 from normscope.data.examples import Corpus, Example
 from normscope.data.legibility import why_not_text
+from normscope.data.options import Segmentation
 from normscope.data.sentence_splitting import sentences
 
 _TITLE = re.compile(r"^= [^=].*[^=] =$")

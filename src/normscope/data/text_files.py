@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from normscope.config.schema import Quoting
 from normscope.data.examples import Corpus, Example
 from normscope.data.lines import WHOLE, Malformed, Span, count, kind, lines, numbered
+from normscope.data.options import Quoting
 from normscope.data.rows import MESSAGES, Row, RowReader
 from normscope.errors import InputError, one_line
 from normscope.rounding import counted

@@ -10,8 +10,8 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from normscope.config.schema import ModelOptions
 from normscope.errors import InputError
+from normscope.models.options import ModelOptions
 from normscope.network import hub_reachable
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")

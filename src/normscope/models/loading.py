@@ -22,7 +22,6 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.config.schema import DeviceOptions, DType, ModelOptions, Quantization
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
@@ -41,6 +40,7 @@ from normscope.models.offloading import (
     memory_by_device,
     spare_memory,
 )
+from normscope.models.options import DeviceOptions, DType, ModelOptions, Quantization
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.quantised_checkpoints import (
     check_loadable,

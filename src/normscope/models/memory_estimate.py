@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.config.schema import Quantization
 from normscope.errors import InputError
 from normscope.models.block import WEIGHTS_AT_ONCE, WEIGHTS_AT_ONCE_ON_ACCELERATORS
 from normscope.models.layout import BlockLayout, BlockModules
+from normscope.models.options import Quantization
 from normscope.models.quantisation import quantised_bytes
 
 # Vectors of a token that are alive at once in float32: what a block is captured with, and what analyses make of it.

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.config.schema import MaxMemory
 from normscope.config.sizes import size_in_bytes
 from normscope.errors import InputError
+from normscope.models.options import MaxMemory
 
 
 def is_offloaded(model: nn.Module) -> bool:

@@ -18,8 +18,8 @@ from transformers import BitsAndBytesConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from normscope.config.schema import Quantization
 from normscope.errors import InputError
+from normscope.models.options import Quantization
 
 _LARGEST_INT8 = 127
 

@@ -11,8 +11,8 @@ import transformers
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.config.schema import Quantization
 from normscope.errors import InputError, printable
+from normscope.models.options import Quantization
 from normscope.models.quantisation import check_bitsandbytes, check_dtype, import_package, with_dtype
 
 _READABLE = "Int8WeightOnlyConfig"

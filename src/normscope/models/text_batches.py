@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import BatchEncoding
 
-from normscope.config.schema import DatasetKind, DatasetOptions, Level
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line

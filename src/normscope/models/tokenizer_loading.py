@@ -6,10 +6,10 @@ from transformers import AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.config.schema import ModelOptions
 from normscope.errors import InputError, one_line, printable
 from normscope.models.files import Source, locate
 from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.options import ModelOptions
 from normscope.models.tokenizer_checks import check_vocabulary
 
 

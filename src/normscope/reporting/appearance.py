@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normscope.config.schema import FigureOptions
+from normscope.reporting.options import FigureOptions
 
 PAGE = 6.9
 """Inches: the width of a figure across both columns of a paper."""

@@ -1,48 +1,14 @@
-"""The name, tags, notes and config by which people tell tracked runs apart."""
+"""What runs, models and data are called, and the parameters by which trackers tell runs apart."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normscope.config.schema import (
-    INCIDENTAL,
-    NAME_LENGTH,
-    TAG_LENGTH,
-    DatasetOptions,
-    ModelOptions,
-    RunOptions,
-    enabled_analyses,
-    flat,
-    plain,
-)
+from normscope.config.sections import INCIDENTAL, flat
 from normscope.config.training_step import step_in, without_step
-from normscope.reporting.tracker import RunDescription
-
-
-def describe(options: RunOptions, command: str, family: str) -> RunDescription:
-    """The description of a run.
-
-    Args:
-        options: The whole config.
-        command: What the user typed.
-        family: The model's family.
-    """
-    analyses, tracking = enabled_analyses(options.analysis), options.tracking
-    dataset = dataset_label(options.dataset)
-    layers = [] if options.layers == "all" else [layers_label(options.layers)]
-    parts = ["+".join(analyses), model_label(options.model), dataset, *layers, *_seeds(options)]
-    name = " · ".join(parts)[:NAME_LENGTH]
-    config = plain(options)
-    config["dataset"]["name"] = dataset
-    return RunDescription(
-        name=tracking.name or name,
-        slug=re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-")[:NAME_LENGTH],
-        job_type=tracking.job_type or _job_type(options),
-        tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys([family, dataset, *analyses, *tracking.tags]) if tag.strip()],
-        notes=tracking.notes or command,
-        config=config | {"analyses": analyses, "model_family": family},
-    )
+from normscope.data.options import DatasetOptions
+from normscope.models.options import ModelOptions
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, object]:
@@ -93,14 +59,3 @@ def layers_label(layers: Any) -> str:
         return "all layers"
     numbers = layers if isinstance(layers, list) else [layers]
     return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _seeds(options: RunOptions) -> list[str]:
-    seeds = [f"seed {options.seed}"]
-    return seeds if options.model.seed == options.seed else [*seeds, f"model seed {options.model.seed}"]
-
-
-def _job_type(options: RunOptions) -> str:
-    if options.reproduce is not None:
-        return "reproduction"
-    return "experiment" if options.recipe.name is not None else "analysis"

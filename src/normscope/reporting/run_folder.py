@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 import yaml
 
-from normscope.config.schema import RunOptions, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.reporting.earlier_runs import CONFIG, DONE, RESULTS, Status, read_results
@@ -92,11 +92,11 @@ class RunFolder:
             self.abandon()
             raise
 
-    def begin(self, options: RunOptions, first: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def begin(self, config: Mapping[str, Any], first: Mapping[str, bytes] = MappingProxyType({})) -> None:
         """Write the resolved config; from now on the folder holds a run.
 
         Args:
-            options: The config.
+            config: The config, as `config.sections.plain` gives it.
             first: Files that no run may be without, by name: they are written before the config.
 
         Raises:
@@ -113,9 +113,8 @@ class RunFolder:
                 write_atomically(self.path / name, file_content)
             if not self._resumed:
                 self._claim.note(self.path / CONFIG)
-            content = plain(options) | {"resume": None}
-            config = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-            write_atomically(self.path / CONFIG, config.encode())
+            content = yaml.safe_dump({**config, "resume": None}, sort_keys=False, allow_unicode=True)
+            write_atomically(self.path / CONFIG, content.encode())
             if self._resumed:
                 (self.path / RESULTS).unlink(missing_ok=True)
         self.begun = True

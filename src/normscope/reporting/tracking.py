@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from normscope.config.schema import RunOptions, TrackerName, TrackingMode, TrackingOptions
 from normscope.errors import InputError
-from normscope.reporting.run_description import describe
-from normscope.reporting.tracker import NoTracker, Tracker
+from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions
+from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
 from normscope.reporting.trackers.mlflow_store import mlflow_run
 from normscope.reporting.trackers.tensorboard_files import tensorboard_run
 from normscope.reporting.trackers.weights_and_biases import wandb_run
@@ -37,28 +36,25 @@ def check_installed(options: TrackingOptions) -> None:
 
 
 @contextlib.contextmanager
-def track(options: RunOptions, folder: Path, command: str = "", family: str = "") -> Iterator[Tracker]:
+def track(options: TrackingOptions, description: RunDescription, folder: Path) -> Iterator[Tracker]:
     """The tracker that the config selects, for the duration of one run.
 
     Args:
-        options: The whole config.
+        options: The tracking options, completed by `tracking_environment`.
+        description: The run, as it is tracked.
         folder: The run folder.
-        command: What the user typed.
-        family: The model's family.
 
     If a tracker fails, at any time and in any of its threads, the run continues without it and logs one warning.
-    `tracking_environment` must have filled in the tracking options.
     """
-    if options.tracking.mode is TrackingMode.disabled:
+    if options.mode is TrackingMode.disabled:
         yield NoTracker()
         return
-    description = describe(options, command, family)
-    match options.tracking.tracker:
+    match options.tracker:
         case TrackerName.wandb:
-            started = wandb_run(options.tracking, description, folder)
+            started = wandb_run(options, description, folder)
         case TrackerName.mlflow:
-            started = mlflow_run(options.tracking, description, folder)
+            started = mlflow_run(options, description, folder)
         case TrackerName.tensorboard:
-            started = tensorboard_run(options.tracking, description, folder)
+            started = tensorboard_run(options, description, folder)
     with started as tracker:
         yield tracker

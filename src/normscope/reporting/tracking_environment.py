@@ -3,9 +3,9 @@
 import dataclasses
 import os
 
-from normscope.config.schema import TrackerName, TrackingMode, TrackingOptions
-from normscope.config.validation import check_tracking
+from normscope.config.rules import check_rules
 from normscope.errors import InputError
+from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions
 from normscope.reporting.terminal import say
 
 _PROJECT = "normscope"
@@ -37,7 +37,7 @@ def with_environment(options: TrackingOptions) -> TrackingOptions:
         variable = _PROJECT_VARIABLES.get(options.tracker, "")
         project = os.environ.get(variable) or _PROJECT
         try:
-            check_tracking(TrackingOptions(project=project))
+            check_rules(TrackingOptions(project=project), "tracking.")
         except InputError:
             say(f"{variable}={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
             project = _PROJECT

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from normscope.analyses.findings import Figure, Findings, HeatmapGrid, HeatmapPanels
-from normscope.config.schema import Level
 from normscope.data.categories import ALL
+from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
 from normscope.results.declare import Published

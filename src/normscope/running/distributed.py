@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from normscope.analyses.base import Analysis, merge_state, state_of
-from normscope.config.schema import DeviceOptions
 from normscope.data.batching import Batch, ReadWindow, windows
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 from normscope.models.offloading import device_share
+from normscope.models.options import DeviceOptions
 from normscope.running.rendezvous import launcher_store, new_store
 
 T = TypeVar("T")

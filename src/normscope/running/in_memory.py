@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from normscope.analyses.findings import Findings
-from normscope.config.schema import RunOptions
-from normscope.config.validation import check
 from normscope.running.conclusions import Progress, conclude
 from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import explain_out_of_memory
+from normscope.running.options import RunOptions, check
 from normscope.running.session import Session
 from normscope.running.views import ViewRunner
 

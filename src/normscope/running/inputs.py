@@ -4,15 +4,17 @@ import abc
 import dataclasses
 from functools import cached_property
 
-from normscope.config.schema import DatasetOptions, ModelOptions, RunOptions
 from normscope.data.corpora import arranged, open_corpus
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import Corpus
+from normscope.data.options import DatasetOptions
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import OpenedModel, open_model
 from normscope.models.model_info import ModelInfo
+from normscope.models.options import ModelOptions
 from normscope.reporting.terminal import say
 from normscope.running.distributed import ProcessGroup
+from normscope.running.options import RunOptions
 
 
 class Inputs(abc.ABC):

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from normscope.analyses.base import Analysis
-from normscope.config.schema import RunOptions
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.reporting.run_folder import PeerFolder
@@ -18,6 +17,7 @@ from normscope.reporting.terminal import say
 from normscope.rounding import counted
 from normscope.running.checkpoint import Checkpoint, saved_parts
 from normscope.running.distributed import ProcessGroup, Share
+from normscope.running.options import RunOptions
 from normscope.running.reduction import Reduction
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normscope.config.schema import RunOptions
-from normscope.config.validation import check
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.errors import InputError
 from normscope.reporting.published import published
@@ -16,6 +14,7 @@ from normscope.reporting.tracker import Tracker
 from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
+from normscope.running.options import RunOptions, check
 from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
 from normscope.running.session import Session

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normscope.config.schema import RunOptions, flat, plain
+from normscope.config.sections import flat, plain
 from normscope.data.resources import Resource, State
 from normscope.errors import InputError, one_line
 from normscope.running.checkpoint import DAMAGE, unpacked
+from normscope.running.options import RunOptions
 
 FILE = "prepared.safetensors"
 

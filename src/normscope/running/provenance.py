@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 
-from normscope.config.schema import RunOptions
 from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
 from normscope.models.verification import Verification
+from normscope.running.options import RunOptions
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normscope.analyses.findings import Findings
-from normscope.config.schema import RunOptions, plain
+from normscope.config.sections import plain
 from normscope.data.batching import Batch
 from normscope.reporting.appearance import Appearance
 from normscope.reporting.drawing import draw
@@ -34,6 +34,7 @@ from normscope.running.conclusions import (
     tables_of_all,
 )
 from normscope.running.memory import explain_out_of_memory
+from normscope.running.options import RunOptions
 from normscope.running.session import Session
 from normscope.running.token_maps import token_maps
 from normscope.running.views import counts_of
@@ -207,6 +208,6 @@ def _write_page(
         tracker.table("explorer_pairs", table)
     facts = session.provenance.facts()
     if session.options.report.enabled:
-        report = Report(session.options, findings, facts, comparison, sentences, left_out)
+        report = Report(plain(session.options), findings, facts, comparison, sentences, left_out)
         tracker.page("report", results.write_page("report.html", page(report)))
     return facts

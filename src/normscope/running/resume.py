@@ -9,9 +9,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normscope.config.schema import INCIDENTAL, RunOptions, keys_that_run_code
+from normscope.config.sections import INCIDENTAL
 from normscope.errors import InputError, one_line
 from normscope.reporting.earlier_runs import read_config, read_results
+from normscope.running.options import SCHEMA, RunOptions
 
 AGREEMENT = 1e-5
 """Relative difference up to which two numbers agree: float32 sums differ between thread counts and machines."""
@@ -55,7 +56,7 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
     """The options of the run in a folder, updated with what the user has typed beside `resume` or `reproduce`.
 
     Keys that no number depends on (`INCIDENTAL`) are set as typed; any other key must equal that of the run's config. Keys that
-    let third-party code run (`keys_that_run_code`) hold only if they are typed again.
+    let third-party code run (`config.rules.RUNS_CODE`) hold only if they are typed again.
 
     Args:
         folder: The run folder.
@@ -86,7 +87,7 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
 
 def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
     """Check that the run allows no code to run that the user does not allow now."""
-    for name, default in keys_that_run_code().items():
+    for name, default in SCHEMA.keys_that_run_code.items():
         before = OmegaConf.select(saved, name)
         if before not in (default, OmegaConf.select(config, name)):
             setting = f"{name}={str(before).lower() if isinstance(before, bool) else before}"

@@ -12,19 +12,7 @@ import torch
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.config.schema import (
-    INCIDENTAL,
-    DatasetKind,
-    FigureOptions,
-    ModelOptions,
-    ModelStack,
-    RunOptions,
-    all_options,
-    enabled_analyses,
-    flat,
-    plain,
-)
-from normscope.config.validation import chosen_categories, chosen_layers
+from normscope.config.sections import INCIDENTAL, flat, plain
 from normscope.data.annotation import column_values
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -32,6 +20,7 @@ from normscope.data.corpora import NumberedCorpus, text_keys
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts
+from normscope.data.options import DatasetKind
 from normscope.data.resources import Prepared, Readers, ResourceContext, State, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.errors import InputError
@@ -41,8 +30,10 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.offloading import offloaded_to
+from normscope.models.options import ModelOptions, ModelStack
 from normscope.models.pooling import pooling_of
 from normscope.reporting.appearance import Appearance, appearance
+from normscope.reporting.options import FigureOptions
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
@@ -51,6 +42,7 @@ from normscope.running.batch_stream import BatchStream
 from normscope.running.checkpoint import Checkpoint, Position, file_of, saved_parts
 from normscope.running.distributed import ProcessGroup, Share
 from normscope.running.inputs import ConfiguredInputs, Inputs, InputsInMemory
+from normscope.running.options import RunOptions, all_options, chosen_categories, chosen_layers, enabled_analyses
 from normscope.running.parts import Parts, merge_saved
 from normscope.running.prepared import identity as prepared_identity
 from normscope.running.prepared import saved_states
@@ -165,7 +157,7 @@ class Session:
         with self.group.agreeing():  # nothing is saved before the main process has begun the run
             if self.results is not None:
                 self.options.tracking = with_environment(self.options.tracking)
-                self.results.begin(self.options, self._first_checkpoint())
+                self.results.begin(plain(self.options), self._first_checkpoint())
                 remember_run(self.group.store, self.results.path)
 
     def begin(self, share: Share) -> None:

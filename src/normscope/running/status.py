@@ -8,6 +8,7 @@ from normscope.reporting.earlier_runs import Status
 from normscope.reporting.run_folder import RunFolder, fail_abandoned
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.reporting.tracking import track
+from normscope.running.description import describe
 from normscope.running.session import Session
 from normscope.running.shutdown import Terminated, deferred_signals
 
@@ -27,10 +28,10 @@ def tracked(session: Session) -> Iterator[Tracker]:
             session.start()
             yield NoTracker()
         return
-    command, family = session.provenance.origin.command, session.model.layout.family
     with _recorded(session, results):
         session.start()
-        with track(session.options, results.path, command, family) as tracker, _recorded(session, results):
+        description = describe(session.options, session.provenance.origin.command, session.model.layout.family)
+        with track(session.options.tracking, description, results.path) as tracker, _recorded(session, results):
             yield tracker
 
 

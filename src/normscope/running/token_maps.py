@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from normscope.config.schema import Level, ReportOptions
-from normscope.config.validation import FEWEST_TOKENS
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import ROOT, Corpus, CorpusCounts, Example
+from normscope.data.options import Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, unit_texts
 from normscope.errors import InputError
@@ -24,6 +23,7 @@ from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import DependencyTree, TokenMaps
+from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.rounding import counted
 
 # Number of examples that are searched for short ones.

@@ -24,8 +24,8 @@ def main() -> int:
     given = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from normscope.config.schema import ModelOptions, Pin
     from normscope.models.files import locate
+    from normscope.models.options import ModelOptions, Pin
     from normscope.running import pipeline, publish  # noqa: F401 - imported once, for all cases
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from normscope.config.schema import RunOptions
+from normscope.running.options import RunOptions
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.stock import Stock
 

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
-from normscope.config.schema import RunOptions
+from normscope.running.options import RunOptions
 from tests.end_to_end.bad_input.case import EITHER, Case
 
 _SETTING = re.compile(r"(?P<before>\S+ )?'?(?P<setting>\+{0,2}[a-z][\w./]*=(?:\[[^\]\s]*\]|[^\s;,:')\]]+))")

@@ -3,12 +3,11 @@
 import dataclasses
 import enum
 import importlib.util
-from typing import TYPE_CHECKING
 
 from omegaconf import II
 
 from normscope.analyses.attribution.published import PUBLISHED
-from normscope.analyses.info import AnalysisConfig, AnalysisInfo
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import (
     ABNAR_2020,
     DEYOUNG_2020,
@@ -18,11 +17,8 @@ from normscope.analyses.papers import (
     MODARRESSI_2023,
     MOHEBBI_2023,
 )
-from normscope.config.rules import at_least
+from normscope.config.rules import SEED, at_least, listed, rule
 from normscope.errors import InputError
-
-if TYPE_CHECKING:
-    from normscope.config.schema import RunOptions
 
 
 class AttributionMethod(enum.StrEnum):
@@ -76,7 +72,10 @@ CAPTUM = (AttributionMethod.gradient_x_input, AttributionMethod.integrated_gradi
 class AttributionOptions(AnalysisConfig):
     """Attribution through all layers, agreement between methods, and faithfulness, over a sample of sequences."""
 
-    methods: list[AttributionMethod] | None = None
+    methods: list[AttributionMethod] | None = dataclasses.field(
+        default=None,
+        metadata=rule(f"at least one of {', '.join(AttributionMethod)}", len, ([],), listed),
+    )
     """Some of `rollout`, `norm_rollout`, `globenc`, `alti`, `value_zeroing`, `decompx`, `gradient_x_input` and
     `integrated_gradients`; the last two need Captum. By default, all others that are defined for the model's family."""
     stage: AttributionStage = AttributionStage.layer
@@ -84,39 +83,36 @@ class AttributionOptions(AnalysisConfig):
     bias: AttributionBias = AttributionBias.token
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
-    sequences: int = 8
+    sequences: int = dataclasses.field(default=8, metadata=at_least(1))
     """Number of random sequences. The memory for maps grows with the square of a sequence's length."""
     pooling: EmbeddingPooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is tested even for a classifier. By default,
     as the model's files say; if they do not, causal models use the last token's vector, and others the mean."""
-    shares: list[float] = dataclasses.field(default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0])
+    shares: list[float] = dataclasses.field(
+        default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0],
+        metadata=rule(
+            "percentages above 0 and below 100, at least one",
+            lambda shares: shares and all(0 < share < 100 for share in shares),
+            ([], [0.0], [5.0, 100.0], [float("nan")]),
+            listed,
+        ),
+    )
     """Percentages of a sequence's ordinary tokens to erase or keep, at least one token each; AOPC is the mean over them."""
     erasure: Erasure | None = None
     """Whether tokens are replaced with the mask token (`mask`) or removed (`remove`); by default `mask`, if there is one."""
-    orders: int = 3
+    orders: int = dataclasses.field(default=3, metadata=at_least(1))
     """Number of random orders of each sequence's tokens, as a baseline."""
-    steps: int = 50
+    steps: int = dataclasses.field(default=50, metadata=at_least(1))
     """Number of steps of `integrated_gradients`."""
-    seed: int = II("seed")
+    seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences and the random orders."""
 
-    def validate(self, _run: "RunOptions") -> None:
-        """Check the sizes, the shares, and that Captum is installed if a method needs it.
+    def validate(self, _run: RunSettings) -> None:
+        """Check that Captum is installed if a method needs it.
 
         Raises:
-            InputError: If one does not fit.
+            InputError: If it is not.
         """
-        at_least(1, "analysis.attribution.sequences", self.sequences)
-        at_least(1, "analysis.attribution.orders", self.orders)
-        at_least(1, "analysis.attribution.steps", self.steps)
-        if not self.shares or not all(0 < share < 100 for share in self.shares):
-            raise InputError(
-                f"analysis.attribution.shares={self.shares}: expected percentages above 0 and below 100, at least one"
-            )
-        if self.methods is not None and not self.methods:
-            raise InputError(
-                f"analysis.attribution.methods=[]: expected at least one of {', '.join(AttributionMethod)}"
-            )
         wanted = [method for method in self.methods or () if method in CAPTUM]
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:
             raise InputError(

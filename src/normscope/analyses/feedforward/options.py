@@ -2,17 +2,13 @@
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
 
 from omegaconf import II
 
 from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2024
-from normscope.config.rules import at_least
-
-if TYPE_CHECKING:
-    from normscope.config.schema import RunOptions
+from normscope.config.rules import SEED, at_least
 
 
 class Bias(enum.StrEnum):
@@ -28,21 +24,12 @@ class FeedForwardOptions(AnalysisConfig):
 
     bias: Bias = Bias.summand
     """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
-    sequences: int = 100
+    sequences: int = dataclasses.field(default=100, metadata=at_least(1))
     """Number of random sequences whose token maps are compared; the ratios cover the whole corpus."""
-    pairs: int = 20
+    pairs: int = dataclasses.field(default=20, metadata=at_least(1))
     """Number of amplified token pairs to list in each layer."""
-    seed: int = II("seed")
+    seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences."""
-
-    def validate(self, _run: "RunOptions") -> None:
-        """Check the sizes.
-
-        Raises:
-            InputError: If one is too small.
-        """
-        at_least(1, "analysis.feedforward.sequences", self.sequences)
-        at_least(1, "analysis.feedforward.pairs", self.pairs)
 
 
 FEEDFORWARD = AnalysisInfo(

@@ -2,15 +2,11 @@
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.outliers.published import PUBLISHED
 from normscope.analyses.papers import MARUTA_2024
-from normscope.errors import InputError
-
-if TYPE_CHECKING:
-    from normscope.config.schema import RunOptions
+from normscope.config.rules import ABOVE_ZERO, rule
 
 
 class OutlierCriterion(enum.StrEnum):
@@ -26,23 +22,15 @@ class OutliersOptions(AnalysisConfig):
 
     criterion: OutlierCriterion = OutlierCriterion.sigma
     """Unit of the distance: standard deviations (`sigma`), or median absolute deviations (`mad`)."""
-    threshold: float = 3.0
+    threshold: float = dataclasses.field(default=3.0, metadata=ABOVE_ZERO)
     """Distance beyond which a dimension is an outlier of a layer."""
-    share: float = 0.5
+    share: float = dataclasses.field(
+        default=0.5,
+        metadata=rule("a share of the layers in [0, 1]", lambda value: 0 <= value <= 1, (-0.1, 1.1, float("nan"))),
+    )
     """Minimum share of the layers in which an outlier of the model must be an outlier."""
     dimensions: list[int] | None = None
     """The outlier dimensions; null detects them."""
-
-    def validate(self, _run: "RunOptions") -> None:
-        """Check the definition of an outlier.
-
-        Raises:
-            InputError: If no dimension could meet it, or all would.
-        """
-        if not self.threshold > 0:
-            raise InputError(f"analysis.outliers.threshold={self.threshold}: expected a number above 0")
-        if not 0 <= self.share <= 1:
-            raise InputError(f"analysis.outliers.share={self.share}: expected a share of the layers in [0, 1]")
 
 
 OUTLIERS = AnalysisInfo(

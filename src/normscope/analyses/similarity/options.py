@@ -2,15 +2,11 @@
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MODARRESSI_2023
 from normscope.analyses.similarity.published import PUBLISHED
-from normscope.config.rules import at_least
-
-if TYPE_CHECKING:
-    from normscope.config.schema import RunOptions
+from normscope.config.rules import at_least, each
 
 
 class PoolingChoice(enum.StrEnum):
@@ -38,17 +34,8 @@ class SimilarityOptions(AnalysisConfig):
     bias: ValueBias = ValueBias.token
     """Whether all biases form a category of their own (`token`), or those of the first layer's values go to their tokens
     (`decompx`), as in the official code of DecompX."""
-    rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3])
+    rows: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3], metadata=each(at_least(1)))
     """Rows of the data, from 1, whose pairs of texts are shown token by token."""
-
-    def validate(self, _run: "RunOptions") -> None:
-        """Check the rows.
-
-        Raises:
-            InputError: If one is not positive.
-        """
-        for row in self.rows:
-            at_least(1, "analysis.similarity.rows", row)
 
 
 SIMILARITY = AnalysisInfo(

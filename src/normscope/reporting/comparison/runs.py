@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.config.schema import flat
+from normscope.config.sections import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
 from normscope.reporting.earlier_runs import CONFIG, RESULTS, Status, read_config, read_results

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from normscope.config.schema import INCIDENTAL
+from normscope.config.sections import INCIDENTAL
 from normscope.reporting.comparison.runs import Run
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.

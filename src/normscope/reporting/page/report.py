@@ -11,7 +11,6 @@ import yaml
 
 from normscope.analyses.findings import Figure, Findings
 from normscope.analyses.registry import analyses
-from normscope.config.schema import RunOptions, plain
 from normscope.reporting import text_pairs
 from normscope.reporting.citations import citations
 from normscope.reporting.explorer import TokenMaps, payload
@@ -41,7 +40,8 @@ _LONGEST = 200_000
 class Report:
     """The content of a report."""
 
-    options: RunOptions
+    config: Mapping[str, Any]
+    """As in the run folder's `config.yaml`."""
     findings: Mapping[str, Findings]
     provenance: Mapping[str, Any]
     comparison: Comparison | None
@@ -52,7 +52,7 @@ class Report:
 
 def page(report: Report) -> str:
     """The report as self-contained HTML."""
-    facts, options = report.provenance, report.options
+    facts, config = report.provenance, report.config
     sections = [_section(name, findings) for name, findings in report.findings.items()]
     charts = {
         f"{name}_{figure_name}": chart(figure)
@@ -71,9 +71,9 @@ def page(report: Report) -> str:
         environment()
         .get_template("report.html")
         .render(
-            title=f"{_name(facts['model'])} on {_corpus(options)}",
+            title=f"{_name(facts['model'])} on {_corpus(config['dataset'])}",
             analyses=" · ".join(_title(name) for name in report.findings),
-            facts=_facts(facts, options),
+            facts=_facts(facts, config),
             css=asset("page.css") + asset("explorer.css") + asset("pairs.css"),
             libraries=vega(),
             script=script(*EXPLORER_SCRIPTS, "charts.js", "tables.js", "report.js"),
@@ -83,12 +83,12 @@ def page(report: Report) -> str:
             tables=packed_data(tables),
             notes=list(dict.fromkeys(note for findings in report.findings.values() for note in findings.notes)),
             comparison=report.comparison and _published(report.comparison),
-            unit=str(report.options.level),
+            unit=config["level"],
             explorer=script_data(payload(report.sentences)) if report.sentences else None,
             is_cross_attention=any(sentence.is_cross_attention for sentence in report.sentences),
             not_shown="; ".join(report.not_shown),
             provenance=table(pd.DataFrame(_flat(facts), columns=["key", "value"]), "Facts of the run"),
-            config=yaml.safe_dump(plain(options), sort_keys=False, allow_unicode=True),
+            config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
             command=repeated(facts["command"]),
             citations=citations(report.findings),
         )
@@ -116,14 +116,14 @@ def _published(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _facts(facts: Mapping[str, Any], options: RunOptions) -> list[str]:
+def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What was run, as the header says it."""
     error = f"{facts['verification_error']:.0e}".replace("e-0", "e−").replace("e-", "e−")
-    experiment = [f"experiment={options.recipe.name}"] if options.recipe.name else []
+    experiment = [f"experiment={name}"] if (name := config["recipe"]["name"]) else []
     return [
         counted(facts["sequences"], "sequence"),
         counted(facts["tokens"], "token"),
-        layers_label(options.layers),
+        layers_label(config["layers"]),
         f"{facts['dtype']} on {facts['device']}",
         duration(float(facts["seconds"])),
         f"matches the untouched model to {error}",
@@ -132,8 +132,7 @@ def _facts(facts: Mapping[str, Any], options: RunOptions) -> list[str]:
     ]
 
 
-def _corpus(options: RunOptions) -> str:
-    dataset = plain(options)["dataset"]
+def _corpus(dataset: Mapping[str, Any]) -> str:
     name = str(dataset["name"] or dataset["path"] or dataset["kind"])
     return f"the {name} corpus" if name in ("sample", "toy") else _name(name)
 

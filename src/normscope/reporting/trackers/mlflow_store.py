@@ -16,9 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.config.schema import TrackingOptions, flat
+from normscope.config.sections import flat
 from normscope.errors import InputError
 from normscope.reporting.background import started_in_background
+from normscope.reporting.options import TrackingOptions
 from normscope.reporting.run_description import parameters
 from normscope.reporting.run_folder import CSV_ROWS
 from normscope.reporting.spreadsheets import as_csv

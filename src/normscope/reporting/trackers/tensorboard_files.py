@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.config.schema import TrackingOptions, flat
+from normscope.config.sections import flat
 from normscope.reporting.background import started_in_background
+from normscope.reporting.options import TrackingOptions
 from normscope.reporting.run_description import parameters
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker

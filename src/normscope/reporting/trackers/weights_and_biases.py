@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.config.schema import TrackingMode, TrackingOptions
 from normscope.errors import InputError, one_line
 from normscope.reporting.background import started_in_background
+from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.terminal import say
 from normscope.reporting.threads import contained_threads
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker

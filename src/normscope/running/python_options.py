@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from normscope.config.composition import explain
-from normscope.config.schema import RunOptions
 from normscope.errors import InputError
+from normscope.running.options import SCHEMA, RunOptions
 
 
 def run_options(settings: Mapping[str, Any]) -> RunOptions:
@@ -24,7 +24,7 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunOptions), _plain(settings)))
     except OmegaConfBaseException as error:
-        raise InputError(explain(error)) from error
+        raise InputError(explain(error, SCHEMA)) from error
     except RecursionError as error:
         raise InputError("expected values as in a config file, got a list that contains itself") from error
     assert isinstance(options, RunOptions)

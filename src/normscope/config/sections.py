@@ -1,0 +1,37 @@
+"""Options as plain values, nested and flat."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+INCIDENTAL = (
+    *("resume", "reproduce", "prepared", "merge"),
+    *("output_dir", "tracking", "report", "figures", "checkpoint", "recipe"),
+)
+"""Keys that no number depends on: where results go, how they are shown, and what they are compared with. Only they may change
+when a run is resumed or reproduced, and they do not distinguish runs."""
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config with dotted keys, as on the command line."""
+    dotted: dict[str, Any] = {}
+    for key, value in config.items():
+        dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return dotted
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """A config, or a group of one, as strings, numbers, lists and dicts, ready for any file format."""
+
+    def simplified(value: Any) -> Any:
+        if dataclasses.is_dataclass(value):
+            return {field.name: simplified(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if isinstance(value, dict):
+            return {key: simplified(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [simplified(item) for item in value]
+        return str(value) if isinstance(value, enum.Enum) else value
+
+    content: dict[str, Any] = simplified(options)
+    return content

@@ -1,0 +1,156 @@
+"""Which model is analysed, and where it runs."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import II, MISSING
+
+from normscope.config.rules import FREE_FORM, IS_PATH, RUNS_CODE, SEED, at_least, rule
+from normscope.config.sizes import is_size
+from normscope.errors import InputError
+
+
+@dataclass
+class Pin:
+    """The source of a preset's model. It is ignored if another `model.name` overrides the preset's."""
+
+    name: str | None = None
+    """The model's name; the other values hold only for this model."""
+    package: str | None = None
+    """An installed package that has the model's files."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    sha256: str | None = None
+    """SHA-256 digest of the weights."""
+
+
+class ModelStack(enum.StrEnum):
+    """Which stack of an encoder–decoder is analysed."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+    cross = "cross"
+
+
+class Quantization(enum.StrEnum):
+    """How the weights of linear layers are quantised when they are loaded."""
+
+    torchao_int8 = "torchao_int8"
+    """Eight bits, row by row; on any device."""
+    bitsandbytes_8bit = "bitsandbytes_8bit"
+    """Eight bits, and activations as well (LLM.int8); on CUDA."""
+    bitsandbytes_4bit = "bitsandbytes_4bit"
+    """Four bits (NF4); on CUDA."""
+
+
+@dataclass
+class ModelOptions:
+    """Which model is analysed."""
+
+    name: str = field(default=MISSING, metadata=IS_PATH)
+    """Hub name or local folder."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    sha256: str | None = None
+    """Expected SHA-256 digest of the weights."""
+    step: int | None = field(default=None, metadata=at_least(0))
+    """Training step of the checkpoint, the x-axis of a comparison; by default read from the revision, the name or the file
+    `trainer_state.json`. With `model=multiberts-steps`, which checkpoint."""
+    checkpoints: str | None = None
+    """Pattern of a training run's checkpoint folders, such as `/path/run/checkpoint-*`: a sweep over all of them, in the order
+    of their steps."""
+    pin: Pin = field(default_factory=Pin)
+    stack: ModelStack | None = None
+    """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
+    tokenizer: str | None = field(default=None, metadata=IS_PATH)
+    """Hub name or local folder of another tokenizer."""
+    architecture: dict[str, Any] = field(default_factory=dict, metadata=FREE_FORM)
+    """An inline transformers config instead of a downloaded model; the weights are random."""
+    random_init: bool = False
+    """Use random weights of the same shapes, as a control."""
+    quantization: Quantization | None = None
+    """Quantise linear layers: `torchao_int8` (any device), `bitsandbytes_8bit` or `bitsandbytes_4bit` (CUDA)."""
+    toy: bool = False
+    """Use the toy translation model, which is trained on first use."""
+    seed: int = field(default=II("seed"), metadata=SEED)
+    """Seed of random weights; with `model=multiberts`, which of the 25 models."""
+    source_language: str | None = None
+    """Source language of a multilingual translation model, as a language code of its tokenizer."""
+    target_language: str | None = None
+    """Target language of a multilingual translation model, as a language code of its tokenizer."""
+    allow_pickle: bool = field(default=False, metadata=RUNS_CODE)
+    """Accept weights that are not safetensors."""
+    trust_remote_code: bool = field(default=False, metadata=RUNS_CODE)
+    """Run code that comes with the model."""
+
+
+class DType(enum.StrEnum):
+    """Number format of weights and activations."""
+
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class DeviceMap(enum.StrEnum):
+    """How weights are spread over devices."""
+
+    auto = "auto"
+
+
+_SIZE = rule("a size such as 20GiB or 500MB", is_size, ("much", "GiB", "-1GB"))
+
+
+@dataclass
+class MaxMemory:
+    """Sizes such as `20GiB` or `500MB`; by default, the free memory."""
+
+    accelerator: str | None = field(default=None, metadata=_SIZE)
+    """On the accelerator on which the model runs, and on each other GPU of the process."""
+    cpu: str | None = field(default=None, metadata=_SIZE)
+    """In CPU memory. Weights that fit nowhere stay on disk."""
+
+
+@dataclass
+class DeviceOptions:
+    """Where the model runs."""
+
+    name: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`."""
+    dtype: DType = DType.float32
+    """Number format of weights and activations."""
+    batch_tokens: int = field(default=4096, metadata=at_least(1))
+    """Maximum number of tokens in a batch, padding included."""
+    map: DeviceMap | None = None
+    """`auto` keeps weights that do not fit on the device on the process's other GPUs, then in CPU memory, then on disk
+    (accelerate)."""
+    max_memory: MaxMemory = field(default_factory=MaxMemory)
+    """How much memory weights may take with `map`."""
+
+
+def check_model(options: ModelOptions) -> None:
+    """Check how the keys of a model go together.
+
+    Raises:
+        InputError: Naming the keys.
+    """
+    if options.checkpoints is not None:
+        raise InputError(
+            f"model.checkpoints={options.checkpoints}: expected on the command line, where it makes a sweep; in a file, "
+            "set model.name to one folder"
+        )
+    if options.sha256 is not None and (options.random_init or options.architecture):
+        raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
+
+
+def check_device(options: DeviceOptions) -> None:
+    """Check how the keys of a device go together.
+
+    Raises:
+        InputError: Naming the keys.
+    """
+    for place, size in vars(options.max_memory).items():
+        if size is not None and options.map is None:
+            raise InputError(f"device.max_memory.{place}={size} is only used with device.map=auto; set it as well")

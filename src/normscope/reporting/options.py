@@ -1,0 +1,156 @@
+"""How results are shown: trackers, the report and the figures."""
+
+import enum
+import re
+from dataclasses import dataclass, field
+
+from normscope.config.rules import IS_PATH, Metadata, between, both, each, rule, some_of
+from normscope.errors import InputError
+
+# What the explorer of a report can show. No tokenizer adds more special tokens than the fewest.
+MOST_EXAMPLES = 100
+FEWEST_TOKENS, MOST_TOKENS = 8, 512
+
+# Inches: below the first, labels would not fit; the second is a poster's.
+NARROWEST_FIGURE, WIDEST_FIGURE = 3, 40
+LOWEST_DPI, HIGHEST_DPI = 50, 1200
+
+
+class TrackerName(enum.StrEnum):
+    """Where runs are tracked."""
+
+    wandb = "wandb"
+    mlflow = "mlflow"
+    tensorboard = "tensorboard"
+
+
+class TrackingMode(enum.StrEnum):
+    """Whether to track a run, and whether Weights & Biases sends it to its server."""
+
+    offline = "offline"
+    online = "online"
+    disabled = "disabled"
+
+
+NAME_LENGTH = 128
+"""Maximum length that W&B allows for the name of a run, project, group or entity."""
+
+
+TAG_LENGTH = 64
+"""Maximum length of a tag in W&B."""
+
+
+def _name_of(length: int, expected: str = "a name of 1 to {} characters") -> Metadata:
+    return rule(
+        expected.format(length),
+        lambda name: 1 <= len(name.strip()) <= len(name) <= length,
+        (" ", "x" * (length + 1)),
+        repr,
+    )
+
+
+_NAME = _name_of(NAME_LENGTH)
+_PROJECT = rule(
+    "a name without / \\ # ? % and :", lambda name: not re.search(r"[/\\#?%:]", name), ("a/b", "a:b", "a%b"), repr
+)
+_ENTITY = rule(
+    "a user or team: letters, digits, -, _ and .", lambda name: re.fullmatch(r"[\w.-]+", name), ("a b", "a/b"), repr
+)
+
+
+@dataclass
+class TrackingOptions:
+    """Weights & Biases, MLflow or TensorBoard."""
+
+    tracker: TrackerName = TrackerName.wandb
+    """`wandb`, `mlflow` or `tensorboard`. The latter two only write files."""
+    mode: TrackingMode | None = None
+    """`online` or `offline` for W&B (by default WANDB_MODE, or else `offline`), or `disabled`."""
+    project: str | None = field(default=None, metadata=both(_NAME, _PROJECT))
+    """W&B project (by default WANDB_PROJECT) or MLflow experiment (by default MLFLOW_EXPERIMENT_NAME), or else `normscope`."""
+    entity: str | None = field(default=None, metadata=both(_NAME, _ENTITY))
+    """W&B user or team."""
+    group: str | None = field(default=None, metadata=_NAME)
+    """Group of runs; in a multirun, by default the name of the sweep's directory."""
+    name: str | None = field(default=None, metadata=_NAME)
+    """Name of the run; by default its analyses, model, data and seed (in W&B, WANDB_NAME if it is set)."""
+    job_type: str | None = field(default=None, metadata=_NAME)
+    """Type of the run; by default `analysis`, `experiment` or `reproduction` (in W&B, WANDB_JOB_TYPE if it is set)."""
+    notes: str | None = None
+    """Notes on the run; by default its command line (in W&B, WANDB_NOTES if it is set)."""
+    tags: list[str] = field(default_factory=list, metadata=each(_name_of(TAG_LENGTH, "tags of 1 to {} characters")))
+    """Tags of the run in addition to its model family, data and analyses; in W&B, by default WANDB_TAGS."""
+
+
+@dataclass
+class ReportOptions:
+    """The report of a run."""
+
+    enabled: bool = True
+    """Whether to write the report."""
+    examples: int = field(default=3, metadata=between(0, MOST_EXAMPLES, "texts for the explorer of the report"))
+    """Number of texts with token maps: the first texts that are short enough, then the first longer ones."""
+    tokens: int = field(default=64, metadata=between(FEWEST_TOKENS, MOST_TOKENS, "tokens of a text in the explorer"))
+    """Maximum number of tokens in such a text; longer ones are truncated."""
+    text: str | None = None
+    """A text to show instead; `text ||| second text` is a pair."""
+
+
+class FigureFormat(enum.StrEnum):
+    """File format of a figure."""
+
+    png = "png"
+    svg = "svg"
+    pdf = "pdf"
+
+
+def _is_width(width: str | int | float) -> bool:
+    if isinstance(width, str | bool):
+        return width in ("column", "page")
+    return NARROWEST_FIGURE <= width <= WIDEST_FIGURE
+
+
+_WIDTH = rule(
+    f"column, page or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches", _is_width, (2.9, 40.5, "wide", float("nan"))
+)
+
+
+@dataclass
+class FigureOptions:
+    """The figures of a run, ready for a paper."""
+
+    format: list[FigureFormat] = field(
+        default_factory=lambda: [FigureFormat.png, FigureFormat.svg], metadata=some_of(FigureFormat)
+    )
+    """File formats: some of `png`, `svg` and `pdf`, as in `[pdf,png]`."""
+    width: str | int | float = field(default="page", metadata=_WIDTH)
+    """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), or a number of inches."""
+    caption: bool = True
+    """Whether to write the caption below the panels; otherwise, it is written to a text file beside the figure."""
+    dpi: int = field(default=200, metadata=between(LOWEST_DPI, HIGHEST_DPI, "pixels per inch"))
+    """Pixels per inch of .png, and of point clouds in the other formats."""
+    style: str | None = field(default=None, metadata=IS_PATH)
+    """Style that overrides the default one: a matplotlib style sheet (.mplstyle), or the name of an installed style."""
+
+
+@dataclass
+class RecipeOptions:
+    """The preset of a paper's result, if `experiment` selects one."""
+
+    name: str | None = None
+    """Name of the preset."""
+    paper: str | None = None
+    """Folder in `experiments/` whose published numbers the metrics are compared with."""
+
+
+def check_tracking(options: TrackingOptions) -> None:
+    """Check keys that only Weights & Biases has.
+
+    Raises:
+        InputError: Naming the keys.
+    """
+    if options.tracker is not TrackerName.wandb:
+        if options.mode not in (None, TrackingMode.disabled):
+            raise InputError(f"tracking.mode={options.mode} is for W&B; drop it, or set tracking.tracker=wandb")
+        if options.entity is not None:
+            raise InputError(f"tracking.entity={options.entity} is for W&B; drop it, or set tracking.tracker=wandb")

@@ -1,0 +1,165 @@
+"""The whole config of a run: the options of every room, and what no room has of its own."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from normscope.analyses.info import AnalysisConfig
+from normscope.analyses.registry import analyses
+from normscope.config.rules import IS_PATH, SEED, at_least
+from normscope.config.schema import Schema
+from normscope.data.options import DatasetOptions, Level, check_dataset
+from normscope.errors import InputError
+from normscope.models.options import DeviceOptions, ModelOptions, check_device, check_model
+from normscope.reporting.options import FigureOptions, RecipeOptions, ReportOptions, TrackingOptions, check_tracking
+
+
+@dataclass
+class CheckpointOptions:
+    """Checkpoints, from which an interrupted run can be resumed."""
+
+    every_seconds: float = field(default=60.0, metadata=at_least(0, "seconds, {} or more"))
+    """Minimum number of seconds between two checkpoints; 0 saves after every batch."""
+
+
+if TYPE_CHECKING:
+    AnalysisOptions = Any
+else:
+    # One field per analysis, plug-ins included, so that their options are typed keys as well.
+    AnalysisOptions = dataclasses.make_dataclass(
+        "AnalysisOptions",
+        [(info.name, info.options, field(default_factory=info.options)) for info in analyses().values()],
+        namespace={"__doc__": "The options of every analysis, enabled or not.", "__module__": __name__},
+    )
+
+
+@dataclass
+class RunOptions:
+    """The whole config."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    analysis: AnalysisOptions = field(default_factory=AnalysisOptions)
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    layers: Any = "all"
+    """`all`, or a list of layer numbers from 1. (Structured configs have no union of a string and a list.)"""
+    categories: Any = "all"
+    """`all`, or a list of token categories to report."""
+    level: Level = Level.token
+    """Whether to measure tokens (`token`) or whole words (`word`). The vectors of a word's tokens are merged before they are
+    measured. Words are those of the corpus if it is annotated, otherwise those of the tokenizer."""
+    seed: int = field(default=0, metadata=SEED)
+    """Seed of all random choices, unless a more specific one is set."""
+    output_dir: str | None = field(default=None, metadata=IS_PATH)
+    """The run directory itself; in a multirun, the sweep's directory."""
+    resume: str | None = field(default=None, metadata=IS_PATH)
+    """Directory of a stopped run to resume."""
+    reproduce: str | None = field(default=None, metadata=IS_PATH)
+    """Directory of a run to repeat; the numbers are compared."""
+    shard: int | None = None
+    """The part of the corpus to analyse, from 0; null analyses all of it. `normscope merge RUN…` combines all shards."""
+    shards: int = field(default=1, metadata=at_least(1))
+    """The number of parts into which the corpus is divided."""
+    prepare: bool = False
+    """Only prepare what shards need from the whole corpus; `normscope prepare` sets it."""
+    prepared: str | None = None
+    """Directory that `normscope prepare` has written."""
+    merge: list[str] | None = None
+    """Run directories of all shards; `normscope merge` sets it."""
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    report: ReportOptions = field(default_factory=ReportOptions)
+    figures: FigureOptions = field(default_factory=FigureOptions)
+    recipe: RecipeOptions = field(default_factory=RecipeOptions)
+
+
+def enabled_analyses(options: AnalysisOptions) -> list[str]:
+    """Names of the enabled analyses, in the order of the registry."""
+    return [node.name for node in dataclasses.fields(options) if getattr(options, node.name).enabled]
+
+
+def all_options(options: AnalysisOptions) -> list[AnalysisConfig]:
+    """The options of every analysis, in the order of the registry."""
+    return [getattr(options, node.name) for node in dataclasses.fields(options)]
+
+
+SCHEMA = Schema(RunOptions)
+"""All keys of a config."""
+
+
+def check(options: RunOptions) -> None:
+    """Check what types cannot say, as far as it is known before a model is loaded.
+
+    Raises:
+        InputError: Naming the key, what was expected and what came.
+    """
+    SCHEMA.check(options)
+    if not enabled_analyses(options.analysis):
+        names = ", ".join(node.name for node in dataclasses.fields(options.analysis))
+        raise InputError(f"analysis=[]: expected at least one of {names}, for example analysis=mixing")
+    check_dataset(options.dataset)
+    check_model(options.model)
+    check_device(options.device)
+    for analysis in all_options(options.analysis):
+        analysis.validate(options)
+    check_tracking(options.tracking)
+    _check_level(options)
+    _check_shards(options)
+
+
+def _check_shards(options: RunOptions) -> None:
+    if options.prepare and (options.shard is not None or options.merge is not None or options.prepared is not None):
+        raise InputError("prepare=true: expected no shard, merge or prepared, since it prepares the whole corpus")
+    if options.shard is None and options.shards > 1:
+        raise InputError(f"shards={options.shards}: expected shard as well, from 0 to {options.shards - 1}")
+    if options.shard is not None and not 0 <= options.shard < options.shards:
+        raise InputError(f"shard={options.shard}: expected a number from 0 to {options.shards - 1} (shards - 1)")
+
+
+def _check_level(options: RunOptions) -> None:
+    if options.level is Level.token:
+        return
+    known = analyses()
+    for name in enabled_analyses(options.analysis):
+        if not known[name].supports_words:
+            others = [other for other, info in known.items() if info.supports_words]
+            raise InputError(
+                f"level=word: analysis={name} is not defined for words; set level=token, or choose from "
+                f"{', '.join(others)}"
+            )
+
+
+def chosen_layers(layers: Any, count: int) -> list[int]:
+    """The `layers` key as sorted layer numbers.
+
+    Raises:
+        InputError: If it is neither `all` nor a list of numbers from 1 to `count`.
+    """
+    if layers == "all":
+        return list(range(1, count + 1))
+    numbers = layers if isinstance(layers, list) else [layers]
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
+            raise InputError(
+                f"layers={layers}: expected all or numbers from 1 to {count} (this model's layers), got {number!r}"
+            )
+    if not numbers:
+        raise InputError(f"layers=[]: expected all or numbers from 1 to {count}")
+    return sorted(set(numbers))
+
+
+def chosen_categories(categories: Any, known: list[str]) -> list[str]:
+    """The `categories` key as names, in the order of `known`.
+
+    Raises:
+        InputError: If it is neither `all` nor a list of known categories.
+    """
+    if categories == "all":
+        return known
+    names = categories if isinstance(categories, list) else [categories]
+    for name in names:
+        if name not in known:
+            raise InputError(f"categories={categories}: unknown category {name!r}; expected some of {', '.join(known)}")
+    if not names:
+        raise InputError(f"categories=[]: expected some of {', '.join(known)}")
+    return [name for name in known if name in names]
