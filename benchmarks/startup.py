@@ -17,7 +17,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from normscope.reporting.tracker import Tracker
     from normscope.running.options import RunOptions
-    from normscope.running.session import Session
+    from normscope.running.run import Run
 
 _REPEATS = 7
 _IMPORTS = "import torch; from transformers import AutoModel; from transformers.models.bert import modeling_bert"
@@ -64,9 +64,9 @@ def _run(file: Path) -> None:
         run = import_pipeline(options)
         from normscope.running.loop import accumulate
 
-        def accumulate_and_time(session: "Session", tracker: "Tracker") -> None:
+        def accumulate_and_time(current: "Run", tracker: "Tracker") -> None:
             first = time.monotonic()
-            accumulate(session, tracker)
+            accumulate(current, tracker)
             file.write_text(json.dumps([first, time.monotonic()]))
 
         mock.patch("normscope.running.pipeline.accumulate", accumulate_and_time).start()

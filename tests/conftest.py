@@ -117,9 +117,9 @@ def quick_figures(request, monkeypatch) -> None:
 def quick_report(request, monkeypatch) -> None:
     """No explorer and an empty page, but for tests that look at them: those are marked `reports`."""
     if "reports" not in request.keywords:
-        from normscope.running import publish, session
+        from normscope.running import plan, publish
 
-        monkeypatch.setattr(session, "_texts", lambda *_: [])
+        monkeypatch.setattr(plan, "_texts", lambda *_: [])
         monkeypatch.setattr(publish, "page", lambda *_: "")
 
 

@@ -3,7 +3,6 @@
 0: completed. 2: invalid input, explained in one line. 1: a bug, or a sweep with a failed job. 130: interrupted.
 """
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -20,18 +19,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import main as hydra_main
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from normscope import command_line
 from normscope.analyses.registry import plug_ins
+from normscope.command_line import culprit, expand_checkpoints, program, translate_command
 from normscope.config.composition import explain
-from normscope.config.training_step import checkpoints
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
 from normscope.oldest_versions import refuse_old_versions
@@ -41,14 +39,12 @@ from normscope.reporting.options import NAME_LENGTH
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
+from normscope.sweep import Sweep
 
 BAD_INPUT = 2
 BUG = 1
 INTERRUPTED = 130
 TERMINATED = 143
-
-_HYDRA_RECORD = "multirun.yaml"
-"""File in a sweep's folder that Hydra writes before the first job."""
 
 _CONFIG = "config"
 """Name of the config at the top of `conf/`."""
@@ -57,73 +53,7 @@ _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
 
 
-@dataclasses.dataclass
-class _Sweep:
-    """The jobs of this process so far, for the end of a multirun."""
-
-    jobs: int = 0
-    folder: Path | None = None
-    """Folder of the sweep."""
-    agrees: bool = True
-    """Whether a reproduced run has the same numbers."""
-    error: Exception | None = None
-    """The exception of a single job, kept from Hydra, which would print a line about it."""
-
-    new: Sequence[Path] = ()
-    """Paths that did not exist when the sweep chose its folder, innermost first."""
-    memory: Any = None
-    """The corpora that its jobs in this process have read."""
-    earlier: int = 0
-    """How many failures an earlier sweep had recorded there."""
-
-    def begin(self) -> None:
-        """Forget an earlier command of the same process."""
-        self.__init__()  # type: ignore[misc]
-
-    def choose(self, folder: Path) -> None:
-        """Set the folder, and note what it already holds.
-
-        Raises:
-            InputError: If its record of failed jobs is damaged.
-        """
-        if self.folder is None:
-            self.earlier = len(_recorded_failures(folder))
-            paths = (folder / _HYDRA_RECORD, folder, *folder.parents)
-            self.new = [path for path in paths if not os.path.lexists(path)]
-        self.folder = folder
-
-    def corpora(self) -> Any:
-        """A `CorpusMemory` that the jobs share."""
-        from normscope.data.corpus_memory import CorpusMemory
-
-        self.memory = self.memory or CorpusMemory()
-        return self.memory
-
-    def failures(self) -> list[str]:
-        """The failed jobs, in any process.
-
-        Raises:
-            InputError: If their record is damaged.
-        """
-        return [] if self.folder is None else _recorded_failures(self.folder)[self.earlier :]
-
-    def has_failures(self) -> bool:
-        """Whether any job has failed."""
-        try:
-            return bool(self.failures())
-        except InputError:  # the record was intact before the first job; the end of the sweep explains
-            return True
-
-    def remove_empty(self) -> None:
-        """Remove the folder if this sweep made it and no job has written to it."""
-        if self.folder is None or not self.folder.is_dir() or set(os.listdir(self.folder)) - {_HYDRA_RECORD}:
-            return
-        for path in self.new:
-            with contextlib.suppress(OSError):
-                path.rmdir() if path.is_dir() else path.unlink()
-
-
-_sweep = _Sweep()
+_sweep = Sweep()
 
 
 def main() -> NoReturn:
@@ -145,7 +75,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     _ignore_torchrun()
     if not _sweep.agrees:
         status = status or BUG
-    for finish in (_merge_sweep, _compare_sweep, _report_failures):
+    for finish in (_merge_sweep, _sweep.compare, _sweep.report_failures):
         try:
             outcome = finish()
         except InputError as error:
@@ -166,9 +96,9 @@ def _execute(main: Callable[[], object]) -> int:
     overrides: list[str] = []
     try:
         refuse_old_versions()
-        _translate_command()
-        _expand_checkpoints()
-        overrides = _overrides()
+        translate_command()
+        expand_checkpoints()
+        overrides = command_line.overrides()
         main()
         if _sweep.error is not None:
             raise _sweep.error
@@ -190,77 +120,6 @@ def _execute(main: Callable[[], object]) -> int:
     return 0
 
 
-def _translate_command() -> None:
-    """Turn `normscope merge RUN… KEY=VALUE…` and `normscope prepare KEY=VALUE…` into overrides.
-
-    Raises:
-        InputError: If there is no run.
-    """
-    if sys.argv[1:2] == ["prepare"]:
-        sys.argv[1] = "prepare=true"
-    if sys.argv[1:2] != ["merge"]:
-        return
-    runs = [word for word in sys.argv[2:] if Path(word).is_dir() or not ("=" in word or word.startswith("-"))]
-    if not runs:
-        raise InputError(f"merge: expected the folders of the runs of all shards: {program()} merge RUN…")
-    listed = ",".join(map(_quoted, runs))
-    sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
-
-
-def _expand_checkpoints() -> None:
-    """Turn `model.checkpoints=PATTERN` into a sweep over the folders that the pattern matches.
-
-    Raises:
-        InputError: If it matches none, or `model.name` is set as well.
-    """
-    key = "model.checkpoints="
-    given = [word for word in sys.argv[1:] if word.startswith(key) and word != f"{key}null"]
-    if not given:
-        return
-    others = [word for word in sys.argv[1:] if word.startswith("model.name=") or word in given[1:]]
-    if others:
-        raise InputError(f"{given[0]} and {others[0]} are both set; expected one of them")
-    folders = checkpoints(given[0].removeprefix(key).strip("'\""))
-    names = ",".join(_quoted(os.path.abspath(folder)) for folder in folders)
-    sys.argv[sys.argv.index(given[0])] = f"model.name={names}"
-    if not {"-m", "--multirun"} & set(sys.argv):
-        sys.argv.append("-m")
-
-
-def _quoted(text: str) -> str:
-    """A string for Hydra's grammar, whatever signs it has."""
-    escaped = text.replace("\\", r"\\").replace('"', r"\"")
-    return f'"{escaped}"'
-
-
-def _overrides() -> list[str]:
-    """The overrides on the command line.
-
-    Raises:
-        InputError: If there is a flag that Hydra does not have.
-    """
-    parser = get_args_parser()
-
-    def refuse(reason: str) -> NoReturn:  # Hydra would print its whole usage
-        raise InputError(f"{reason}; see {program()} --help")
-
-    parser.error = refuse  # type: ignore[method-assign, assignment]
-    given, others = parser.parse_known_args()
-    if others:
-        where = (
-            ""
-            if any(text.startswith("-") for text in others)
-            else "; put all overrides before or after options such as -m"
-        )
-        refuse(f"unrecognized arguments: {' '.join(others)}{where}")
-    words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
-    if words:
-        refuse(f"{words[0]}: expected key=value, or merge or prepare as the first word")
-    if given.experimental_rerun is not None:  # it would read a pickle
-        raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
-    return list(given.overrides)
-
-
 def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | None:
     """An error as invalid input, with its one line; None if it is a bug of ours."""
     if isinstance(error, InputError):
@@ -273,43 +132,8 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
             f"{error.filename}: cannot be read or written ({error.strerror}); for results, set output_dir to another folder"
         )
     if origin(error).startswith((*_COMPOSING, "yaml") if before_jobs else _COMPOSING):
-        return InputError(f"{_culprit(overrides)}: {one_line(error)}")
+        return InputError(f"{culprit(overrides)}: {one_line(error)}")
     return None
-
-
-def _culprit(overrides: Sequence[str]) -> str:
-    """The override that Hydra could not use, if its error does not name one."""
-    parser = OverridesParser.create()
-    for text in overrides:
-        try:
-            override = parser.parse_override(text)
-            value = override.value()
-        except Exception:  # the grammar fails in many ways
-            return text
-        names = value if isinstance(value, list) else [value]
-        if "." not in override.key_or_group and not all(isinstance(name, str) for name in names):
-            return text
-    of_hydra = [text for text in overrides if text.lstrip("+~").startswith("hydra")]
-    return " ".join(of_hydra or overrides) or "the command line"
-
-
-def _recorded_failures(folder: Path) -> list[str]:
-    from normscope.reporting.comparison.runs import recorded_failures
-
-    return recorded_failures(folder)
-
-
-def _report_failures() -> int:
-    """List the failed jobs of the sweep; returns 0 if there are none."""
-    failures = _sweep.failures()
-    if not failures:
-        return 0
-    from normscope.reporting.comparison.runs import completed
-
-    assert _sweep.folder is not None
-    jobs = len(failures) + completed(_sweep.folder)
-    print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
-    return BUG
 
 
 def _merge_sweep() -> int:
@@ -318,36 +142,12 @@ def _merge_sweep() -> int:
     Raises:
         InputError: If a shard is damaged.
     """
-    if _sweep.folder is None or not any(_sweep.folder.glob("*/shard.safetensors")):
-        return 0
-    from normscope.running.pipeline import run as run_pipeline
-    from normscope.running.shards import merging_folders
+    trusting = [text for text in command_line.overrides() if text.partition("=")[0] in SCHEMA.keys_that_run_code]
+    for folders, target in _sweep.shards_to_merge():
+        from normscope.running.pipeline import run as run_pipeline
 
-    trusting = [text for text in _overrides() if text.partition("=")[0] in SCHEMA.keys_that_run_code]
-    for number, folders in enumerate(merging_folders(_sweep.folder)):
-        options = options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge")
-        _merge(options, folders, None)
-        name = "merged" if number == 0 else f"merged_{number + 1}"
-        command = shlex.join([*program().split(), "merge", *map(str, folders)])
-        run_pipeline(options, _sweep.folder / name, command, fresh=True)
-    return 0
-
-
-def _compare_sweep() -> int:
-    """Compare the completed runs of a sweep; returns 0.
-
-    Raises:
-        InputError: If the record or the results of a run are damaged.
-    """
-    if _sweep.folder is None:
-        return 0
-    from normscope.reporting.comparison import runs
-
-    if runs.completed(_sweep.folder):
-        from normscope.reporting.comparison import compare
-
-        comparison = compare.compared(*runs.read([_sweep.folder]))
-        print(f"\ncomparison in {compare.write(comparison, _sweep.folder)}", file=sys.stderr)
+        options = _merging(options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge"), folders, None)
+        run_pipeline(options, target, shlex.join([*program().split(), "merge", *map(str, folders)]), fresh=True)
     return 0
 
 
@@ -372,10 +172,11 @@ def job(config: DictConfig) -> dict[str, float]:
         if not sweeping and key != "resume" and (begun := _restarted_run()) is not None:
             if is_complete(begun):
                 return {}
-            options.resume = str(begun)
+            options = dataclasses.replace(options, resume=str(begun))
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
         if sweeping and options.tracking.group is None:
-            options.tracking.group = _job_folder(hydra).parent.name[:NAME_LENGTH]
+            group = _job_folder(hydra).parent.name[:NAME_LENGTH]
+            options = dataclasses.replace(options, tracking=dataclasses.replace(options.tracking, group=group))
         if options.resume is not None:
             run_folder, fresh = Path(options.resume), False
         elif sweeping:
@@ -415,12 +216,6 @@ def _import_pipeline(options: RunOptions) -> Callable[..., dict[str, float]]:
     return run_pipeline
 
 
-def program() -> str:
-    """The command that started this process, without its arguments."""
-    name = Path(sys.argv[0]).name
-    return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
-
-
 def _command(hydra: Any, overrides: Sequence[str]) -> str:
     """The command line of a job, from which it can be started again."""
     words = [*program().split()]
@@ -435,15 +230,12 @@ def _command(hydra: Any, overrides: Sequence[str]) -> str:
 
 def _record(error: Exception, overrides: Sequence[str]) -> None:
     """Print and record how a job of a sweep failed."""
-    from normscope.reporting.comparison.runs import record_failure
-
     invalid = _as_input_error(error, overrides)
     if invalid is not None:
         _print_once(invalid)
     else:
         traceback.print_exception(error)
-    assert _sweep.folder is not None
-    record_failure(_sweep.folder, overrides, printable(str(invalid), 1000) if invalid is not None else one_line(error))
+    _sweep.record_failure(overrides, printable(str(invalid), 1000) if invalid is not None else one_line(error))
 
 
 def _print_once(error: InputError) -> None:
@@ -459,18 +251,23 @@ def _options(config: DictConfig, overrides: Sequence[str], key: str, earlier: Pa
         return options
     options = options_of(earlier, config, overrides, key)
     if key == "resume":
-        options.resume = str(earlier)
-    elif key == "merge":
-        _merge(options, config.merge, config.output_dir)
-    else:
-        options.resume, options.reproduce, options.output_dir = None, str(earlier), config.output_dir
-    return options
+        return dataclasses.replace(options, resume=str(earlier))
+    if key == "merge":
+        return _merging(options, config.merge, config.output_dir)
+    return dataclasses.replace(options, resume=None, reproduce=str(earlier), output_dir=config.output_dir)
 
 
-def _merge(options: RunOptions, folders: Iterable[str | Path], output_dir: str | None) -> None:
-    """Make the options of one shard those of the run that merges all of them."""
-    options.shard, options.shards, options.merge = None, 1, [os.path.abspath(folder) for folder in folders]
-    options.resume, options.reproduce, options.output_dir = None, None, output_dir
+def _merging(options: RunOptions, folders: Iterable[str | Path], output_dir: str | None) -> RunOptions:
+    """The options of the run that merges all shards, from those of one shard."""
+    return dataclasses.replace(
+        options,
+        shard=None,
+        shards=1,
+        merge=[os.path.abspath(folder) for folder in folders],
+        resume=None,
+        reproduce=None,
+        output_dir=output_dir,
+    )
 
 
 def _several() -> bool:

@@ -19,7 +19,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.options import ModelOptions
 from normscope.models.verification import BOUNDS, verify
-from normscope.running.session import _refuse_missing_feed_forward
+from normscope.running.plan import _refuse_missing_feed_forward
 from tests.end_to_end.shell import run_once
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
 

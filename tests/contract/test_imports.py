@@ -126,24 +126,27 @@ ALLOWED = {
     },
     "datatrove": {"running.options", "config", "running.shutdown", "reporting.earlier_runs"},
     "cli": {
+        "command_line",
+        "sweep",
         "declarations",
         "options",
         "config",
         "data.corpora",
-        "data.corpus_memory",
         "distribution",
         "oldest_versions",
         "quick_imports",
         "reporting",
         "running",
     },
+    "command_line": {"config"},
+    "sweep": {"data.corpus_memory", "reporting", "running"},
     "__main__": {"cli"},
     "__init__": {"api", "distribution", "oldest_versions"},
 }
 
 # Who may know a library.
 OWNERS = {
-    "hydra": {"cli.py"},
+    "hydra": {"cli.py", "command_line.py"},
     "wandb": {"reporting/trackers/weights_and_biases.py"},
     "mlflow": {"reporting/trackers/mlflow_store.py"},
     "datatrove": {"datatrove.py"},

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from normscope.running import session
+from normscope.running import run
 from normscope.running.checkpoint import FILE, file_of
 from normscope.running.distributed import Share
 from normscope.running.memory import BatchRunner
@@ -120,7 +120,7 @@ def test_three_processes_continue_a_run_of_two_that_was_killed_before_its_first_
 
 
 def test_processes_that_do_not_see_the_folder_save_nothing(capsys, monkeypatch, given, tmp_path):
-    monkeypatch.setattr(session.PeerFolder, "visible", False)
+    monkeypatch.setattr(run.PeerFolder, "visible", False)
     outcome = run_here(capsys, monkeypatch, *given, "analysis=mixing", f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
     assert "this run cannot be resumed" in outcome.err

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 
-from normscope.running import publish, session
+from normscope.running import plan, publish
 from tests.end_to_end.shell import ROOT, draw_nothing
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
@@ -84,7 +84,7 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["run.py", *arguments])
         draw_nothing(patched)
-        patched.setattr(session, "_texts", lambda *_: [])
+        patched.setattr(plan, "_texts", lambda *_: [])
         patched.setattr(publish, "page", lambda *_: "")
         with pytest.raises(SystemExit) as exit_:
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 from normscope.config.rules import check_rules
 from normscope.errors import InputError
@@ -21,10 +22,14 @@ _MODES = {
 """Values that W&B accepts for WANDB_MODE."""
 
 
-def with_environment(options: TrackingOptions) -> TrackingOptions:
+def with_environment(options: TrackingOptions, warn: Callable[[str], None] = say) -> TrackingOptions:
     """The tracking options, with unset ones taken from WANDB_MODE and WANDB_PROJECT, or MLFLOW_EXPERIMENT_NAME.
 
     The environment cannot make a run fail: values that W&B would reject are ignored with a warning.
+
+    Args:
+        options: As the user set them.
+        warn: Called with each warning.
     """
     mode, project = options.mode, options.project
     if mode is None and options.tracker is TrackerName.wandb:
@@ -32,13 +37,13 @@ def with_environment(options: TrackingOptions) -> TrackingOptions:
         mode = _MODES.get(value.strip().lower())
         if mode is None:
             mode = TrackingMode.offline
-            say(f"WANDB_MODE={value!r}: expected online, offline or disabled; the run is tracked offline")
+            warn(f"WANDB_MODE={value!r}: expected online, offline or disabled; the run is tracked offline")
     if project is None:
         variable = _PROJECT_VARIABLES.get(options.tracker, "")
         project = os.environ.get(variable) or _PROJECT
         try:
             check_rules(TrackingOptions(project=project), "tracking.")
         except InputError:
-            say(f"{variable}={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
+            warn(f"{variable}={project!r} is not a valid project name; the run is tracked in project {_PROJECT}")
             project = _PROJECT
     return dataclasses.replace(options, mode=mode, project=project)

@@ -13,28 +13,28 @@ from normscope.errors import InputError
 from normscope.models.interventions import InterventionRunner
 from normscope.results.declare import Published
 from normscope.results.rollups import roll_up
-from normscope.running.session import Session, require_examples
+from normscope.running.run import Run, require_examples
 from normscope.running.wording import about_words
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """Wraps an iterable in a progress bar, given its length and a title."""
 
 
-def conclude(session: Session, progress: Progress) -> dict[str, Findings]:
+def conclude(run: Run, progress: Progress) -> dict[str, Findings]:
     """Run the interventions of the analyses, and return their findings by name.
 
     Raises:
         InputError: If there was nothing to analyse, or a number is not finite.
     """
-    require_examples(session, session.counts)
-    missing_categories(session)
-    runner = runner_of(session, progress)
-    for analysis in session.analyses:
+    require_examples(run, run.counts)
+    missing_categories(run)
+    runner = runner_of(run, progress)
+    for analysis in run.plan.analyses:
         analysis.intervene(runner)
     findings = {
-        analysis.info.name: with_rollups(analysis.info.published, analysis.result()) for analysis in session.analyses
+        analysis.info.name: with_rollups(analysis.info.published, analysis.result()) for analysis in run.plan.analyses
     }
-    if session.options.level is Level.word:
+    if run.plan.options.level is Level.word:
         return {name: about_words(of_analysis) for name, of_analysis in findings.items()}
     return findings
 
@@ -54,22 +54,22 @@ def with_rollups(published: Published, findings: Findings) -> Findings:
     )
 
 
-def runner_of(session: Session, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
+def runner_of(run: Run, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
     """What runs the model again for the analyses of a run."""
-    batch_tokens = session.options.device.batch_tokens
-    return InterventionRunner(session.model, session.encoder, session.layers, batch_tokens, progress)
+    batch_tokens = run.plan.options.device.batch_tokens
+    return InterventionRunner(run.plan.model, run.plan.encoder, run.plan.layers, batch_tokens, progress)
 
 
-def missing_categories(session: Session) -> list[str]:
+def missing_categories(run: Run) -> list[str]:
     """The reported categories that do not occur in the corpus; tables have no rows for them.
 
     Raises:
         InputError: If none of them occurs.
     """
-    if all(analysis.info.requires_cross_attention for analysis in session.analyses):
+    if all(analysis.info.requires_cross_attention for analysis in run.plan.analyses):
         return []
-    categories = session.categories
-    missing = [category for category in categories if category != ALL and not session.counts.categories[category]]
+    categories = run.plan.categories
+    missing = [category for category in categories if category != ALL and not run.counts.categories[category]]
     if len(missing) == len(categories):
         raise InputError(f"categories=[{','.join(categories)}]: no token of these categories occurs in the corpus")
     return missing

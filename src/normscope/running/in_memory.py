@@ -7,8 +7,8 @@ from normscope.analyses.findings import Findings
 from normscope.running.conclusions import Progress, conclude
 from normscope.running.inputs import InputsInMemory
 from normscope.running.memory import explain_out_of_memory
-from normscope.running.options import RunOptions, check
-from normscope.running.session import Session
+from normscope.running.options import RunOptions, check, settled
+from normscope.running.run import Run
 from normscope.running.views import ViewRunner
 
 
@@ -35,12 +35,13 @@ def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> 
     Raises:
         InputError: If the input is invalid.
     """
+    options = settled(options)
     check(options)
-    session = Session.in_memory(options, inputs)
-    runner = ViewRunner(session.observer, session.model.device, session.views)
-    with explain_out_of_memory(options.device.batch_tokens, session.model.device):
-        with session.observer, session.stream.ahead_of(session.model.device):
-            for batch, _ in session.stream:
+    run = Run.in_memory(options, inputs)
+    runner = ViewRunner(run.plan.observer, run.plan.model.device, run.plan.views)
+    with explain_out_of_memory(options.device.batch_tokens, run.plan.model.device):
+        with run.plan.observer, run.stream.ahead_of(run.plan.model.device):
+            for batch, _ in run.stream:
                 runner.run(batch)
-        findings = conclude(session, progress)
-    return Outcome(findings, session.provenance.facts(), session.model.layers)
+        findings = conclude(run, progress)
+    return Outcome(findings, run.provenance.facts(), run.plan.model.layers)

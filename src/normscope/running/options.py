@@ -10,7 +10,7 @@ from normscope.config.rules import IS_PATH, SEED, at_least
 from normscope.config.schema import Schema
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
-from normscope.models.options import DeviceOptions, ModelOptions, check_device, check_model
+from normscope.models.options import DeviceOptions, ModelOptions, ModelStack, check_device, check_model
 from normscope.reporting.options import FigureOptions, RecipeOptions, ReportOptions, TrackingOptions, check_tracking
 
 
@@ -87,6 +87,26 @@ SCHEMA = Schema(RunOptions)
 """All keys of a config."""
 
 
+def settled(options: RunOptions) -> RunOptions:
+    """The options with what the enabled analyses decide: cross-attention is observed if one of them requires it.
+
+    Raises:
+        InputError: If another one would observe the encoder.
+    """
+    known = analyses()
+    enabled = enabled_analyses(options.analysis)
+    aligning = [name for name in enabled if known[name].requires_cross_attention]
+    others = [name for name in enabled if not known[name].requires_cross_attention]
+    if aligning and others and options.model.stack is None:
+        raise InputError(
+            f"analysis={aligning[0]} measures cross-attention, and analysis={others[0]} the encoder unless model.stack is set; "
+            "set model.stack=cross to measure both on cross-attention, or start a run for each"
+        )
+    if not aligning or options.model.stack is not None:
+        return options
+    return dataclasses.replace(options, model=dataclasses.replace(options.model, stack=ModelStack.cross))
+
+
 def check(options: RunOptions) -> None:
     """Check what types cannot say, as far as it is known before a model is loaded.
 
@@ -103,6 +123,7 @@ def check(options: RunOptions) -> None:
     for analysis in all_options(options.analysis):
         analysis.validate(options)
     check_tracking(options.tracking)
+    settled(options)
     _check_level(options)
     _check_shards(options)
 

@@ -14,10 +14,10 @@ from normscope.reporting.tracker import Tracker
 from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
 from normscope.running.loop import accumulate
-from normscope.running.options import RunOptions, check
+from normscope.running.options import RunOptions, check, settled
 from normscope.running.preparation import prepare
 from normscope.running.provenance import Origin
-from normscope.running.session import Session
+from normscope.running.run import Run
 from normscope.running.shards import complete_set, keep, merge
 from normscope.running.status import tracked
 
@@ -49,26 +49,25 @@ def run(
         InputError: If the input is invalid, or the folder cannot be used.
     """
     origin = Origin(time.monotonic(), command)
+    options = settled(options)
     with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
-        session = Session.prepare(
-            options, results, group, origin, memory
-        )  # everything that can fail before the first batch
+        run = Run.prepare(options, results, group, origin, memory)  # everything that can fail before the first batch
         if options.merge is not None:
-            merge(session, options.merge)
-        with tracked(session) as tracker:
+            merge(run, options.merge)
+        with tracked(run) as tracker:
             if options.merge is None and not options.prepare:
-                accumulate(session, tracker)
-                session.reduce()
+                accumulate(run, tracker)
+                run.reduce()
             finish = prepare if options.prepare else _publish if options.shard is None else keep
-            publication = finish(session, results, tracker) if results is not None else None
+            publication = finish(run, results, tracker) if results is not None else None
         return publication.complete() if publication is not None else {}
 
 
-def _publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publication":
+def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
     # This imports matplotlib, which no process needs before its last batch and many never need.
     from normscope.running.publish import publish
 
-    return publish(session, results, tracker)
+    return publish(run, results, tracker)
 
 
 @contextlib.contextmanager

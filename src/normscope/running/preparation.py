@@ -8,30 +8,32 @@ from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
 from normscope.running.checkpoint import packed
 from normscope.running.prepared import FILE
-from normscope.running.session import Session
+from normscope.running.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
     """A run that has prepared its resources."""
 
-    session: Session
+    run: Run
     results: RunFolder
 
     def complete(self) -> dict[str, float]:
         """Record that the run is complete; it has no metrics."""
-        self.results.finish(Status.PREPARED, {}, self.session.provenance.facts())
+        self.results.finish(Status.PREPARED, {}, self.run.provenance.facts())
         say(f"add prepared={self.results.path} to every shard")
         return {}
 
 
-def prepare(session: Session, results: RunFolder, _tracker: Tracker) -> Preparation:
+def prepare(run: Run, results: RunFolder, _tracker: Tracker) -> Preparation:
     """Save what the analyses need of the whole corpus.
 
     Raises:
         InputError: If the run folder is not writable.
     """
-    content = {"identity": session.prepared_identity, "resources": list(session.states)}
-    tensors = {f"{name}/{part}": tensor for name, state in session.states.items() for part, tensor in state().items()}
+    prepared = run.plan.resources.items()
+    states = {name: resource.state for name, resource in prepared if resource.state is not None}
+    content = {"identity": run.plan.prepared_identity, "resources": list(states)}
+    tensors = {f"{name}/{part}": tensor for name, state in states.items() for part, tensor in state().items()}
     results.write(FILE, packed(content, tensors))
-    return Preparation(session, results)
+    return Preparation(run, results)

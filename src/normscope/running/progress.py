@@ -11,7 +11,7 @@ import torch
 from normscope.reporting.terminal import CorpusBar
 from normscope.reporting.throughput import Throughput
 from normscope.reporting.tracker import Tracker
-from normscope.running.session import Session
+from normscope.running.run import Run
 
 _SECONDS_BETWEEN_LOGS = 10.0
 _GIB = 2**30
@@ -21,17 +21,15 @@ class ProgressMeter:
     """Measures a run's throughput and memory while it reads its corpus.
 
     Args:
-        session: The run.
+        run: The run.
         tracker: Receives the values every ten seconds, and once at the end.
         bar: Shows them.
         clock: Seconds that never go back.
     """
 
-    def __init__(
-        self, session: Session, tracker: Tracker, bar: CorpusBar, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._session, self._tracker, self._bar, self._clock = session, tracker, bar, clock
-        self._examples, self._tokens = _examples(session), session.counts.all_tokens
+    def __init__(self, run: Run, tracker: Tracker, bar: CorpusBar, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._tracker, self._bar, self._clock = run, tracker, bar, clock
+        self._examples, self._tokens = _examples(run), run.counts.all_tokens
         self._started = self._logged = clock()
         self._model_seconds = 0.0
 
@@ -55,16 +53,16 @@ class ProgressMeter:
         now = self._clock()
         throughput = self._measured(now)
         self._log(throughput, now)
-        self._session.provenance.model_seconds += throughput.model_seconds
-        self._session.provenance.corpus_seconds += throughput.seconds
+        self._run.provenance.model_seconds += throughput.model_seconds
+        self._run.provenance.corpus_seconds += throughput.seconds
 
     def _measured(self, now: float) -> Throughput:
-        examples = _examples(self._session)
+        examples = _examples(self._run)
         return Throughput(
             examples=examples,
-            total=self._session.total,
+            total=self._run.plan.total,
             new_examples=examples - self._examples,
-            new_tokens=self._session.counts.all_tokens - self._tokens,
+            new_tokens=self._run.counts.all_tokens - self._tokens,
             seconds=now - self._started,
             model_seconds=self._model_seconds,
         )
@@ -76,16 +74,16 @@ class ProgressMeter:
             "tokens_per_second": throughput.tokens_per_second,
             "examples_per_second": throughput.examples_per_second,
             "model_share": throughput.model_share,
-            "peak_memory_gib": peak_memory(self._session.model.device) / _GIB,
+            "peak_memory_gib": peak_memory(self._run.plan.model.device) / _GIB,
         }
         self._tracker.progress(throughput.examples, values | ({} if left is None else {"seconds_left": left}))
 
 
 @contextlib.contextmanager
-def progress_meter(session: Session, tracker: Tracker) -> Iterator[ProgressMeter]:
+def progress_meter(run: Run, tracker: Tracker) -> Iterator[ProgressMeter]:
     """A meter that logs its final values if the corpus has been read to its end."""
-    with CorpusBar(session.total) as bar:
-        meter = ProgressMeter(session, tracker, bar)
+    with CorpusBar(run.plan.total) as bar:
+        meter = ProgressMeter(run, tracker, bar)
         yield meter
         meter.finish()
 
@@ -98,5 +96,5 @@ def peak_memory(device: torch.device) -> int:
     return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux KiB
 
 
-def _examples(session: Session) -> int:
-    return session.counts.used + session.counts.skipped.total()
+def _examples(run: Run) -> int:
+    return run.counts.used + run.counts.skipped.total()

@@ -14,6 +14,7 @@ from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
 from normscope.models.verification import Verification
 from normscope.running.options import RunOptions
+from normscope.running.plan import Plan
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
 
@@ -41,6 +42,11 @@ class Provenance:
     """Seconds in which the model and the analyses ran on the corpus."""
     corpus_seconds: float = 0.0
     """Seconds of the whole pass over the corpus, waiting for batches and saving checkpoints included."""
+
+    @classmethod
+    def of(cls, plan: Plan, origin: Origin) -> "Provenance":
+        """The facts of a run that begins."""
+        return cls(origin, plan.options, plan.model, plan.verification, CorpusCounts())
 
     def facts(self) -> dict[str, object]:
         """Software, model, corpus, time and verification error, as they are now."""

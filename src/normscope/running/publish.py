@@ -35,36 +35,36 @@ from normscope.running.conclusions import (
 )
 from normscope.running.memory import explain_out_of_memory
 from normscope.running.options import RunOptions
-from normscope.running.session import Session
+from normscope.running.run import Run
 from normscope.running.token_maps import token_maps
 from normscope.running.views import counts_of
 
 
-def publish(session: Session, results: RunFolder, tracker: Tracker) -> "Publication":
+def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
     """Turn the state of the analyses into findings, and write them to the run folder and the tracker.
 
     Raises:
         InputError: If there was nothing to analyse, a number is not finite, or the run folder is not writable.
     """
-    with explain_out_of_memory(session.options.device.batch_tokens, session.model.device):
-        findings = _findings(session)
-        metrics = _write_findings(findings, results, tracker, session.model.layers)
-        with _write_figures(findings, results, tracker, session.look):
-            comparison = _compare(session.options, metrics, findings, results, tracker)
-            _write_paper_tables(session, findings, results)
-            facts = _write_page(session, findings, comparison, results, tracker)
+    with explain_out_of_memory(run.plan.options.device.batch_tokens, run.plan.model.device):
+        findings = _findings(run)
+        metrics = _write_findings(findings, results, tracker, run.plan.model.layers)
+        with _write_figures(findings, results, tracker, run.plan.look):
+            comparison = _compare(run.plan.options, metrics, findings, results, tracker)
+            _write_paper_tables(run, findings, results)
+            facts = _write_page(run, findings, comparison, results, tracker)
             tracker.summary(metrics, facts)
     with results.writing():
         files = results.published_files()
     tracker.run_folder(files, results_content(Status.COMPLETED, metrics, facts))
-    return Publication(session, results, findings, comparison, metrics, facts)
+    return Publication(run, results, findings, comparison, metrics, facts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
     """The published results of a run, which is complete once the tracker has finished."""
 
-    session: Session
+    run: Run
     results: RunFolder
     findings: Mapping[str, Findings]
     comparison: Comparison | None
@@ -74,7 +74,7 @@ class Publication:
     def complete(self) -> dict[str, float]:
         """Record that the run has completed and print the summary; returns the metrics."""
         self.results.finish(Status.COMPLETED, self.metrics, self.facts)
-        self.session.remove_checkpoints()
+        self.run.remove_checkpoints()
         for name, findings in self.findings.items():
             show_table(name, findings.summary, findings.summary_digits, findings.summary_caption)
         # Several analyses may have the same note.
@@ -82,21 +82,21 @@ class Publication:
             say(note)
         if self.comparison is not None:
             show_comparison(self.comparison)
-        page_hint = f"; open {self.results.path / 'report.html'}" if self.session.options.report.enabled else ""
+        page_hint = f"; open {self.results.path / 'report.html'}" if self.run.plan.options.report.enabled else ""
         say(f"results in {self.results.path}{page_hint}")
         return self.metrics
 
 
-def _findings(session: Session) -> dict[str, Findings]:
-    if session.counts.used:
-        _show_counts(session)
-    return conclude(session, steps_bar)
+def _findings(run: Run) -> dict[str, Findings]:
+    if run.counts.used:
+        _show_counts(run)
+    return conclude(run, steps_bar)
 
 
-def _show_counts(session: Session) -> None:
+def _show_counts(run: Run) -> None:
     """Report how much was read, what was skipped, and which categories are missing."""
-    for view, counts in zip(session.views, counts_of(session.views, session.counts), strict=True):
-        who = "" if view is session.views[0] else f"{view.names}: "
+    for view, counts in zip(run.plan.views, counts_of(run.plan.views, run.counts), strict=True):
+        who = "" if view is run.plan.views[0] else f"{view.names}: "
         tokens = ", ".join(f"{number:,} {category}" for category, number in counts.categories.items() if number)
         say(f"{who}{counted(counts.sequences, 'sequence')}, {counted(counts.tokens, 'token')}: {tokens}")
         if counts.cut:
@@ -104,7 +104,7 @@ def _show_counts(session: Session) -> None:
             say(f"{who}{cut} truncated to {view.encoder.max_length} tokens (dataset.max_length)")
         for reason, number in counts.skipped.items():
             say(f"{who}{counted(number, 'example was', 'examples were')} skipped: {reason}")
-    missing = [category for category in missing_categories(session) if _is_expected(category, session.options)]
+    missing = [category for category in missing_categories(run) if _is_expected(category, run.plan.options)]
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
 
@@ -150,10 +150,10 @@ def _write_figures(
         yield
 
 
-def _write_paper_tables(session: Session, findings: Mapping[str, Findings], results: RunFolder) -> None:
+def _write_paper_tables(run: Run, findings: Mapping[str, Findings], results: RunFolder) -> None:
     """Write the papers' tables as LaTeX."""
-    model, data = model_label(session.options.model), dataset_label(session.options.dataset)
-    counts = session.counts
+    model, data = model_label(run.plan.options.model), dataset_label(run.plan.options.dataset)
+    counts = run.counts
     for name, content in tables_of_run(findings, f"{model} on {data}", counts.sequences, counts.tokens).items():
         results.write(f"tables/{name}.tex", content.encode())
 
@@ -175,16 +175,16 @@ def _compare(
     return comparison
 
 
-def _maps_of_analyses(session: Session) -> Callable[[Batch], dict[str, np.ndarray]]:
+def _maps_of_analyses(run: Run) -> Callable[[Batch], dict[str, np.ndarray]]:
     """Returns the token maps that the analyses have of a batch of one text."""
-    runner = runner_of(session)
+    runner = runner_of(run)
     return lambda batch: {
-        name: values for analysis in session.analyses for name, values in analysis.token_maps(runner, batch).items()
+        name: values for analysis in run.plan.analyses for name, values in analysis.token_maps(runner, batch).items()
     }
 
 
 def _write_page(
-    session: Session,
+    run: Run,
     findings: Mapping[str, Findings],
     comparison: Comparison | None,
     results: RunFolder,
@@ -192,13 +192,13 @@ def _write_page(
 ) -> dict[str, object]:
     """Write the token maps and the report; returns the facts of the run."""
     sentences, left_out = token_maps(
-        session.model,
-        session.encoder,
-        session.texts,
-        session.layers,
-        session.bias_rule,
-        added_maps=session.added_maps,
-        add=_maps_of_analyses(session),
+        run.plan.model,
+        run.plan.encoder,
+        run.plan.maps.texts,
+        run.plan.layers,
+        run.plan.maps.bias_rule,
+        added_maps=run.plan.maps.added,
+        add=_maps_of_analyses(run),
     )
     if left_out:
         say(f"token maps: {'; '.join(left_out)}")
@@ -206,8 +206,8 @@ def _write_page(
         table = pairs_table(sentences)
         results.write_table("explorer_pairs", table)
         tracker.table("explorer_pairs", table)
-    facts = session.provenance.facts()
-    if session.options.report.enabled:
-        report = Report(plain(session.options), findings, facts, comparison, sentences, left_out)
+    facts = run.provenance.facts()
+    if run.plan.options.report.enabled:
+        report = Report(plain(run.plan.options), findings, facts, comparison, sentences, left_out)
         tracker.page("report", results.write_page("report.html", page(report)))
     return facts

@@ -24,7 +24,7 @@ from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
 from normscope.running.checkpoint import DAMAGE, header, loading_problem, packed, unpacked
 from normscope.running.reduction import Reduction
-from normscope.running.session import Session, identity
+from normscope.running.run import Run
 
 T = TypeVar("T")
 
@@ -38,33 +38,33 @@ _SHOWN = 10
 class KeptShard:
     """A run of one shard whose state has been saved."""
 
-    session: Session
+    run: Run
     results: RunFolder
 
     def complete(self) -> dict[str, float]:
         """Record that the shard is complete; it has no metrics of its own."""
-        session, options = self.session, self.session.options
-        self.results.finish(Status.SHARD, {}, session.provenance.facts())
-        session.remove_checkpoints()
+        run, options = self.run, self.run.plan.options
+        self.results.finish(Status.SHARD, {}, run.provenance.facts())
+        run.remove_checkpoints()
         say(f"shard {options.shard} of {options.shards} is complete: {self.results.path}")
         say("when every shard is complete, normscope merge RUN… combines them into one run")
         return {}
 
 
-def keep(session: Session, results: RunFolder, _tracker: Tracker) -> KeptShard:
+def keep(run: Run, results: RunFolder, _tracker: Tracker) -> KeptShard:
     """Save the state of a shard's analyses in its run folder.
 
     Raises:
         InputError: If the run folder is not writable.
     """
     content = {
-        "shard": session.options.shard,
-        "shards": session.options.shards,
-        "identity": _common(session),
-        "counts": session.counts.packed(),
+        "shard": run.plan.options.shard,
+        "shards": run.plan.options.shards,
+        "identity": _common(run),
+        "counts": run.counts.packed(),
     }
-    results.write(FILE, packed(content, state_of(session.analyses)))
-    return KeptShard(session, results)
+    results.write(FILE, packed(content, state_of(run.plan.analyses)))
+    return KeptShard(run, results)
 
 
 def complete_set(folders: Sequence[str | Path]) -> list[Path]:
@@ -93,26 +93,26 @@ def complete_set(folders: Sequence[str | Path]) -> list[Path]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def merge(session: Session, folders: Sequence[str]) -> None:
-    """Give the analyses of a session the state of all shards.
+def merge(run: Run, folders: Sequence[str]) -> None:
+    """Give the analyses of a run the state of all shards.
 
     Args:
-        session: The run that merges.
+        run: The run that merges.
         folders: The run folders of all shards, in any order.
 
     Raises:
         InputError: If the folders are no complete set, or a shard's state, model or software does not fit this run.
     """
-    current = json.loads(json.dumps(_common(session)))
-    reduction = Reduction(session.analyses)
+    current = json.loads(json.dumps(_common(run)))
+    reduction = Reduction(run.plan.analyses)
     for folder in complete_set(folders):
         content, tensors = _content(folder)
         _refuse_others(folder, content["identity"], current, "the run that merges")
-        problem = loading_problem(session.analyses, tensors)
+        problem = loading_problem(run.plan.analyses, tensors)
         if problem:
             raise InputError(f"merge={folder}: its {FILE} cannot be used: {problem}; run the shard again")
         reduction.add()
-        session.counts.add(CorpusCounts.unpacked(content["counts"]))
+        run.counts.add(CorpusCounts.unpacked(content["counts"]))
     reduction.finish()
 
 
@@ -133,9 +133,9 @@ def merging_folders(sweep: Path) -> Iterator[list[Path]]:
             yield [folders[number] for number in sorted(folders)]
 
 
-def _common(session: Session) -> dict[str, object]:
+def _common(run: Run) -> dict[str, object]:
     """What the runs of all shards share."""
-    return {key: value for key, value in identity(session).items() if key not in ("shard", "shards")}
+    return {key: value for key, value in run.plan.identity.items() if key not in ("shard", "shards")}
 
 
 def _header(folder: Path) -> dict[str, Any]:

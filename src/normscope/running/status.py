@@ -9,12 +9,12 @@ from normscope.reporting.run_folder import RunFolder, fail_abandoned
 from normscope.reporting.tracker import NoTracker, Tracker
 from normscope.reporting.tracking import track
 from normscope.running.description import describe
-from normscope.running.session import Session
+from normscope.running.run import Run
 from normscope.running.shutdown import Terminated, deferred_signals
 
 
 @contextlib.contextmanager
-def tracked(session: Session) -> Iterator[Tracker]:
+def tracked(run: Run) -> Iterator[Tracker]:
     """Start a run and its tracker. If the run fails, its status is recorded before the tracker finishes, which may take long.
 
     Only the main process records and tracks. The others mark the run as failed if the main process dies.
@@ -22,21 +22,21 @@ def tracked(session: Session) -> Iterator[Tracker]:
     Raises:
         InputError: If the run folder cannot be written to.
     """
-    results = session.results
+    results = run.results
     if results is None:
-        with _main_process_watched(session):
-            session.start()
+        with _main_process_watched(run):
+            run.start()
             yield NoTracker()
         return
-    with _recorded(session, results):
-        session.start()
-        description = describe(session.options, session.provenance.origin.command, session.model.layout.family)
-        with track(session.options.tracking, description, results.path) as tracker, _recorded(session, results):
+    with _recorded(run, results):
+        run.start()
+        description = describe(run.plan.options, run.provenance.origin.command, run.plan.model.layout.family)
+        with track(run.plan.options.tracking, description, results.path) as tracker, _recorded(run, results):
             yield tracker
 
 
 @contextlib.contextmanager
-def _recorded(session: Session, results: RunFolder) -> Iterator[None]:
+def _recorded(run: Run, results: RunFolder) -> Iterator[None]:
     """Record the status of a run that fails or is interrupted."""
     try:
         yield
@@ -44,22 +44,22 @@ def _recorded(session: Session, results: RunFolder) -> Iterator[None]:
         status, text = Status.FAILED, str(error)
         if isinstance(error, KeyboardInterrupt):
             # torchrun sends SIGTERM to all processes when one of them dies.
-            if session.group.size > 1 and isinstance(error, Terminated):
-                text = f"ended by SIGTERM: another of the {session.group.size} processes died, or torchrun was stopped"
+            if run.group.size > 1 and isinstance(error, Terminated):
+                text = f"ended by SIGTERM: another of the {run.group.size} processes died, or torchrun was stopped"
             else:
                 status = Status.INTERRUPTED
         # Another signal must not lose the status. If the folder is not writable, the original error says so already.
         with deferred_signals(), contextlib.suppress(InputError):
             if results.begun and not results.ended:
-                results.finish(status, {}, session.provenance.facts(), error=text)
+                results.finish(status, {}, run.provenance.facts(), error=text)
         raise
 
 
 @contextlib.contextmanager
-def _main_process_watched(session: Session) -> Iterator[None]:
+def _main_process_watched(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
         with deferred_signals():
-            fail_abandoned(session.folder, f"the first of {session.group.size} processes died")
+            fail_abandoned(run.folder, f"the first of {run.group.size} processes died")
         raise

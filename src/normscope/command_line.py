@@ -1,0 +1,106 @@
+"""The words of a command line: commands of ours, patterns of checkpoints, and the overrides for Hydra."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from normscope.config.training_step import checkpoints
+from normscope.errors import InputError
+
+
+def program() -> str:
+    """The command that started this process, without its arguments."""
+    name = Path(sys.argv[0]).name
+    return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
+
+
+def translate_command() -> None:
+    """Turn `normscope merge RUN… KEY=VALUE…` and `normscope prepare KEY=VALUE…` into overrides.
+
+    Raises:
+        InputError: If there is no run.
+    """
+    if sys.argv[1:2] == ["prepare"]:
+        sys.argv[1] = "prepare=true"
+    if sys.argv[1:2] != ["merge"]:
+        return
+    runs = [word for word in sys.argv[2:] if Path(word).is_dir() or not ("=" in word or word.startswith("-"))]
+    if not runs:
+        raise InputError(f"merge: expected the folders of the runs of all shards: {program()} merge RUN…")
+    listed = ",".join(map(_quoted, runs))
+    sys.argv[1:] = [f"merge=[{listed}]", *(word for word in sys.argv[2:] if word not in runs)]
+
+
+def expand_checkpoints() -> None:
+    """Turn `model.checkpoints=PATTERN` into a sweep over the folders that the pattern matches.
+
+    Raises:
+        InputError: If it matches none, or `model.name` is set as well.
+    """
+    key = "model.checkpoints="
+    given = [word for word in sys.argv[1:] if word.startswith(key) and word != f"{key}null"]
+    if not given:
+        return
+    others = [word for word in sys.argv[1:] if word.startswith("model.name=") or word in given[1:]]
+    if others:
+        raise InputError(f"{given[0]} and {others[0]} are both set; expected one of them")
+    folders = checkpoints(given[0].removeprefix(key).strip("'\""))
+    names = ",".join(_quoted(os.path.abspath(folder)) for folder in folders)
+    sys.argv[sys.argv.index(given[0])] = f"model.name={names}"
+    if not {"-m", "--multirun"} & set(sys.argv):
+        sys.argv.append("-m")
+
+
+def overrides() -> list[str]:
+    """The overrides on the command line.
+
+    Raises:
+        InputError: If there is a flag that Hydra does not have.
+    """
+    parser = get_args_parser()
+
+    def refuse(reason: str) -> NoReturn:  # Hydra would print its whole usage
+        raise InputError(f"{reason}; see {program()} --help")
+
+    parser.error = refuse  # type: ignore[method-assign, assignment]
+    given, others = parser.parse_known_args()
+    if others:
+        where = (
+            ""
+            if any(text.startswith("-") for text in others)
+            else "; put all overrides before or after options such as -m"
+        )
+        refuse(f"unrecognized arguments: {' '.join(others)}{where}")
+    words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
+    if words:
+        refuse(f"{words[0]}: expected key=value, or merge or prepare as the first word")
+    if given.experimental_rerun is not None:  # it would read a pickle
+        raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
+    return list(given.overrides)
+
+
+def culprit(overrides: Sequence[str]) -> str:
+    """The override that Hydra could not use, if its error does not name one."""
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+            value = override.value()
+        except Exception:  # the grammar fails in many ways
+            return text
+        names = value if isinstance(value, list) else [value]
+        if "." not in override.key_or_group and not all(isinstance(name, str) for name in names):
+            return text
+    of_hydra = [text for text in overrides if text.lstrip("+~").startswith("hydra")]
+    return " ".join(of_hydra or overrides) or "the command line"
+
+
+def _quoted(text: str) -> str:
+    """A string for Hydra's grammar, whatever signs it has."""
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'

@@ -1,0 +1,374 @@
+"""What a run will do: everything that is settled before its first batch, and everything that can fail before it."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.registry import analyses as known_analyses
+from normscope.config.sections import INCIDENTAL, flat, plain
+from normscope.data.annotation import column_values
+from normscope.data.batching import Batch
+from normscope.data.categories import ALL
+from normscope.data.corpora import NumberedCorpus
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts
+from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
+from normscope.data.token_sequence import Segmenter
+from normscope.errors import InputError
+from normscope.maths.feed_forward import BiasRule
+from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.loaded import LoadedModel
+from normscope.models.model_info import ModelInfo
+from normscope.models.observer import Observer
+from normscope.models.options import ModelOptions
+from normscope.models.pooling import pooling_of
+from normscope.models.verification import Verification
+from normscope.reporting.appearance import Appearance, appearance
+from normscope.reporting.options import FigureOptions
+from normscope.reporting.terminal import say
+from normscope.running.distributed import ProcessGroup, Share
+from normscope.running.inputs import Inputs
+from normscope.running.options import RunOptions, all_options, chosen_categories, chosen_layers, enabled_analyses
+from normscope.running.parts import Parts
+from normscope.running.prepared import identity as prepared_identity
+from normscope.running.prepared import saved_states
+from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
+from normscope.running.views import View, batches_of_views
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """The token maps of a run's report."""
+
+    texts: Sequence[ExplorerText]
+    bias_rule: BiasRule | None
+    """Where they leave the biases of feed-forward networks; None if they end at the attention block."""
+    added: int
+    """Number of maps per layer that the analyses add."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run that is ready for its first batch. Nothing here changes, but for the state inside the analyses."""
+
+    options: RunOptions
+    model: LoadedModel
+    verification: Verification
+    """How closely the observed model matches the untouched one, as far as the analyses look."""
+    views: Sequence[View]
+    """What the analyses see of the corpus; never empty."""
+    observer: Observer
+    layers: list[int]
+    categories: list[str]
+    analyses: Sequence[Analysis]
+    maps: Maps
+    resources: Mapping[str, Prepared]
+    """What analyses need that is made before the first batch, by name."""
+    users: Mapping[str, str]
+    """The name of an analysis that needs each resource."""
+    corpus: NumberedCorpus
+    parts: Parts
+    look: Appearance
+    """How figures are drawn."""
+
+    @classmethod
+    def of(cls, options: RunOptions, inputs: Inputs, parts: Parts, group: ProcessGroup) -> "Plan":
+        """Load the model, prove that it can be observed, open the corpus, and build the analyses.
+
+        Args:
+            options: The whole config.
+            inputs: The model and the texts.
+            parts: The parts of the corpus, and those of this process.
+            group: The processes of the run.
+
+        Raises:
+            InputError: If the input is invalid.
+        """
+        torch.manual_seed(options.seed)
+        look = _look(options.figures)
+        needs = _needs(options, inputs)
+        model = inputs.load()
+        feed_forward = any(requirements.feed_forward for requirements in needs.values())
+        verification = model.layers_verification if feed_forward else model.verification
+        _load_heads(model, needs.values())
+        layers = chosen_layers(options.layers, model.layers)
+        encoders = _encoders(options, model, needs, inputs)
+        categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
+        corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
+        observer = _observer(model, layers, needs.values())
+        context = _context(options, model, encoders[0], observer, layers, categories)
+        resources = {
+            name: resource
+            for own in encoders
+            for name, resource in _resources(options, model, own, _of_view(needs, own), inputs, group).items()
+        }
+        analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
+        if group.is_main and corpus.undivided and any(share.of > 1 for share in parts.own):
+            say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
+        return cls(
+            options=options,
+            model=model,
+            verification=verification,
+            views=[_view(own, analyses, needs, inputs.info.hidden_size) for own in encoders],
+            observer=observer,
+            layers=layers,
+            categories=categories,
+            analyses=analyses,
+            maps=_maps(options, model, encoders[0], layers, needs, inputs),
+            resources=resources,
+            users=_users(needs),
+            corpus=corpus,
+            parts=parts,
+            look=look,
+        )
+
+    @property
+    def encoder(self) -> Encoder:
+        """That of the first view, which shows pairs as sequences if any analysis reads them so."""
+        return self.views[0].encoder
+
+    @property
+    def total(self) -> int | None:
+        """Number of examples to read, if known; the size of a share is not."""
+        return self.corpus.total if all(share.of == 1 for share in self.parts.own) else None
+
+    def batches(self, share: Share, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
+        """All batches that a share of the corpus is concerned with, and whether each belongs to it; updates the counts."""
+        make = functools.partial(batches_of_views, self.views, self.options.device.batch_tokens)
+        return share.batches(self.corpus, make, counts)
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What a resumed run must share with the stopped one, and the runs of all shards with each other."""
+        config = flat(plain(self.options))
+        return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
+            "the model's weights": self.model.weights_sha256,
+            "torch": torch.__version__,
+            "normscope": metadata.version("normscope"),
+            **{f"the resource {name}": resource.digest for name, resource in self.resources.items()},
+        }
+
+    @property
+    def prepared_identity(self) -> dict[str, Any]:
+        """The keys that resources depend on."""
+        return prepared_identity(self.options, self.users)
+
+
+def _look(options: FigureOptions) -> Appearance:
+    """How figures will be drawn; the user's style has been tried."""
+    look = appearance(options)
+    if look.style:
+        from normscope.reporting.trial import try_style  # imports matplotlib
+
+        try_style(look)
+    return look
+
+
+def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirements]:
+    """What the enabled analyses need of the model.
+
+    Raises:
+        InputError: If the model does not have it, or the analyses need nothing to be prepared.
+    """
+    known = known_analyses()
+    kinds = [known[name].load() for name in enabled_analyses(options.analysis)]
+    _refuse_other_attention(kinds, inputs.info)
+    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), inputs.info) for kind in kinds}
+    _refuse_missing_feed_forward(needs, options.model, inputs.info)
+    resources = [resource for requirements in needs.values() for resource in requirements.resources.values()]
+    if options.prepare and not any(resource.reads_corpus for resource in resources):
+        raise InputError(
+            "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
+        )
+    return needs
+
+
+def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
+    for kind in kinds:
+        if kind.info.requires_cross_attention and not model.is_cross_attention:
+            raise InputError(
+                f"analysis={kind.info.name} needs cross-attention, which is not observed here; set model.stack=cross"
+            )
+        if model.is_cross_attention and not kind.info.supports_cross_attention:
+            others = [name for name, info in known_analyses().items() if info.supports_cross_attention]
+            raise InputError(
+                f"analysis={kind.info.name} does not support cross-attention; set model.stack=encoder or decoder, or choose "
+                f"from {', '.join(others)}"
+            )
+
+
+def _refuse_missing_feed_forward(
+    needs: Mapping[type[Analysis], Requirements], options: ModelOptions, model: ModelInfo
+) -> None:
+    for kind, requirements in needs.items():
+        if requirements.feed_forward and not model.has_feed_forward:
+            if model.layout is not None and model.layout.stack is None:
+                raise InputError(
+                    f"model.name={model.name}: analysis={kind.info.name} needs dense feed-forward networks, got a "
+                    f"mixture of experts; set another model.name, or leave out analysis={kind.info.name}"
+                )
+            raise InputError(
+                f"model.stack={options.stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
+                "self-attention is followed by cross-attention; set model.stack=encoder or cross"
+            )
+
+
+def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
+    """Load the heads that analyses use, now, since they may be damaged."""
+    for requirements in needs:
+        if requirements.language_head:
+            _ = model.next_token_head, model.masked_language_head
+        if requirements.classifier:
+            _ = model.classifier
+
+
+def _encoders(
+    options: RunOptions, model: LoadedModel, needs: Mapping[type[Analysis], Requirements], inputs: Inputs
+) -> list[Encoder]:
+    """One for each way in which the analyses read pairs; that of pairs as sequences comes first."""
+    values = _annotated_categories(options, inputs)
+    encoders = [
+        Encoder(model, options.dataset, _words(needs), values, separate=separate, level=options.level)
+        for separate in sorted({requirements.pairs for requirements in needs.values()})
+    ]
+    if inputs.memory is not None:
+        for encoder in encoders:
+            encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
+    return encoders
+
+
+def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:
+    """What the analyses need that see the sequences of an encoder."""
+    return {kind: requirements for kind, requirements in needs.items() if requirements.pairs == encoder.separate}
+
+
+def _view(
+    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], hidden_size: int
+) -> View:
+    own = _of_view(needs, encoder)
+    entries = hidden_size * sum(requirements.vectors_of_pairs for requirements in own.values())
+    return View(encoder, [analysis for analysis in analyses if type(analysis) in own], entries)
+
+
+def _words(needs: Mapping[type[Analysis], Requirements]) -> Segmenter | None:
+    """The segmenter of the analysis that needs words, if any does."""
+    return next((requirements.words for requirements in needs.values() if requirements.words is not None), None)
+
+
+def _numbers_rows(needs: Mapping[type[Analysis], Requirements], model: LoadedModel) -> bool:
+    """Whether something refers to examples by their rows: gold links, tables of pairs, messages about translations."""
+    by_row = any(requirements.pairs or requirements.words is not None for requirements in needs.values())
+    return by_row or model.decoder_inputs is not None
+
+
+def _annotated_categories(options: RunOptions, inputs: Inputs) -> tuple[str, ...]:
+    """The values of the column of annotated words that are categories, if `dataset.categories` names one."""
+    column = options.dataset.categories
+    return column_values(inputs.open_corpus(options.dataset), column) if isinstance(column, str) else ()
+
+
+def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
+    """An observer of exactly what the analyses need; the forward pass ends after the last of it."""
+    needs = list(needs)
+    hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
+    every = any(requirements.all_layers for requirements in needs)
+    feed_forward = any(requirements.feed_forward for requirements in needs)
+    layers = range(1, model.layers + 1) if every else layers
+    return Observer(model.model, model.layout, layers, hidden, feed_forward=feed_forward)
+
+
+def _context(
+    options: RunOptions,
+    model: LoadedModel,
+    encoder: Encoder,
+    observer: Observer,
+    layers: list[int],
+    categories: list[str],
+) -> AnalysisContext:
+    return AnalysisContext(
+        layers=layers,
+        categories=categories,
+        parameters=observer.parameters,
+        names=encoder.categories.names,
+        special_tokens=encoder.categories.special,
+        mask_token=model.tokenizer.mask_token_id,
+        token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
+        hidden_norms=observer.hidden_norms,
+        methods=model.layout.methods,
+        has_position_terms=not model.layout.registry,
+        depth=model.layers,
+        freezer=LayerFreezer(model.model, model.layout),
+        own_pooling=lambda: pooling_of(model.folder, model.name),
+        has_feed_forward=bool(model.layout.feed_forward),
+        vocabulary=min(len(model.tokenizer), model.vocabulary),
+        first_token=encoder.first_token,
+        options=all_options(options.analysis),
+    )
+
+
+def _resources(
+    options: RunOptions,
+    model: LoadedModel,
+    encoder: Encoder,
+    needs: Mapping[type[Analysis], Requirements],
+    inputs: Inputs,
+    group: ProcessGroup,
+) -> dict[str, Prepared]:
+    """The resources of all analyses, by name; one that several need is prepared once."""
+    wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
+    context = ResourceContext(options.dataset, encoder, model.vocabulary, inputs.open_corpus)
+    readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
+    saved = saved_states(options, wanted, _users(needs))
+    return prepare_resources(wanted, context, inputs.open_corpus, readers, saved)
+
+
+def _users(needs: Mapping[type[Analysis], Requirements]) -> dict[str, str]:
+    """The name of an analysis that needs each resource."""
+    return {name: kind.info.name for kind, requirements in needs.items() for name in requirements.resources}
+
+
+def _analyses(
+    needs: Mapping[type[Analysis], Requirements], context: AnalysisContext, resources: Mapping[str, Any]
+) -> list[Analysis]:
+    options = {type(options): options for options in context.options}
+    every = list(range(1, context.depth + 1))
+    return [
+        kind(
+            options[kind.info.options],
+            dataclasses.replace(
+                context,
+                layers=every if requirements.all_layers else context.layers,
+                resources={name: resources[name] for name in requirements.resources},
+            ),
+        )
+        for kind, requirements in needs.items()
+    ]
+
+
+def _bias_rule(needs: Iterable[Requirements]) -> BiasRule | None:
+    """The rule of the analysis that needs feed-forward networks, if any does."""
+    return next((requirements.bias_rule for requirements in needs if requirements.feed_forward), None)
+
+
+def _maps(
+    options: RunOptions,
+    model: LoadedModel,
+    encoder: Encoder,
+    layers: Sequence[int],
+    needs: Mapping[type[Analysis], Requirements],
+    inputs: Inputs,
+) -> Maps:
+    rule = _bias_rule(needs.values())
+    added = sum(requirements.token_maps for requirements in needs.values())
+    return Maps(_texts(options, encoder, len(layers), maps_per_layer(model.layout, rule) + added, inputs), rule, added)
+
+
+def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs) -> list[ExplorerText]:
+    if options.shard is not None or not options.report.enabled or not (options.report.examples or options.report.text):
+        return []
+    return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers, maps)

@@ -1,0 +1,255 @@
+"""A run, from its plan to its last part: where it is in the corpus, what it has counted, and what it can be resumed from."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from normscope.config.sections import plain
+from normscope.data.batching import Batch
+from normscope.data.corpora import text_keys
+from normscope.data.corpus_memory import CorpusMemory
+from normscope.data.examples import CorpusCounts
+from normscope.data.options import DatasetKind
+from normscope.errors import InputError
+from normscope.models.offloading import offloaded_to
+from normscope.reporting.run_folder import PeerFolder, RunFolder
+from normscope.reporting.terminal import say
+from normscope.reporting.tracking_environment import with_environment
+from normscope.rounding import counted
+from normscope.running.batch_stream import BatchStream
+from normscope.running.checkpoint import Checkpoint, Position, file_of, saved_parts
+from normscope.running.distributed import ProcessGroup, Share
+from normscope.running.inputs import ConfiguredInputs, InputsInMemory
+from normscope.running.options import RunOptions
+from normscope.running.parts import Parts, merge_saved
+from normscope.running.plan import Plan
+from normscope.running.provenance import Origin, Provenance
+from normscope.running.rendezvous import remember_run
+from normscope.running.views import counts_of
+
+
+@dataclasses.dataclass
+class Run:
+    """A run of a plan: how far it is."""
+
+    plan: Plan
+    group: ProcessGroup
+    results: RunFolder | None
+    """The run folder, in the main process."""
+    folder: Path
+    """Its path, in all processes."""
+    provenance: Provenance
+    warnings: Sequence[str] = ()
+    """About the environment; said when the run begins."""
+    stream: BatchStream = dataclasses.field(init=False)
+    """What is left of the part."""
+    saves: bool = False
+    """Whether checkpoints are saved: all processes see the run folder."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint of the part; None if none is saved."""
+    position: Position = dataclasses.field(default_factory=Position)
+    """How far the part had been read when the run was stopped, if it is resumed."""
+    finished: bool = False
+    """Whether the whole part had been analysed by then."""
+
+    @classmethod
+    def prepare(
+        cls,
+        options: RunOptions,
+        results: RunFolder | None,
+        group: ProcessGroup,
+        origin: Origin,
+        memory: CorpusMemory | None = None,
+    ) -> "Run":
+        """Load the model, prove that it can be observed, open the corpus, and build the analyses.
+
+        Raises:
+            InputError: If the input is invalid, in this process or in another one of the run.
+        """
+        warnings: list[str] = []
+        options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
+        folder = Path(group.shared("" if results is None else str(results.path)))
+        with group.agreeing():
+            parts = Parts.of(options, folder, group)
+            plan = Plan.of(options, ConfiguredInputs(options, group, memory), parts, group)
+        run = cls(plan, group, results, folder, Provenance.of(plan, origin), warnings)
+        run.saves = all(group.gathered(PeerFolder(folder).visible))
+        with group.agreeing():
+            for share in parts.own[:1]:
+                run.begin(share)
+            if group.is_main:
+                run._announce()
+        run._announce_resumed()
+        return run
+
+    @classmethod
+    def in_memory(cls, options: RunOptions, inputs: InputsInMemory) -> "Run":
+        """The same for a model and texts in memory, in this process and without a run folder.
+
+        Raises:
+            InputError: If the input is invalid.
+        """
+        group, whole = ProcessGroup(), Parts(1, [Share(0, 1)])
+        plan = Plan.of(options, inputs, whole, group)
+        run = cls(plan, group, None, Path(), Provenance.of(plan, Origin(time.monotonic(), "")))
+        run.begin(whole.own[0])
+        return run
+
+    @property
+    def counts(self) -> CorpusCounts:
+        """The counts of the part of the corpus that is being analysed."""
+        return self.provenance.counts
+
+    def start(self) -> None:
+        """Begin the run in its folder, which records from now on how it ends.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        with self.group.agreeing():  # nothing is saved before the main process has begun the run
+            if self.results is not None:
+                for warning in self.warnings:
+                    say(warning)
+                self.results.begin(plain(self.plan.options), self._first_checkpoint())
+                remember_run(self.group.store, self.results.path)
+
+    def begin(self, share: Share) -> None:
+        """Turn to one of the parts, and continue where it was stopped if the run is resumed.
+
+        Raises:
+            InputError: If there is no usable example in the corpus, or the checkpoint does not fit the run.
+        """
+        for analysis in self.plan.analyses:
+            for accumulator in analysis.accumulators.values():
+                accumulator.reset()
+        self.counts.clear()
+        self.checkpoint = self._checkpoint(share) if self.saves else None
+        before = self.checkpoint if self.plan.options.resume is not None else None
+        saved = None if before is None else before.finished(self.plan.analyses)
+        self.finished, self.position = saved is not None, Position()
+        if saved is not None:
+            self.counts.add(saved)
+            self.stream = BatchStream(lambda _counts: iter(()), self.counts)
+            return
+        self.stream = BatchStream(functools.partial(self.plan.batches, share), self.counts)
+        if share.of == 1 and self.plan.options.merge is None:
+            self._require_first_batches()
+        if before is not None:
+            self.position = before.resume(self.plan.analyses, self.stream)
+
+    def _require_first_batches(self) -> None:
+        """Stop now if the corpus ends without a usable example for some of the analyses.
+
+        Raises:
+            InputError: If it does.
+        """
+        missing = {view.encoder.separate: view for view in self.plan.views}
+
+        def all_found(batch: Batch) -> bool:
+            missing.pop(batch.paired, None)
+            return not missing
+
+        counts = self.stream.read_until(all_found)
+        if counts is not None:
+            require_examples(self, counts)
+
+    def finish_part(self, position: Position) -> None:
+        """Save the state of a whole part, if there are other parts or processes."""
+        if self.checkpoint is not None and not self.finished and max(self.plan.parts.number, self.group.size) > 1:
+            self.checkpoint.save(self.plan.analyses, position, self.counts)
+
+    def reduce(self) -> None:
+        """Merge the parts: the analyses and counts of the main process end up with those of the whole corpus.
+
+        Raises:
+            InputError: If another process has failed.
+        """
+        if self.plan.parts.number == self.group.size:
+            self.group.reduce(self.plan.analyses, self.counts)
+            return
+        self.group.gathered(True)  # once every process has come here, all parts are saved
+        if self.group.is_main:
+            merge_saved(map(self._checkpoint, self.plan.parts.all), self.plan.analyses, self.counts)
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a completed run."""
+        for share in self.plan.parts.all if self.saves else []:
+            self._checkpoint(share).remove()
+
+    def _first_checkpoint(self) -> dict[str, bytes]:
+        """The checkpoint of a run that begins, by its name: it records the number of parts, so that a run that is killed before
+        its first batch is continued with the same parts and gives the same bytes.
+        """
+        reads_corpus = self.plan.options.merge is None and not self.plan.options.prepare
+        begun = self.plan.options.resume is not None and saved_parts(self.folder) is not None
+        if not (self.saves and reads_corpus) or begun:
+            return {}
+        checkpoint = self._checkpoint(self.plan.parts.all[0])
+        return {checkpoint.path.name: checkpoint.of_nothing()}
+
+    def _checkpoint(self, share: Share) -> Checkpoint:
+        """The checkpoint of one of the parts."""
+        number = self.plan.parts.number
+        part = {} if number == 1 else {"the part of the corpus": f"{share.number} of {number}"}
+        return Checkpoint(
+            PeerFolder(self.folder) if self.results is None else self.results,
+            self.plan.identity | part,
+            self.plan.options.checkpoint.every_seconds,
+            file_of(share.number, number),
+        )
+
+    def _announce(self) -> None:
+        model = self.plan.model
+        elsewhere = offloaded_to(model.model)
+        say(
+            f"{model.name}: {counted(model.layers, 'layer')} on {model.device}, {model.number_format}",
+            *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
+            f"matches the untouched model to {self.plan.verification.error:.1e}",
+        )
+
+    def _announce_resumed(self) -> None:
+        batches = sum(self.group.gathered(self.position.batches))
+        finished = sum(self.group.gathered(self.finished))
+        if not self.group.is_main:
+            return
+        if batches or finished:
+            say(
+                f"resuming after {counted(batches, 'batch', 'batches')}"
+                + (
+                    f"; {finished:,} of {counted(self.group.size, 'process', 'processes')} "
+                    f"{'begins' if finished == 1 else 'begin'} with a part that is finished"
+                    if finished
+                    else ""
+                )
+            )
+        if not self.saves:
+            say(
+                f"{self.folder} is not on a file system that all {self.group.size} processes share: this run cannot be resumed"
+            )
+
+
+def require_examples(run: Run, counts: CorpusCounts) -> None:
+    """Check that every analysis had an example.
+
+    Args:
+        run: The run.
+        counts: The counts of the whole corpus.
+
+    Raises:
+        InputError: If one had none; the message has the reasons.
+    """
+    options = run.plan.options
+    for view, own in zip(run.plan.views, counts_of(run.plan.views, counts), strict=True):
+        if own.used:
+            continue
+        what = "" if len(run.plan.views) == 1 else f" for analysis={view.names}"
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in own.skipped.items()) or "it has no rows"
+        if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
+            raise InputError(f"texts: no usable text{what} ({reasons})")
+        where = options.dataset.path or options.dataset.kind
+        # Some reasons name the key that they depend on; the others depend on what was read.
+        unexplained = not own.skipped or any("dataset." not in reason for reason in own.skipped)
+        keys = " and ".join(text_keys(options.dataset)) if unexplained else ""
+        raise InputError(f"dataset {where}: no usable example{what} ({reasons}){keys and f'; check {keys}'}")

@@ -1,0 +1,140 @@
+"""The jobs of a sweep in this process: what they share, how they failed, and what is made of them all at the end."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from normscope.data.corpus_memory import CorpusMemory
+
+_HYDRA_RECORD = "multirun.yaml"
+"""File in a sweep's folder that Hydra writes before the first job."""
+
+_FAILED_JOBS = 1
+"""Exit status of a sweep with failed jobs."""
+
+
+@dataclasses.dataclass
+class Sweep:
+    """The jobs of this process so far. A run that is not part of a sweep is the only job of one without a folder."""
+
+    jobs: int = 0
+    folder: Path | None = None
+    """Folder of the sweep."""
+    agrees: bool = True
+    """Whether a reproduced run has the same numbers."""
+    error: Exception | None = None
+    """The exception of a single job, kept from Hydra, which would print a line about it."""
+    new: Sequence[Path] = ()
+    """Paths that did not exist when the sweep chose its folder, innermost first."""
+    earlier: int = 0
+    """How many failures an earlier sweep had recorded there."""
+    memory: "CorpusMemory | None" = None
+    """The corpora that its jobs in this process have read."""
+
+    def begin(self) -> None:
+        """Forget an earlier command of the same process."""
+        self.__init__()  # type: ignore[misc]
+
+    def choose(self, folder: Path) -> None:
+        """Set the folder, and note what it already holds.
+
+        Raises:
+            InputError: If its record of failed jobs is damaged.
+        """
+        if self.folder is None:
+            self.earlier = len(_recorded_failures(folder))
+            paths = (folder / _HYDRA_RECORD, folder, *folder.parents)
+            self.new = [path for path in paths if not os.path.lexists(path)]
+        self.folder = folder
+
+    def corpora(self) -> "CorpusMemory":
+        """The memory that the jobs share."""
+        from normscope.data.corpus_memory import CorpusMemory
+
+        self.memory = self.memory or CorpusMemory()
+        return self.memory
+
+    def has_failures(self) -> bool:
+        """Whether any job has failed."""
+        try:
+            return bool(self._failures())
+        except InputError:  # the record was intact before the first job; the end of the sweep explains
+            return True
+
+    def record_failure(self, overrides: Sequence[str], reason: str) -> None:
+        """Record that a job has failed, and why, on one line."""
+        from normscope.reporting.comparison.runs import record_failure
+
+        assert self.folder is not None
+        record_failure(self.folder, overrides, reason)
+
+    def shards_to_merge(self) -> Iterator[tuple[list[Path], Path]]:
+        """Every complete set of shards among the runs, and the folder of the run that merges them.
+
+        Raises:
+            InputError: If a shard is damaged.
+        """
+        if self.folder is None or not any(self.folder.glob("*/shard.safetensors")):
+            return
+        from normscope.running.shards import merging_folders
+
+        for number, folders in enumerate(merging_folders(self.folder)):
+            yield folders, self.folder / ("merged" if number == 0 else f"merged_{number + 1}")
+
+    def compare(self) -> int:
+        """Compare the completed runs; returns 0.
+
+        Raises:
+            InputError: If the record or the results of a run are damaged.
+        """
+        if self.folder is None:
+            return 0
+        from normscope.reporting.comparison import runs
+
+        if runs.completed(self.folder):
+            from normscope.reporting.comparison import compare
+
+            comparison = compare.compared(*runs.read([self.folder]))
+            print(f"\ncomparison in {compare.write(comparison, self.folder)}", file=sys.stderr)
+        return 0
+
+    def report_failures(self) -> int:
+        """List the failed jobs; returns the exit status.
+
+        Raises:
+            InputError: If their record is damaged.
+        """
+        failures = self._failures()
+        if not failures:
+            return 0
+        from normscope.reporting.comparison.runs import completed
+
+        assert self.folder is not None
+        jobs = len(failures) + completed(self.folder)
+        print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
+        return _FAILED_JOBS
+
+    def remove_empty(self) -> None:
+        """Remove the folder if this sweep made it and no job has written to it."""
+        if self.folder is None or not self.folder.is_dir() or set(os.listdir(self.folder)) - {_HYDRA_RECORD}:
+            return
+        for path in self.new:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def _failures(self) -> list[str]:
+        """The failed jobs, in any process."""
+        return [] if self.folder is None else _recorded_failures(self.folder)[self.earlier :]
+
+
+def _recorded_failures(folder: Path) -> list[str]:
+    from normscope.reporting.comparison.runs import recorded_failures
+
+    return recorded_failures(folder)
