@@ -1,7 +1,13 @@
 """The packages, of which two lie outside `src`; everything else is in pyproject.toml."""
 
+import sys
+
 from setuptools import find_packages, setup
 
 OUTSIDE = {"normscope.conf": "conf", "normscope.experiments": "experiments"}
 
-setup(packages=[*find_packages("src"), *OUTSIDE], package_dir={"": "src", **OUTSIDE})
+# An editable install finds these two in the checkout (`normscope.distribution`). If it listed them, setuptools would install a
+# hook that imports understand and type checkers do not.
+shipped = {} if "editable_wheel" in sys.argv else OUTSIDE
+
+setup(packages=[*find_packages("src"), *shipped], package_dir={"": "src", **shipped})

@@ -17,6 +17,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from normscope.reporting.tracker import Tracker
     from normscope.running.options import RunOptions
+    from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 
 _REPEATS = 7
@@ -60,7 +61,7 @@ def _timed(*command: str) -> tuple[float, float]:
 def _run(file: Path) -> None:
     from normscope import cli
 
-    def import_and_time(options: "RunOptions") -> Callable[..., dict[str, float]]:
+    def import_and_time(options: "RunOptions") -> Callable[..., "Finished"]:
         run = import_pipeline(options)
         from normscope.running.loop import accumulate
 

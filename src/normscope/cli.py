@@ -14,9 +14,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra import main as hydra_main
 from hydra.core.config_store import ConfigStore
@@ -35,11 +35,14 @@ from normscope.errors import InputError, PeerError, message, one_line, origin, p
 from normscope.oldest_versions import refuse_old_versions
 from normscope.quick_imports import quick_imports
 from normscope.reporting.earlier_runs import is_complete
-from normscope.reporting.options import NAME_LENGTH
+from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.running.options import SCHEMA, RunOptions, check
 from normscope.running.resume import agreement, earlier_run, metrics_of, options_of
 from normscope.running.shutdown import Terminated, terminate
 from normscope.sweep import Sweep
+
+if TYPE_CHECKING:
+    from normscope.running.pipeline import Finished
 
 BAD_INPUT = 2
 BUG = 1
@@ -75,7 +78,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     _ignore_torchrun()
     if not _sweep.agrees:
         status = status or BUG
-    for finish in (_merge_sweep, _sweep.compare, _sweep.report_failures):
+    for finish in (_merge_sweep, _sweep.compare, _sweep.report_failures, _sweep.show_folder):
         try:
             outcome = finish()
         except InputError as error:
@@ -147,7 +150,8 @@ def _merge_sweep() -> int:
         from normscope.running.pipeline import run as run_pipeline
 
         options = _merging(options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge"), folders, None)
-        run_pipeline(options, target, shlex.join([*program().split(), "merge", *map(str, folders)]), fresh=True)
+        command = shlex.join([*program().split(), "merge", *map(str, folders)])
+        print(run_pipeline(options, target, command, fresh=True).folder, flush=True)
     return 0
 
 
@@ -163,7 +167,8 @@ def job(config: DictConfig) -> dict[str, float]:
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
-        print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", file=sys.stderr)
+        if config.get("verbosity") != Verbosity.quiet:  # above the tables of the job
+            print(f"\njob {hydra.job.num}: {' '.join(overrides) or 'defaults'}", flush=True)
     try:
         SCHEMA.refuse_unknown(config)
         SCHEMA.check_strings(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
@@ -186,11 +191,9 @@ def job(config: DictConfig) -> dict[str, float]:
         check(options)
         run_pipeline = _import_pipeline(options)
         memory = _sweep.corpora() if sweeping else None
-        metrics = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)
-        if before is not None and _is_first():
-            _sweep.agrees, sentence = agreement(before, metrics)
-            print(sentence)
-        return metrics
+        done = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)
+        _show(done, before)
+        return done.metrics
     except Exception as error:
         if sweeping:
             _record(error, overrides)
@@ -202,7 +205,17 @@ def job(config: DictConfig) -> dict[str, float]:
             gc.collect()  # a model refers to itself: its weights would stay in memory beside those of the next
 
 
-def _import_pipeline(options: RunOptions) -> Callable[..., dict[str, float]]:
+def _show(done: "Finished", before: Mapping[str, float] | None) -> None:
+    """Print whether a reproduced run has the same numbers, and, as the last line, the folder of the results."""
+    if done.folder is None:  # another process prints
+        return
+    if before is not None:
+        _sweep.agrees, sentence = agreement(before, done.metrics)
+        print(sentence)
+    print(done.folder, flush=True)
+
+
+def _import_pipeline(options: RunOptions) -> Callable[..., "Finished"]:
     """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
 
     Raises:

@@ -20,11 +20,12 @@ def program() -> str:
 
 
 def translate_command() -> None:
-    """Turn `normscope merge RUN… KEY=VALUE…` and `normscope prepare KEY=VALUE…` into overrides.
+    """Turn `normscope merge RUN… KEY=VALUE…`, `normscope prepare KEY=VALUE…` and `--quiet` into overrides.
 
     Raises:
         InputError: If there is no run.
     """
+    sys.argv[1:] = ["verbosity=quiet" if word == "--quiet" else word for word in sys.argv[1:]]
     if sys.argv[1:2] == ["prepare"]:
         sys.argv[1] = "prepare=true"
     if sys.argv[1:2] != ["merge"]:

@@ -100,9 +100,11 @@ class Sweep:
 
         if runs.completed(self.folder):
             from normscope.reporting.comparison import compare
+            from normscope.reporting.terminal import say
 
             comparison = compare.compared(*runs.read([self.folder]))
-            print(f"\ncomparison in {compare.write(comparison, self.folder)}", file=sys.stderr)
+            written = compare.write(comparison, self.folder)
+            say(f"\ncomparison in {written}")
         return 0
 
     def report_failures(self) -> int:
@@ -120,6 +122,14 @@ class Sweep:
         jobs = len(failures) + completed(self.folder)
         print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         return _FAILED_JOBS
+
+    def show_folder(self) -> int:
+        """Print the folder of the sweep, if a job has completed, as the last line on stdout; returns 0."""
+        from normscope.reporting.comparison.runs import completed
+
+        if self.folder is not None and completed(self.folder):
+            print(self.folder, flush=True)
+        return 0
 
     def remove_empty(self) -> None:
         """Remove the folder if this sweep made it and no job has written to it."""

@@ -16,6 +16,15 @@ NARROWEST_FIGURE, WIDEST_FIGURE = 3, 40
 LOWEST_DPI, HIGHEST_DPI = 50, 1200
 
 
+class Verbosity(enum.StrEnum):
+    """How much a run prints."""
+
+    normal = "normal"
+    """Progress, notes and tables."""
+    quiet = "quiet"
+    """The folder of the results, and errors."""
+
+
 class TrackerName(enum.StrEnum):
     """Where runs are tracked."""
 

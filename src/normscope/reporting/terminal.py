@@ -1,4 +1,4 @@
-"""Terminal output: messages and progress on stderr, summary tables on stdout."""
+"""Terminal output: messages and progress on stderr, summary tables and the folder of the results on stdout."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from normscope.reporting.options import Verbosity
 from normscope.reporting.published import Comparison
 from normscope.reporting.throughput import Throughput, duration
 from normscope.rounding import MINUS
@@ -19,9 +20,19 @@ _SECONDS_BETWEEN_LINES = 30.0
 """How often progress is printed where stderr is not a terminal."""
 
 
+_quiet = False
+
+
+def set_verbosity(verbosity: Verbosity) -> None:
+    """Set how much this process prints from now on."""
+    global _quiet
+    _quiet = verbosity is Verbosity.quiet
+
+
 def say(*sentences: str) -> None:
-    """Print one line to stderr, above any progress bar."""
-    tqdm.write(", ".join(sentences), file=sys.stderr)
+    """Print one line to stderr, above any progress bar; nothing if the run is quiet."""
+    if not _quiet:
+        tqdm.write(", ".join(sentences), file=sys.stderr)
 
 
 class CorpusBar:
@@ -33,7 +44,7 @@ class CorpusBar:
 
     def __init__(self, total: int | None) -> None:
         self._bar: tqdm[Any] | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _quiet:
             self._bar = tqdm(total=total, unit=" examples", file=sys.stderr, dynamic_ncols=True)
         self._printed = 0.0
 
@@ -61,7 +72,7 @@ class CorpusBar:
 
 def steps_bar(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
     """Iterate over steps with a labelled progress bar, or with a line now and then where stderr is not a terminal."""
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not _quiet:
         yield from tqdm(steps, total=total, desc=what, file=sys.stderr, dynamic_ncols=True)
         return
     printed = started = time.monotonic()
@@ -87,8 +98,8 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_table(title: str, table: pd.DataFrame, digits: int, caption: str = "") -> None:
-    """Print the summary table of one analysis below its title and caption; nothing if it is empty."""
-    if table.empty:
+    """Print the summary table of one analysis below its title and caption; nothing if it is empty or the run quiet."""
+    if table.empty or _quiet:
         return
     title = f"{title}: {caption}" if caption else title
     text = table.to_string(float_format=lambda value: _fixed(value, digits), na_rep="")

@@ -11,7 +11,14 @@ from normscope.config.schema import Schema
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
 from normscope.models.options import DeviceOptions, ModelOptions, ModelStack, check_device, check_model
-from normscope.reporting.options import FigureOptions, RecipeOptions, ReportOptions, TrackingOptions, check_tracking
+from normscope.reporting.options import (
+    FigureOptions,
+    RecipeOptions,
+    ReportOptions,
+    TrackingOptions,
+    Verbosity,
+    check_tracking,
+)
 
 
 @dataclass
@@ -67,6 +74,8 @@ class RunOptions:
     """Directory that `normscope prepare` has written."""
     merge: list[str] | None = None
     """Run directories of all shards; `normscope merge` sets it."""
+    verbosity: Verbosity = Verbosity.normal
+    """`normal`, or `quiet` (`--quiet`): only the folder of the results and errors are printed."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     figures: FigureOptions = field(default_factory=FigureOptions)

@@ -4,12 +4,13 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.errors import InputError
 from normscope.reporting.published import published
 from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.terminal import set_verbosity
 from normscope.reporting.tracker import Tracker
 from normscope.reporting.tracking import check_installed
 from normscope.running.distributed import ProcessGroup, process_group
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from normscope.running.publish import Publication
 
 
+class Finished(NamedTuple):
+    """A run that has completed."""
+
+    metrics: dict[str, float]
+    """Empty for shards and preparations, and except in the main process."""
+    folder: Path | None
+    """None except in the main process."""
+
+
 def run(
     options: RunOptions,
     folder: Path,
@@ -32,7 +42,7 @@ def run(
     *,
     fresh: bool = False,
     memory: CorpusMemory | None = None,
-) -> dict[str, float]:
+) -> Finished:
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
     Args:
@@ -43,12 +53,13 @@ def run(
         memory: What earlier runs of a sweep have read and tokenised, which this one does not read again.
 
     Returns:
-        The metrics; empty except in the main process.
+        The metrics and the run folder, in the main process.
 
     Raises:
         InputError: If the input is invalid, or the folder cannot be used.
     """
     origin = Origin(time.monotonic(), command)
+    set_verbosity(options.verbosity)
     options = settled(options)
     with process_group() as group, _claimed(options, folder, group, fresh=fresh) as results:
         run = Run.prepare(options, results, group, origin, memory)  # everything that can fail before the first batch
@@ -60,7 +71,11 @@ def run(
                 run.reduce()
             finish = prepare if options.prepare else _publish if options.shard is None else keep
             publication = finish(run, results, tracker) if results is not None else None
-        return publication.complete() if publication is not None else {}
+        return (
+            Finished(publication.complete(), results.path)
+            if publication is not None and results
+            else Finished({}, None)
+        )
 
 
 def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":

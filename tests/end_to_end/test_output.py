@@ -1,0 +1,70 @@
+"""What a run prints: progress and notes on stderr, tables and the folder of the results on stdout."""
+
+import subprocess
+import sys
+
+import pytest
+
+from normscope.reporting import terminal
+from tests.end_to_end.shell import run_here
+
+
+@pytest.fixture(autouse=True)
+def loud(monkeypatch):
+    monkeypatch.setattr(terminal, "_quiet", False)
+
+
+def test_the_last_line_of_a_run_is_its_folder(capsys, monkeypatch, tmp_path, saved_model):
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, *arguments)
+    assert outcome.status == 0, outcome.err
+    *table, last = outcome.out.splitlines()
+    assert last == str(tmp_path / "run")
+    assert "mixing:" in "\n".join(table)
+    assert f"results in {tmp_path / 'run'}" in outcome.err
+
+
+def test_a_quiet_run_prints_its_folder_alone(capsys, monkeypatch, tmp_path, saved_model):
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
+    outcome = run_here(capsys, monkeypatch, "--quiet", *arguments)
+    assert (outcome.status, outcome.out, outcome.err) == (0, f"{tmp_path / 'run'}\n", "")
+
+
+def test_a_quiet_run_still_says_what_is_wrong(capsys, monkeypatch, tmp_path, saved_model):
+    outcome = run_here(capsys, monkeypatch, "--quiet", f"model.name={saved_model}", "layers=[9]", "tracking=disabled")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == "normscope: layers=[9]: expected all or numbers from 1 to 3 (this model's layers), got 9\n"
+
+
+def test_a_reproduced_run_ends_with_its_folder_too(capsys, monkeypatch, tmp_path, saved_model):
+    arguments = [f"model.name={saved_model}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
+    assert run_here(capsys, monkeypatch, *arguments).status == 0
+    outcome = run_here(capsys, monkeypatch, f"reproduce={tmp_path / 'run'}", f"output_dir={tmp_path / 'again'}")
+    *_, agreement, last = outcome.out.splitlines()
+    assert "numbers are the same" in agreement
+    assert last == str(tmp_path / "again")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_jobs_stand_with_their_tables(capsys, monkeypatch, tmp_path, saved_model, quiet):
+    arguments = ["-m", f"model.name={saved_model}", "layers=[1],[2]", "dataset.limit=2", "tracking=disabled"]
+    folder = tmp_path / "sweep"
+    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}", *(["--quiet"] if quiet else []))
+    assert outcome.status == 0, outcome.err
+    lines = outcome.out.splitlines()
+    marks = [line for line in lines if line.startswith(("job ", "mixing", str(folder)))]
+    heads = [f"job {number}: model.name={saved_model} layers=[{number + 1}]" for number in range(2)]
+    printed = [line.partition(":")[0] if line.startswith("mixing") else line for line in marks]
+    if quiet:
+        assert printed == lines == [str(folder / "0"), str(folder / "1"), str(folder)]
+        assert outcome.err == ""
+    else:
+        start = [f"{head} dataset.limit=2 tracking=disabled output_dir={folder}" for head in heads]
+        assert printed == [start[0], "mixing", str(folder / "0"), start[1], "mixing", str(folder / "1"), str(folder)]
+
+
+def test_type_checkers_find_the_package():
+    """They read paths and cannot run the hook by which setuptools would make several folders importable."""
+    code = "from importlib.machinery import PathFinder; print(PathFinder.find_spec('normscope').origin)"
+    found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip().endswith("normscope/__init__.py")
