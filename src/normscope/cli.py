@@ -145,10 +145,10 @@ def _merge_sweep() -> int:
     Raises:
         InputError: If a shard is damaged.
     """
-    trusting = [text for text in command_line.overrides() if text.partition("=")[0] in SCHEMA.keys_that_run_code]
     for folders, target in _sweep.shards_to_merge():
         from normscope.running.pipeline import run as run_pipeline
 
+        trusting = [text for text in command_line.overrides() if text.partition("=")[0] in SCHEMA.keys_that_run_code]
         options = _merging(options_of(folders[0], OmegaConf.from_dotlist(trusting), [], "merge"), folders, None)
         command = shlex.join([*program().split(), "merge", *map(str, folders)])
         print(run_pipeline(options, target, command, fresh=True).folder, flush=True)

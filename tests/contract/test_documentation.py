@@ -54,6 +54,7 @@ def text_of(page: Path) -> str:
     return html.unescape(page.read_text())
 
 
+@pytest.mark.slow
 def test_no_page_loads_anything_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(PAGES)

@@ -102,6 +102,7 @@ def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exa
             )
 
 
+@pytest.mark.spread(12)
 def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family, family_model, inputs, exact):
     """The same as a model whose hidden vectors are changed by hand before the second layer."""
     replaced = Replacement(torch.tensor([1, 4]), torch.tensor([0.0, 2.0]))

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
@@ -25,6 +26,11 @@ WITHOUT_RULE = {
 
 
 def options() -> RunOptions:
+    return copy.deepcopy(_options())
+
+
+@functools.cache
+def _options() -> RunOptions:
     made = OmegaConf.structured(RunOptions)
     made.model.name, made.dataset.kind = "some/model", "sample"
     made.analysis.mixing.enabled = True

@@ -291,6 +291,7 @@ def test_sums_are_compared_once_for_each_longest_batch(monkeypatch):
 
 
 @pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *STACK_CONFIGS])
+@pytest.mark.spread(12)
 def test_sampled_sums_of_an_exact_model_are_exact(family):
     model = tiny_model(FAMILY_CONFIGS.get(family) or STACK_CONFIGS[family], torch.float64)
     model = model.get_encoder() if family in STACKS else model

@@ -47,7 +47,7 @@ def folder(tmp_path_factory, family, byte_tokenizer):
 
 
 @pytest.mark.kinds("bert", "gpt2", "deberta-v2", "olmo2", "t5")
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_every_analysis_runs_and_equals_brute_force(capsys, monkeypatch, tmp_path, family, folder, byte_tokenizer):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(TEXTS))

@@ -280,6 +280,7 @@ def test_categories_that_never_occur_are_reported(capsys, monkeypatch, tmp_path,
     assert not table(tmp_path / "a", "norms_by_layer").isna().any().any()
 
 
+@pytest.mark.slow
 def test_one_pass_serves_every_analysis(capsys, monkeypatch, corpus, tmp_path, folder):
     run(capsys, monkeypatch, corpus, tmp_path / "all", "analysis=[mixing,norms,frequency]")
     for name in ("by_layer", "by_head", "scatter", "singular_values", "expansion"):

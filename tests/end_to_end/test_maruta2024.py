@@ -107,6 +107,7 @@ def test_contributions_and_key_bias_add_up_to_the_score(table):
     assert wide.query("layer == 3 and dimension == 157 and category == 'cls'")["head_12"].item() == one["mean"].item()
 
 
+@pytest.mark.slow
 def test_spread_is_the_variance_of_a_querys_scores(table, eager, sequences):
     ranking, concentration = table("score_spread"), table("score_concentration")
     layer, every = 3, list(range(MODEL))

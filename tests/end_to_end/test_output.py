@@ -30,7 +30,7 @@ def test_a_quiet_run_prints_its_folder_alone(capsys, monkeypatch, tmp_path, save
     assert (outcome.status, outcome.out, outcome.err) == (0, f"{tmp_path / 'run'}\n", "")
 
 
-def test_a_quiet_run_still_says_what_is_wrong(capsys, monkeypatch, tmp_path, saved_model):
+def test_a_quiet_run_still_says_what_is_wrong(capsys, monkeypatch, saved_model):
     outcome = run_here(capsys, monkeypatch, "--quiet", f"model.name={saved_model}", "layers=[9]", "tracking=disabled")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "normscope: layers=[9]: expected all or numbers from 1 to 3 (this model's layers), got 9\n"

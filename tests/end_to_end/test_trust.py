@@ -75,6 +75,7 @@ def test_killed_at_twenty_random_moments(tmp_path, saved_model):
     assert tables(folder) == tables(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, undisturbed):
     folder = tmp_path / "run"
     process = Fork(*SMALL, f"model.name={saved_model}", f"output_dir={folder}", "checkpoint.every_seconds=0")

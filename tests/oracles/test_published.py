@@ -75,6 +75,7 @@ def reported(specimen: Specimen, categories: list[str] | None) -> list[str]:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.spread(4)
 def test_mixing(any_specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(any_specimen, categories)
@@ -109,7 +110,7 @@ def test_syntax(name, punctuation):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 def test_norms(any_specimen, choice):
     layers, categories = CHOICES[choice]
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
@@ -155,7 +156,7 @@ def test_norms_of_words(sampled):
 
 
 @pytest.mark.parametrize("erasure", [None, Erasure.remove])
-@pytest.mark.spread(1)
+@pytest.mark.slow
 def test_attribution_of_words(erasure):
     of_words, options = words.of_words(made("bert")), AttributionOptions(seed=3, sequences=4, orders=2, erasure=erasure)
     categories = reported(of_words, None)
@@ -228,7 +229,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("choice", SCORES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_score(specimen, choice):
     outliers, options, (layers, categories) = SCORES[choice]
     categories = reported(specimen, categories)
@@ -239,7 +240,7 @@ def test_score(specimen, choice):
 
 @pytest.mark.parametrize("bias", ValueBias)
 @pytest.mark.parametrize("pooling", [None, *PoolingChoice])
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_similarity(specimen, pooling, bias):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from normscope.config.sections import plain
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
 from normscope.reporting.claim import LOCK, Claim, TakenError
@@ -125,21 +126,21 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, options, monkeypatch):
 
     monkeypatch.setattr("normscope.reporting.run_folder.write_atomically", full)
     with pytest.raises(InputError, match="No space left on device"):
-        results.begin(options)
+        results.begin(plain(options))
     results.abandon()
     assert not everything_below(tmp_path)
 
 
 def test_leftovers_of_killed_writes_are_removed_on_resume(tmp_path, options):
     results = RunFolder(tmp_path / "run")
-    results.begin(options)
+    results.begin(plain(options))
     results.release()
     leftovers = [".checkpoint.safetensors.x1y2", ".report.html.abcd", ".results.json.q", ".config.yaml.q"]
     for name in [*leftovers, ".mine", "checkpoint.safetensors"]:
         (tmp_path / "run" / name).write_text("half")
     resumed = RunFolder(tmp_path / "run", resumed=True)
     assert (tmp_path / "run" / leftovers[0]).exists(), "nothing is removed before the run goes on"
-    resumed.begin(options)
+    resumed.begin(plain(options))
     resumed.release()
     assert {path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")} == {".mine"}
     assert (tmp_path / "run/checkpoint.safetensors").read_text() == "half"
@@ -164,7 +165,7 @@ def test_a_folder_that_is_lost_during_a_run_is_bad_input_at_every_write(tmp_path
     import pandas as pd
 
     results = RunFolder(tmp_path / "run")
-    results.begin(options)
+    results.begin(plain(options))
     disturb(tmp_path / "run")
     after = everything_below(tmp_path)
     table = pd.DataFrame({"a": [1]})
@@ -185,7 +186,7 @@ def test_a_table_that_the_system_refuses_is_bad_input(tmp_path, options, monkeyp
     import pandas as pd
 
     results = RunFolder(tmp_path / "run")
-    results.begin(options)
+    results.begin(plain(options))
 
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")

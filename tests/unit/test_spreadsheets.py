@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from normscope.config.sections import plain
 from normscope.reporting import spreadsheets
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.spreadsheets import as_csv
@@ -41,7 +42,7 @@ def test_numbers_stay_numbers():
 def test_only_the_csv_of_a_run_is_changed(tmp_path):
     table = pd.DataFrame({"token": FORMULAS, "value": np.linspace(-1, 1, len(FORMULAS))})
     results = RunFolder(tmp_path / "run")
-    results.begin(RunOptions())
+    results.begin(plain(RunOptions()))
     path = results.write_table("tokens", table)
     results.release()
     pd.testing.assert_frame_equal(pd.read_parquet(path), table)

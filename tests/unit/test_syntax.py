@@ -23,6 +23,7 @@ def run(capsys, monkeypatch, folder, saved_model, *arguments):
     return run_here(capsys, monkeypatch, *given, f"output_dir={folder}", *arguments)
 
 
+@pytest.mark.slow
 def test_batches_do_not_change_the_counts(capsys, monkeypatch, tmp_path, saved_model):
     path = write_treebank(tmp_path, repeats=3)
     training = tmp_path / "train.conllu"
