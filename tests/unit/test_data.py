@@ -195,8 +195,9 @@ def test_pairs_are_cut_longest_first_and_counted(tokenizer):
 def test_masking_replaces_a_share_of_the_ordinary_tokens(tokenizer):
     example = Example(" ".join(["word"] * 25), " ".join(["other"] * 25))
     plain = encoder(tokenizer).tokenizer(example.text, example.text_pair)["input_ids"]
-    make = encoder(tokenizer, mask_fraction=0.12)
-    make.max_length = None
+    unlimited = Reader(tokenizer)
+    unlimited.max_length = None
+    make = Encoder(unlimited, DatasetOptions(kind=DatasetKind.sample, seed=0, mask_fraction=0.12))
     sequence = make.encode([example], CorpusCounts())[0]
     changed = np.flatnonzero(sequence.input_ids != plain)
     assert len(changed) == 6

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from normscope.data.encoding import Encoder, fingerprint
+from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.sequences import fingerprint
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
 from normscope.maths.transfers import to_device

@@ -1,0 +1,298 @@
+"""One encoder for each kind of example: texts and pairs, annotated sentences, conversations, compared pairs, translations."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol, Self
+
+import numpy as np
+from transformers.tokenization_utils_base import BatchEncoding
+
+from normscope.data.chat_templates import ChatTemplate
+from normscope.data.conversations import conversation, tokens_of
+from normscope.data.examples import Annotation, CorpusCounts, Example
+from normscope.data.sequences import Sequences
+from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
+from normscope.data.translations import Translations
+from normscope.data.units import Units
+from normscope.data.words import token_words, unit_numbers
+
+
+class ExampleEncoder(Protocol):
+    """Encodes one kind of example."""
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Token sequences of examples, in order. Truncated examples are counted, and skipped ones by reason."""
+        ...
+
+    def changed(self, sequences: Sequences) -> Self:
+        """The same with another masking."""
+        ...
+
+    def whole(self, sequences: Sequences) -> Self:
+        """The same with another maximum length, and without windows and words."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotatedSentences:
+    """Sentences whose words are annotated: each token has the word that it spells."""
+
+    sequences: Sequences
+    column: str | None
+    """The column of the words that gives tokens their categories, if one does."""
+    with_units: bool
+
+    def encoded(self, example: Example, annotation: Annotation) -> TokenSequence:
+        """One sentence."""
+        tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
+        encoded = token_words(tokenizer, example.text, annotation.spans)
+        cut = example.shortened
+        if longest is not None and len(encoded.input_ids) > longest:
+            encoded, cut = token_words(tokenizer, example.text, annotation.spans, longest=longest), True
+        ids, words, owners = encoded
+        inherited = None
+        if self.column is not None:
+            inherited = self.sequences.categories.of_words(words, annotation.columns[self.column])
+        return dataclasses.replace(
+            self.sequences.of_one_text(ids, cut=cut),
+            words=words,
+            units=unit_numbers(words.tolist()) if self.with_units else None,
+            row=example.row,
+            inherited=inherited,
+            sentence=AnnotatedSentence(annotation, tuple(owners)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Texts, and pairs in one sequence; annotated sentences among them have the words of their tokens."""
+
+    sequences: Sequences
+    units: Units | None
+    """Assigns tokens to words, if words are measured."""
+    annotated: AnnotatedSentences
+    official: bool
+    """Whether tokens that the corpus comes with are read, not their text."""
+    stride: int | None
+    """Overlap of windows; None truncates texts that are too long."""
+    first_alone: bool
+    """Whether only the first text of a pair is read: the source, by the encoder of an encoder–decoder."""
+
+    def changed(self, sequences: Sequences) -> Self:
+        """The same with another masking."""
+        return dataclasses.replace(
+            self, sequences=sequences, annotated=dataclasses.replace(self.annotated, sequences=sequences)
+        )
+
+    def whole(self, sequences: Sequences) -> Self:
+        """The same with another maximum length, and without windows."""
+        return dataclasses.replace(self.changed(sequences), stride=None)
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Sequences of the examples that contain text."""
+        if self.first_alone:
+            examples = [dataclasses.replace(example, text_pair=None, tokens=None, links=None) for example in examples]
+        sequences: dict[int, list[TokenSequence]] = {
+            index: [self.annotated.encoded(example, example.annotation)]
+            for index, example in enumerate(examples)
+            if example.annotation is not None and example.text_pair is None and self.stride is None
+        }
+        # A tokenizer takes a batch of single texts or a batch of pairs, not a mixture.
+        for paired in (False, True):
+            positions = [
+                index
+                for index, example in enumerate(examples)
+                if (example.text_pair is not None) == paired and index not in sequences
+            ]
+            if positions:
+                encoded = self.tokenized([examples[index] for index in positions], paired)
+                sequences.update(zip(positions, encoded, strict=True))
+        return self.sequences.with_text([sequences[index] for index in range(len(examples))], counts)
+
+    def tokenized(self, examples: Sequence[Example], paired: bool) -> list[list[TokenSequence]]:
+        """The sequences of each example, whether or not they contain text: texts alone, or all in pairs."""
+        texts = [[example.text for example in examples]]
+        if paired:
+            texts.append([example.text_pair or "" for example in examples])
+        whole = self.sequences.tokenizer(*texts, verbose=False)
+        sequences = []
+        for index, input_ids in enumerate(whole["input_ids"]):
+            segments = whole["token_type_ids"][index] if self.sequences.segments else None
+            of_pair = [column[index] for column in texts]
+            given = self._given_tokens(examples[index])
+            if given is not None:
+                input_ids, segments = given, self._segments_of(given) if self.sequences.segments else None
+            if self.sequences.max_length is None or len(input_ids) <= self.sequences.max_length:
+                units = self._written(whole, index, of_pair) if given is None else None
+                shortened = examples[index].shortened and given is None
+                sequences.append([self.sequences.made(input_ids, segments, units, cut=shortened)])
+                continue
+            if self.stride is not None and not paired:
+                sequences.append(self._windows(examples[index].text))
+                continue
+            if given is not None:
+                segments = segments and segments[: self.sequences.max_length]
+                sequences.append([self.sequences.made(given[: self.sequences.max_length], segments, cut=True)])
+                continue
+            # Only texts that are too long are tokenised twice; this detects truncation with any tokenizer.
+            beginnings = self._beginnings(whole, index, of_pair)
+            cut = self.sequences.tokenizer(
+                *beginnings, truncation="longest_first", max_length=self.sequences.max_length
+            )
+            segments = cut["token_type_ids"] if self.sequences.segments else None
+            sequences.append(
+                [self.sequences.made(cut["input_ids"], segments, self._written(cut, 0, beginnings), cut=True)]
+            )
+        return sequences
+
+    def _beginnings(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
+        """The beginnings of the texts, long enough not to change the tokens that remain after truncation.
+
+        Fast tokenizers build every pair of windows of two texts and drop all but the first, in time quadratic in their length.
+        Twice the maximum length is enough to leave the remaining tokens unchanged. The longer text must stay the longer one,
+        since that decides which of the two keeps an odd token.
+        """
+        if len(texts) == 1 or not self.sequences.tokenizer.is_fast:
+            return texts
+        assert self.sequences.max_length is not None
+        owners = whole.sequence_ids(index)
+        positions = [[position for position, owner in enumerate(owners) if owner == side] for side in range(len(texts))]
+        shortest = min(map(len, positions))
+        beginnings = []
+        for text, tokens in zip(texts, positions, strict=True):
+            kept = (3 if len(tokens) > shortest else 2) * self.sequences.max_length
+            end = whole.token_to_chars(index, tokens[kept]) if len(tokens) > kept else None
+            beginnings.append(text if end is None else text[: end.start])
+        return beginnings
+
+    def _windows(self, text: str) -> list[TokenSequence]:
+        """Windows of the maximum length, each overlapping the one before by `stride` tokens."""
+        cut = self.sequences.tokenizer(
+            text,
+            truncation=True,
+            max_length=self.sequences.max_length,
+            stride=self.stride,
+            return_overflowing_tokens=True,
+        )
+        windows = [
+            self.sequences.made(
+                ids,
+                cut["token_type_ids"][number] if self.sequences.segments else None,
+                self._written(cut, number, [text]),
+                last=False,
+            )
+            for number, ids in enumerate(cut["input_ids"])
+        ]
+        return [*windows[:-1], dataclasses.replace(windows[-1], last=True)]
+
+    def _written(self, encoding: BatchEncoding, index: int, texts: Sequence[str]) -> np.ndarray | None:
+        return None if self.units is None else self.units.written(encoding, index, texts)
+
+    def _given_tokens(self, example: Example) -> list[int] | None:
+        """The ids of the tokens that the corpus comes with, if they are to be used and the tokenizer knows them all."""
+        if example.tokens is None or not self.official:
+            return None
+        vocabulary = self.sequences.vocabulary
+        known = [vocabulary[token] for token in example.tokens if token in vocabulary]
+        return known if len(known) == len(example.tokens) else None
+
+    def _segments_of(self, input_ids: list[int]) -> list[int]:
+        """0 up to the first separator, 1 after it."""
+        separator = self.sequences.tokenizer.sep_token_id
+        end = input_ids.index(separator) + 1 if separator in input_ids else len(input_ids)
+        return [0] * end + [1] * (len(input_ids) - end)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedPairs:
+    """The first texts of pairs, each with the second, as sequences of their own."""
+
+    sequences: Sequences
+    texts: Texts
+
+    def changed(self, sequences: Sequences) -> Self:
+        """The same with another masking."""
+        return dataclasses.replace(self, sequences=sequences, texts=self.texts.changed(sequences))
+
+    def whole(self, sequences: Sequences) -> Self:
+        """The same with another maximum length."""
+        return dataclasses.replace(self, sequences=sequences, texts=self.texts.whole(sequences))
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """The pairs with a token of text on either side."""
+        pairs = [example for example in examples if example.text_pair is not None]
+        if len(pairs) < len(examples):
+            counts.skipped["without a second text (dataset.pair_column)"] += len(examples) - len(pairs)
+        if not pairs:
+            return []
+        firsts = self.texts.tokenized([dataclasses.replace(pair, tokens=None) for pair in pairs], paired=False)
+        seconds = self.texts.tokenized(
+            [dataclasses.replace(pair, text=pair.text_pair or "", tokens=None) for pair in pairs], paired=False
+        )
+        kept: list[TokenSequence] = []
+        for pair, [first], [second] in zip(pairs, firsts, seconds, strict=True):
+            if not (self.sequences.has_text([first.input_ids]) and self.sequences.has_text([second.input_ids])):
+                counts.skipped["special tokens only"] += 1
+                continue
+            counts.cut += first.cut or second.cut
+            second = dataclasses.replace(second, last=False, row=pair.row)
+            kept.append(dataclasses.replace(first, second=second, score=pair.score, row=pair.row))
+        return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversations:
+    """Conversations in the tokenizer's chat template, with the part of each token as its category."""
+
+    sequences: Sequences
+    template: ChatTemplate
+
+    def changed(self, sequences: Sequences) -> Self:
+        """The same with another masking."""
+        return dataclasses.replace(self, sequences=sequences)
+
+    def whole(self, sequences: Sequences) -> Self:
+        """The same with another maximum length."""
+        return self.changed(sequences)
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Sequences of the conversations that the template accepts."""
+        return self.sequences.with_text(self._written(examples, counts), counts)
+
+    def _written(self, examples: Sequence[Example], counts: CorpusCounts) -> Iterator[list[TokenSequence]]:
+        names, longest = self.sequences.categories.names, self.sequences.max_length
+        for example in examples:
+            written = conversation(self.template, example.messages or ())
+            if isinstance(written, str):
+                counts.skipped[written] += 1
+                continue
+            ids, parts = tokens_of(self.sequences.tokenizer, written)
+            sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
+            inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
+            yield [dataclasses.replace(sequence, inherited=inherited)]
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslatedTexts:
+    """Sources and targets, for the decoder or the cross-attention of an encoder–decoder."""
+
+    sequences: Sequences
+    translations: Translations
+
+    def changed(self, sequences: Sequences) -> Self:
+        """The same: nothing is masked."""
+        return dataclasses.replace(self, sequences=sequences)
+
+    def whole(self, sequences: Sequences) -> Self:
+        """The same with another maximum length, and without words."""
+        assert sequences.max_length is not None
+        return dataclasses.replace(
+            self, sequences=sequences, translations=self.translations.cut_to(sequences.max_length)
+        )
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Sequences of the examples with a target."""
+        translated = [example for example in examples if example.text_pair is not None]
+        if len(translated) < len(examples):
+            counts.skipped["without a target text (dataset.pair_column)"] += len(examples) - len(translated)
+        return self.sequences.with_text([[sequence] for sequence in self.translations.encode(translated)], counts)
