@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
+from normscope.config.rules import listed
 from normscope.running.options import RunOptions
 
 
@@ -83,7 +84,7 @@ def _expected(field: dataclasses.Field[Any], kind: Any) -> str:
     parts = [", ".join(rules)] if rules else [f"list, each item {', '.join(items)}"] if items else []
     if not parts:
         return _type(kind)
-    return " or ".join([*parts, *(["`null`"] if type(None) in typing.get_args(kind) else [])])
+    return "; or ".join([*parts, *(["`null`"] if type(None) in typing.get_args(kind) else [])])
 
 
 def field_docstrings(options: type) -> dict[str, str]:
@@ -132,6 +133,8 @@ def _default(value: Any) -> str:
         return code(str(value).lower())
     if isinstance(value, str) and value.startswith("${"):
         return f"that of {code(value[2:-1])}"
-    if isinstance(value, list | dict):
-        return "none" if not value else code(value)
+    if isinstance(value, list | dict) and not value:
+        return "none"
+    if isinstance(value, list):
+        return code(listed(value))
     return code(value)

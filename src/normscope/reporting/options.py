@@ -87,7 +87,7 @@ class TrackingOptions:
     """Type of the run; by default `analysis`, `experiment` or `reproduction` (in W&B, WANDB_JOB_TYPE if it is set)."""
     notes: str | None = None
     """Notes on the run; by default its command line (in W&B, WANDB_NOTES if it is set)."""
-    tags: list[str] = field(default_factory=list, metadata=each(_name_of(TAG_LENGTH, "tags of 1 to {} characters")))
+    tags: list[str] = field(default_factory=list, metadata=each(_name_of(TAG_LENGTH, "a tag of 1 to {} characters")))
     """Tags of the run in addition to its model family, data and analyses; in W&B, by default WANDB_TAGS."""
 
 
