@@ -131,6 +131,11 @@ FUZZ = {
     given_={"analysis": "[score]", "analysis.outliers.dimensions": "[0,5]", "layers": "[1]"},
 )
 @example(family="gpt_oss", corpus=[{"text": "cat"}], given_={"analysis": "[mixing,norms]"})
+@example(
+    family="smollm3",
+    corpus=[{"text": "cat river"}],
+    given_={"analysis": "[mixing,norms,frequency,outliers]", "analysis.norms.sampled_queries": 1},
+)
 @settings(max_examples=6, **FUZZ)
 def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
     check(*run(tmp_path / "fuzz", zoo(family), corpus, given_), given_, family)

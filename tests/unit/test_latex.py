@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normscope.analyses.norms.paper_tables import _correlation as correlation_of_norms
 from normscope.analyses.paper_tables import Column, PaperTable, category_order, paper_tables
 from normscope.analyses.registry import analyses
 from normscope.reporting.latex import bare, document, number, text
@@ -275,3 +276,14 @@ def test_a_table_wider_than_a_column_takes_both():
     table = dataclasses.replace(TABLE, rows=[["a first cell as long as a half of a page is wide", 1, 0.5]])
     assert r"\begin{table*}" in document([("x", table)], "bert")
     assert r"\small" not in document([("x", table)], "bert")
+
+
+def test_a_correlation_of_one_pair_is_left_out():
+    table = pd.DataFrame(
+        {"category": ["all", "other"], "layer": [0, 0], "spearman": pd.array([0.5, pd.NA], "Float64"), "count": [9, 1]}
+    )
+    made = correlation_of_norms(table)
+    assert made is not None
+    assert {row[0]: row[2] for row in made.rows} == {"other": None, "all tokens": 0.5}
+    assert list(made.headline.values()) == [0.5]
+    assert correlation_of_norms(table.iloc[1:]) is None

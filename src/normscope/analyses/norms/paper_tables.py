@@ -56,13 +56,16 @@ def _correlation(table: pd.DataFrame | None) -> PaperTable | None:
         return None
     categories = category_order([str(category) for category in rows.index])
     names = {category: CATEGORY_NAMES.get(category, category) for category in categories}
-    values, counts = rows["spearman"], rows["count"]
+    counts = rows["count"]
+    values = {category: float(value) for category, value in rows["spearman"].dropna().items()}  # undefined for one pair
+    if not values:
+        return None
     caption = "Spearman's ρ between the attention weight α and the norm ‖f(x)‖ over all heads, queries and visible keys"
     return PaperTable(
         caption=f"{caption}, by category of the key.",
         columns=[Column("Key", text=True), Column("Pairs"), Column("Spearman's ρ")],
-        rows=[[names[category], int(counts[category]), float(values[category])] for category in categories],
-        headline={names[category]: float(values[category]) for category in categories},
+        rows=[[names[category], int(counts[category]), values.get(category)] for category in categories],
+        headline={names[category]: values[category] for category in categories if category in values},
         headline_caption=f"{caption}, by category of the key.",
     )
 
