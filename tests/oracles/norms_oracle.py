@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.analyses.norms.options import NormsOptions
-from normscope.data.encoding import fingerprint
+from normscope.data.sequences import fingerprint
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, cloud, percent, spearman, spoken, table, three_digits
 from tests.oracles.specimens import Specimen

@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 from normscope.analyses.sinks.options import SinksOptions
-from normscope.data.encoding import fingerprint
+from normscope.data.sequences import fingerprint
 from tests.oracles.activations import Block, Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, spoken, table, three_digits
 from tests.oracles.score_oracle import CHANGES, _drawn, _head, _loss, _removals, _row, _weight_by_category
