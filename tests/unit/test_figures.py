@@ -243,7 +243,7 @@ def test_a_style_sheet_that_cannot_be_read_is_refused_in_one_line(tmp_path, cont
     ("content", "reason"),
     [
         ("savefig.format: exe", "Format 'exe' is not supported"),
-        ("image.cmap: no-such-map", "is not a valid value for c"),
+        ("image.cmap: no-such-map", "no-such-map"),
         ("image.interpolation: none-such", "is not a valid value for interpolation"),
         ("lines.marker: no-such-marker", "Unrecognized marker style"),
         ("font.weight: 0\nfigure.subplot.left: 1", "left cannot be >= right"),
