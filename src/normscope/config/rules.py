@@ -31,7 +31,7 @@ _LARGEST_SEED = 2**63 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A condition on one value. It does not apply to null, which only keys may be that allow it by their type."""
+    """A condition on one value. Null always passes: only keys whose type allows it can be null."""
 
     expected: str
     """What the value should be, as in a message: 'at least 3 tokens'."""
@@ -54,7 +54,7 @@ class Rule:
 def rule(
     expected: str, holds: Callable[[Any], object], wrong: Collection[Any], shown: Callable[[Any], str] = str
 ) -> Metadata:
-    """Metadata of a field with a rule of its own; see `Rule`."""
+    """Metadata for a field with its own rule; see `Rule`."""
     return MappingProxyType({"rules": (Rule(expected, holds, tuple(wrong), shown),)})
 
 
@@ -70,12 +70,10 @@ def at_least(minimum: int, what: str = "a whole number of at least {}") -> Metad
 
 ABOVE_ZERO: Metadata = rule("a number above 0", lambda number: number > 0, (0.0, -1.0, float("nan")))
 
-RANDOM_SETS: Metadata = rule("a number of random sets, 0 for none", lambda number: number >= 0, (-1,))
+RANDOM_SETS = at_least(0, "a number of random sets, {} for none")
 
-
-def pair_budget() -> Metadata:
-    """The number of pairs kept for an exact rank correlation."""
-    return at_least(0, "a number of pairs of at least {}; 0 estimates")
+PAIR_BUDGET = at_least(0, "a number of pairs of at least {}; 0 estimates")
+"""Of the pairs kept for an exact rank correlation."""
 
 
 def between(lowest: float, highest: float, what: str) -> Metadata:

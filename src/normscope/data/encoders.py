@@ -1,8 +1,9 @@
 """One encoder for each kind of example: texts and pairs, annotated sentences, conversations, compared pairs, translations."""
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding
@@ -17,34 +18,36 @@ from normscope.data.units import Units
 from normscope.data.words import token_words, unit_numbers
 
 
-class ExampleEncoder(Protocol):
+@dataclasses.dataclass(frozen=True)
+class ExampleEncoder(abc.ABC):
     """Encodes one kind of example."""
 
+    sequences: Sequences
+
+    @abc.abstractmethod
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Token sequences of examples, in order. Truncated examples are counted, and skipped ones by reason."""
-        ...
 
     def changed(self, sequences: Sequences) -> Self:
         """The same with another masking."""
-        ...
+        return dataclasses.replace(self, sequences=sequences)
 
     def whole(self, sequences: Sequences) -> Self:
         """The same with another maximum length, and without windows and words."""
-        ...
+        return self.changed(sequences)
 
 
 @dataclasses.dataclass(frozen=True)
 class AnnotatedSentences:
     """Sentences whose words are annotated: each token has the word that it spells."""
 
-    sequences: Sequences
     column: str | None
     """The column of the words that gives tokens their categories, if one does."""
     with_units: bool
 
-    def encoded(self, example: Example, annotation: Annotation) -> TokenSequence:
+    def encoded(self, example: Example, annotation: Annotation, sequences: Sequences) -> TokenSequence:
         """One sentence."""
-        tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
+        tokenizer, longest = sequences.tokenizer, sequences.max_length
         encoded = token_words(tokenizer, example.text, annotation.spans)
         cut = example.shortened
         if longest is not None and len(encoded.input_ids) > longest:
@@ -52,9 +55,9 @@ class AnnotatedSentences:
         ids, words, owners = encoded
         inherited = None
         if self.column is not None:
-            inherited = self.sequences.categories.of_words(words, annotation.columns[self.column])
+            inherited = sequences.categories.of_words(words, annotation.columns[self.column])
         return dataclasses.replace(
-            self.sequences.of_one_text(ids, cut=cut),
+            sequences.of_one_text(ids, cut=cut),
             words=words,
             units=unit_numbers(words.tolist()) if self.with_units else None,
             row=example.row,
@@ -64,10 +67,9 @@ class AnnotatedSentences:
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class Texts(ExampleEncoder):
     """Texts, and pairs in one sequence; annotated sentences among them have the words of their tokens."""
 
-    sequences: Sequences
     units: Units | None
     """Assigns tokens to words, if words are measured."""
     annotated: AnnotatedSentences
@@ -78,12 +80,6 @@ class Texts:
     first_alone: bool
     """Whether only the first text of a pair is read: the source, by the encoder of an encoder–decoder."""
 
-    def changed(self, sequences: Sequences) -> Self:
-        """The same with another masking."""
-        return dataclasses.replace(
-            self, sequences=sequences, annotated=dataclasses.replace(self.annotated, sequences=sequences)
-        )
-
     def whole(self, sequences: Sequences) -> Self:
         """The same with another maximum length, and without windows."""
         return dataclasses.replace(self.changed(sequences), stride=None)
@@ -93,7 +89,7 @@ class Texts:
         if self.first_alone:
             examples = [dataclasses.replace(example, text_pair=None, tokens=None, links=None) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {
-            index: [self.annotated.encoded(example, example.annotation)]
+            index: [self.annotated.encoded(example, example.annotation, self.sequences)]
             for index, example in enumerate(examples)
             if example.annotation is not None and example.text_pair is None and self.stride is None
         }
@@ -204,10 +200,9 @@ class Texts:
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparedPairs:
+class ComparedPairs(ExampleEncoder):
     """The first texts of pairs, each with the second, as sequences of their own."""
 
-    sequences: Sequences
     texts: Texts
 
     def changed(self, sequences: Sequences) -> Self:
@@ -241,19 +236,10 @@ class ComparedPairs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Conversations:
+class Conversations(ExampleEncoder):
     """Conversations in the tokenizer's chat template, with the part of each token as its category."""
 
-    sequences: Sequences
     template: ChatTemplate
-
-    def changed(self, sequences: Sequences) -> Self:
-        """The same with another masking."""
-        return dataclasses.replace(self, sequences=sequences)
-
-    def whole(self, sequences: Sequences) -> Self:
-        """The same with another maximum length."""
-        return self.changed(sequences)
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Sequences of the conversations that the template accepts."""
@@ -273,15 +259,10 @@ class Conversations:
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslatedTexts:
-    """Sources and targets, for the decoder or the cross-attention of an encoder–decoder."""
+class TranslatedTexts(ExampleEncoder):
+    """Sources and targets, for the decoder or the cross-attention of an encoder–decoder. Nothing is masked."""
 
-    sequences: Sequences
     translations: Translations
-
-    def changed(self, sequences: Sequences) -> Self:
-        """The same: nothing is masked."""
-        return dataclasses.replace(self, sequences=sequences)
 
     def whole(self, sequences: Sequences) -> Self:
         """The same with another maximum length, and without words."""

@@ -84,7 +84,7 @@ class Encoder:
             segments=model.takes_segments,
             second_segment=1 if options.segments is Segments.pair else 0,
         )
-        self._units = Units(self._sequences, model.name)
+        self._units = Units(model.tokenizer, model.name)
         self._kind = self._of_kind(model, options, words, column)
         self.memory: SequenceMemory | None = None
         """Token sequences of the same corpus that an earlier encoder of this identity has made."""
@@ -103,7 +103,7 @@ class Encoder:
         texts = Texts(
             sequences,
             self._units if in_words else None,
-            AnnotatedSentences(sequences, column, in_words),
+            AnnotatedSentences(column, in_words),
             official=options.compat is Compat.official,
             stride=options.stride if self._windows else None,
             first_alone=model.translates,

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from transformers.tokenization_utils_base import BatchEncoding
+from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokenizerBase
 
-from normscope.data.sequences import Sequences
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import mark_of, marked_words, unit_numbers, written_words
 from normscope.errors import InputError
@@ -17,7 +16,7 @@ from normscope.errors import InputError
 class Units:
     """Assigns tokens to words: by the text that was tokenised, or by the marks of the tokenizer where that is not known."""
 
-    sequences: Sequences
+    tokenizer: PreTrainedTokenizerBase
     model: str
     """The model's name, for messages."""
 
@@ -37,7 +36,7 @@ class Units:
 
     def written(self, encoding: BatchEncoding, index: int, texts: Sequence[str]) -> np.ndarray | None:
         """The unit of each token of a text or pair that was just tokenized; None if the tokenizer does not know."""
-        if not self.sequences.tokenizer.is_fast:
+        if not self.tokenizer.is_fast:
             return None
         return unit_numbers(written_words(encoding.encodings[index], texts).tolist())
 
@@ -47,7 +46,7 @@ class Units:
                 f"level=word: the tokenizer of {self.model} does not show where words begin; set level=token, or use a "
                 "corpus of annotated words (dataset=conllu)"
             )
-        tokenizer = self.sequences.tokenizer
+        tokenizer = self.tokenizer
         unknown = str(tokenizer.unk_token)
         tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids.tolist())]
         tokens = ["x" if token == unknown else token for token in tokens]  # counts as a letter
@@ -56,4 +55,4 @@ class Units:
 
     @cached_property
     def _mark(self) -> str | None:
-        return mark_of(self.sequences.vocabulary)
+        return mark_of(dict(self.tokenizer.get_vocab()))

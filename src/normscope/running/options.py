@@ -1,4 +1,4 @@
-"""The whole config of a run: the options of every room, and what no room has of its own."""
+"""The whole config of a run: the options of every package, and those of the run itself."""
 
 import dataclasses
 from dataclasses import dataclass, field

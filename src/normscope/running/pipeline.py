@@ -71,11 +71,9 @@ def run(
                 run.reduce()
             finish = prepare if options.prepare else _publish if options.shard is None else keep
             publication = finish(run, results, tracker) if results is not None else None
-        return (
-            Finished(publication.complete(), results.path)
-            if publication is not None and results
-            else Finished({}, None)
-        )
+        if results is None or publication is None:
+            return Finished({}, None)
+        return Finished(publication.complete(), results.path)
 
 
 def _publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":

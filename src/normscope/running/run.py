@@ -1,4 +1,4 @@
-"""A run, from its plan to its last part: where it is in the corpus, what it has counted, and what it can be resumed from."""
+"""A run in progress: its position in the corpus, its counts and its checkpoints."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ from normscope.running.views import counts_of
 
 @dataclasses.dataclass
 class Run:
-    """A run of a plan: how far it is."""
+    """A run in progress."""
 
     plan: Plan
     group: ProcessGroup
