@@ -7,10 +7,8 @@ import signal
 import pytest
 
 from normscope.running import run
-from normscope.running.checkpoint import FILE, file_of
-from normscope.running.distributed import Share
 from normscope.running.memory import BatchRunner
-from normscope.running.parts import Parts
+from normscope.running.shares import CHECKPOINT, Share, Shares
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, dying, results, torchrun
 from tests.end_to_end.shell import run_here, run_once
@@ -49,9 +47,9 @@ def killed(capsys, monkeypatch, given, tmp_path):
             original(self, batch)
 
         folder, original = tmp_path / "run", BatchRunner.run
-        three = Parts(PARTS, [Share(part, PARTS) for part in range(PARTS)])
+        three = Shares(PARTS, [Share(number, PARTS) for number in range(PARTS)])
         with monkeypatch.context() as patched:
-            patched.setattr(Parts, "of", lambda *_: three)
+            patched.setattr(Shares, "of", lambda *_: three)
             patched.setattr(BatchRunner, "run", die)
             patched.setattr("normscope.running.status._recorded", lambda *_: Untouched())
             with pytest.raises(Killed):
@@ -68,22 +66,22 @@ class Untouched:
 
 @pytest.mark.slow
 def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeypatch, killed, merged):
-    killed = killed(file_of(1, PARTS))  # in the second part
-    assert {path.name for path in killed.glob("checkpoint*")} == {file_of(0, PARTS), file_of(1, PARTS)}
+    killed = killed(Share(1, PARTS).file)  # in the second part
+    assert {path.name for path in killed.glob("checkpoint*")} == {Share(0, PARTS).file, Share(1, PARTS).file}
 
     def refused() -> str:
         outcome = run_here(capsys, monkeypatch, f"resume={killed}")
         assert outcome.status == 2, outcome.err
         return outcome.err
 
-    first, second = (killed / file_of(part, PARTS) for part in (0, 1))
+    first, second = (killed / Share(part, PARTS).file for part in (0, 1))
     content = first.read_bytes()
     shutil.copy(second, first)
     assert "the part of the corpus was '1 of 3' when the run was stopped and is '0 of 3' now" in refused()
     first.write_bytes(content)
-    shutil.copy(second, killed / FILE)
+    shutil.copy(second, killed / CHECKPOINT)
     assert "it has checkpoints of runs with 1 and 3 processes" in refused()
-    (killed / FILE).unlink()
+    (killed / CHECKPOINT).unlink()
     outcome = run_here(capsys, monkeypatch, f"resume={killed}")
     assert outcome.status == 0, outcome.err
     assert "3 processes began this run: 1 continues" in outcome.err
@@ -96,7 +94,7 @@ def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeyp
 def test_a_run_that_is_killed_before_its_first_batch_keeps_its_parts(capsys, monkeypatch, killed, merged):
     """As many as processes began it, however many continue: otherwise sums would be added up in another order."""
     killed = killed("config.yaml")
-    assert [path.name for path in killed.glob("checkpoint*")] == [file_of(0, PARTS)]
+    assert [path.name for path in killed.glob("checkpoint*")] == [Share(0, PARTS).file]
     outcome = run_here(capsys, monkeypatch, f"resume={killed}")
     assert outcome.status == 0, outcome.err
     assert "3 processes began this run: 1 continues" in outcome.err

@@ -14,8 +14,9 @@ from normscope.data import text_files
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.models.loading import OpenedModel
-from normscope.running.checkpoint import packed
-from normscope.running.shards import FILE, complete_set
+from normscope.running.checkpoint import Position, SavedShare
+from normscope.running.shards import complete_set
+from normscope.running.shares import SHARD, Share
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, dying, results
 from tests.end_to_end.shell import run_here, run_once
@@ -74,7 +75,7 @@ def shards(given, tmp_path_factory):
 def test_merged_shards_are_the_whole_run_in_any_order(command, shards, undisturbed, tmp_path):
     for number, folder in enumerate(shards):
         assert results(folder)["status"] == "shard"
-        assert (folder / FILE).is_file()
+        assert (folder / SHARD).is_file()
         assert not list((folder / "tables").iterdir()), number
     merged = []
     for order in itertools.islice(itertools.permutations(map(str, shards)), 0, None, 3):
@@ -95,7 +96,7 @@ def test_seven_shards_of_which_two_are_killed_are_the_whole_run(command, given, 
         dies = {"DYING": "0", "DIES": str(dies_before.get(number, 0))}
         outcome = forks.run(*given, "checkpoint.every_seconds=0", *shard[number], program=dying(tmp_path), **dies)
         assert outcome.status == (-signal.SIGKILL if number in dies_before else 0), (number, outcome.err)
-    assert saved_batches(folders[2]) > 2
+    assert saved_batches(folders[2], SHARD) > 2
     command(f"resume={folders[2]}")
     folders[5] = tmp_path / "again"
     command(*given, "shard=5", "shards=7", f"output_dir={folders[5]}")
@@ -118,9 +119,12 @@ def parts(tmp_path):
     return folders
 
 
-def write_shard(folder, number, shards=3, **identity):
-    content = {"shard": number, "shards": shards, "identity": {"seed": 0} | identity, "counts": CorpusCounts().packed()}
-    (folder / FILE).write_bytes(packed(content, {"state": torch.zeros(9)}))
+NOTHING = CorpusCounts()
+
+
+def write_shard(folder, number, shards=3, counts=NOTHING, **identity):
+    saved = SavedShare(Share(number, shards), {"seed": 0} | identity, Position(), counts)
+    (folder / SHARD).write_bytes(saved.packed({"state": torch.zeros(9)}))
 
 
 def test_a_complete_set_is_put_in_order(parts):
@@ -149,14 +153,18 @@ def test_sets_that_are_not_whole_are_refused_by_name(parts, tmp_path):
     assert f"{other} is one of 2 shards and {second} one of 3" in refused(other, second)
     write_shard(other, 2, seed=5)
     assert f"seed is 5 in this shard, but 0 in {first}" in refused(first, second, other)
-    (other / FILE).write_bytes((third / FILE).read_bytes()[:40])
+    write_shard(other, 2, counts=None)  # still being read
+    (other / "config.yaml").write_text("shard: 2\nshards: 3\n")
+    assert f"if it was stopped, continue it with resume={other}" in refused(first, second, other)
+    (other / "config.yaml").unlink()
+    (other / SHARD).write_bytes((third / SHARD).read_bytes()[:40])
     assert "cannot be read" in refused(first, second, other)
-    (other / FILE).unlink()
+    (other / SHARD).unlink()
     assert "expected the folder of a run with shard=" in refused(first, other)
     (other / "config.yaml").write_text("shard: 2\nshards: 3\n")
     assert f"if it was stopped, continue it with resume={other}" in refused(first, second, other)
     (other / "results.json").write_text('{"status": "shard", "metrics": {}, "provenance": {}}')
-    assert f"merge={other}: its {FILE} is missing; run the shard again" in refused(first, second, other)
+    assert f"merge={other}: its {SHARD} is missing; run the shard again" in refused(first, second, other)
     for whole in ("shard: null\nshards: 1\n", "seed: 0\n"):
         (other / "config.yaml").write_text(whole)
         assert "shard=… shards=…, got a run of the whole corpus" in refused(first, second, other)
@@ -189,12 +197,12 @@ def test_a_damaged_state_is_named(refused, shards, tmp_path):
     for folder in shards:
         shutil.copytree(folder, tmp_path / folder.name)
     damaged = tmp_path / shards[1].name
-    content = bytearray((damaged / FILE).read_bytes())
+    content = bytearray((damaged / SHARD).read_bytes())
     content[-50] ^= 1
-    (damaged / FILE).write_bytes(content)
+    (damaged / SHARD).write_bytes(content)
     folders = [str(tmp_path / folder.name) for folder in shards]
     said = refused("merge", *folders, f"output_dir={tmp_path / 'merged'}")
-    assert f"{damaged / FILE}: cannot be read: the checksum does not match" in said
+    assert f"{damaged / SHARD}: cannot be read: the checksum does not match" in said
     assert not (tmp_path / "merged").exists()
 
 

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 import safetensors.torch
 
-from normscope.running import checkpoint as checkpoints
+from normscope.running.checkpoint import Checkpoint
+from normscope.running.shares import CHECKPOINT
 from tests.end_to_end import forks
 from tests.end_to_end.disturbed import SMALL, results, torchrun
 from tests.end_to_end.forks import Fork
@@ -43,11 +44,11 @@ def test_a_killed_run_resumes_to_the_same_bytes(capsys, monkeypatch, tmp_path, s
     assert "resuming after" in goes_on.err
     assert results(folder)["metrics"] == results(undisturbed)["metrics"]
     assert tables(folder) == tables(undisturbed)
-    assert not (folder / checkpoints.FILE).exists()
+    assert not (folder / CHECKPOINT).exists()
 
 
-def saved_batches(folder) -> int:
-    path = folder / checkpoints.FILE
+def saved_batches(folder, file=CHECKPOINT) -> int:
+    path = folder / file
     if not path.exists():
         return 0
     with safetensors.safe_open(path, framework="pt") as file:
@@ -93,7 +94,7 @@ def test_sigterm_saves_and_says_so(capsys, monkeypatch, tmp_path, saved_model, u
 def stopped(capsys, monkeypatch, tmp_path, saved_model):
     """A run folder with a checkpoint after its third batch, as a kill leaves it."""
     (tmp_path / "corpus.txt").write_text("".join(f"sentence number {n} of the corpus .\n" for n in range(200)))
-    original = checkpoints.Checkpoint.save
+    original = Checkpoint.save
 
     def save(self, analyses, position):
         original(self, analyses, position)
@@ -101,7 +102,7 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints.Checkpoint, "save", save)
+        patched.setattr(Checkpoint, "save", save)
         patched.setattr("normscope.running.pipeline.RunFolder.finish", lambda *_, **__: None)
         with pytest.raises(Killed):
             run_here(
@@ -144,7 +145,7 @@ def test_changes_since_the_run_began_are_refused_and_named(capsys, monkeypatch, 
     corpus.write_text(text.replace("sentence number 3 of", "another one of"))
     assert "the corpus has changed" in refused()
     corpus.write_text(text)
-    checkpoint = stopped / checkpoints.FILE
+    checkpoint = stopped / CHECKPOINT
     whole = checkpoint.read_bytes()
     checkpoint.write_bytes(whole[:-100])
     assert "the checkpoint cannot be read" in refused()

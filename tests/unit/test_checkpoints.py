@@ -12,11 +12,12 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError
 from normscope.reporting.run_folder import RunFolder
-from normscope.running import checkpoint as checkpoints
 from normscope.running import distributed
-from normscope.running.checkpoint import Checkpoint, Position
+from normscope.running.checkpoint import Checkpoint, Position, SavedShare
 from normscope.running.distributed import ProcessGroup
 from normscope.running.reduction import Reduction
+from normscope.running.shares import CHECKPOINT, Share
+from normscope.running.state_file import checksum, received
 from normscope.statistics.counts import Counts
 from normscope.statistics.pair_histogram import Axis, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
@@ -59,6 +60,9 @@ class Counting(Analysis):
         self.accumulators["ranks"].update(0, torch.rand(1, 1, 3, generator=made), groups, [PairsPart(values)])
 
 
+HEADER = '{"shard": 0, "shards": 1, "identity": {"model.name": "tiny", "seed": 0}, "batches": 0, "digest": "", "counts": null}'
+
+
 def same(left: dict, right: dict) -> bool:
     return left.keys() == right.keys() and all(
         torch.allclose(value.double(), right[name].double(), rtol=1e-12) for name, value in left.items()
@@ -72,9 +76,9 @@ def saved(tmp_path):
     analysis = Counting()
     for number in range(3):
         analysis.see(number)
-    checkpoint = Checkpoint(folder, {"model.name": "tiny", "seed": 0}, 0.0)
+    checkpoint = Checkpoint(folder, CHECKPOINT, Share(0, 1), {"model.name": "tiny", "seed": 0}, 0.0)
     checkpoint.save([analysis], Position())
-    yield checkpoint, analysis, tmp_path / checkpoints.FILE
+    yield checkpoint, analysis, tmp_path / CHECKPOINT
     folder.release()
 
 
@@ -110,11 +114,13 @@ def test_a_checkpoint_that_was_cut_is_refused(saved, length):
         checkpoint.resume([Counting()], iter(()))
 
 
-@pytest.mark.parametrize("header", ["[]", "{}", "null", '{"identity": [], "batches": 0, "digest": ""}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "header", ["[]", "{}", "null", HEADER.replace('{"model.name": "tiny", "seed": 0}', "[]"), "[" * 100_000]
+)
 def test_a_forged_header_is_refused(saved, header):
     checkpoint, analysis, path = saved
     tensors = state_of([analysis])
-    metadata = {"normscope": header, "sha256": checkpoints.checksum(header, tensors)}
+    metadata = {"normscope": header, "sha256": checksum(header, tensors)}
     path.write_bytes(safetensors.torch.save(tensors, metadata=metadata))
     with pytest.raises(InputError, match="the checkpoint cannot be read"):
         checkpoint.resume([Counting()], iter(()))
@@ -140,8 +146,7 @@ def test_a_forged_state_is_refused(saved, change):
                 continue
             case _:
                 tensors[name] = forged[change]
-        header = '{"identity": {"model.name": "tiny", "seed": 0}, "batches": 0, "digest": ""}'
-        metadata = {"normscope": header, "sha256": checkpoints.checksum(header, tensors)}
+        metadata = {"normscope": HEADER, "sha256": checksum(HEADER, tensors)}
         path.write_bytes(safetensors.torch.save(tensors, metadata=metadata))
         with pytest.raises(InputError, match="checkpoint.safetensors: the checkpoint cannot be used"):
             checkpoint.resume([Counting()], iter(()))
@@ -172,56 +177,43 @@ def test_a_new_accumulator_stays_new_while_it_is_merged():
     assert same(state_of([analysis]), state_of([other]))
 
 
-def test_the_first_process_gathers_without_building_an_analysis(monkeypatch):
-    """Three processes, the other two of which are what they have sent."""
-    first, *others = analyses = [Counting() for _ in range(3)]
-    counts = [CorpusCounts(read=1, used=1, tokens=5) for _ in range(3)]
-    for number, analysis in enumerate(analyses):
-        analysis.see(number)
-    sent = {
-        rank: [sent_bytes(counts[rank].packed().encode()), sent_bytes(safetensors.torch.save(state_of([analysis])))]
-        for rank, analysis in enumerate(others, start=1)
-    }
-    monkeypatch.setattr(distributed, "_received", lambda rank: sent[rank].pop(0))
-    built = Counting.built
-    ProcessGroup(0, 3).reduce([first], counts[0])
-    assert Counting.built == built
-    assert counts[0].tokens == 15
-    assert first.accumulators["tally"].compute()[:, 1].tolist() == [2, 1]
+def test_the_main_process_collects_what_each_has(monkeypatch):
+    sent: dict[int, bytes] = {}
+    for rank in (2, 1):
+        monkeypatch.setattr(distributed, "_send", lambda content, _, rank=rank: sent.setdefault(rank, content))
+        assert not list(ProcessGroup(rank, 3).collected(b"of %d" % rank))
+    monkeypatch.setattr(distributed, "_received", sent.pop)
+    assert list(ProcessGroup(0, 3).collected(b"of 0")) == [b"of 0", b"of 1", b"of 2"]
+    assert not sent
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8])
-def test_processes_merge_in_the_order_of_a_reduction(monkeypatch, size):
-    """The same bytes, and as few messages to each process as a tree has levels."""
-    states, sent = [], {}
-    for number in range(size):
-        analysis = Counting()
+def test_states_are_merged_as_a_tree_would(size):
+    """In the order of their numbers and without building an analysis, with few states in memory."""
+    states, merged = [Counting() for _ in range(size)], Counting()
+    for number, analysis in enumerate(states):
         analysis.see(number)
         analysis.see(number + 100)
-        states.append(analysis)
-    merged = Counting()
-    reduction = Reduction([merged])
-    for state in states:
-        load_state([merged], state_of([state]))
-        reduction.add()
-    reduction.finish()
-    for rank in reversed(range(size)):
-        monkeypatch.setattr(
-            distributed, "_send", lambda part, to, rank=rank: sent.setdefault((rank, to), []).append(part)
-        )
-        monkeypatch.setattr(distributed, "_received", lambda other, rank=rank: sent_bytes(sent[other, rank].pop(0)))
-        ProcessGroup(rank, size).reduce([states[rank]], CorpusCounts(read=1))
-    assert same(state_of([states[0]]), state_of([merged]))
-    assert len(sent) == size - 1
-    assert sum(to == 0 for _, to in sent) == (size - 1).bit_length()
-
-
-def sent_bytes(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    built, reduction = Counting.built, Reduction([merged])
+    for number, analysis in enumerate(states):
+        reduction.add(state_of([analysis]), CorpusCounts(read=number))
+        assert len(reduction._left) == (number + 1).bit_count()
+    assert reduction.finish().read == sum(range(size))
+    assert Counting.built == built
+    while len(states) > 1:
+        pairs = [states[place : place + 2] for place in range(0, len(states), 2)]
+        for left, *right in pairs:
+            for other in right:
+                merge_state([left], state_of([other]))
+        states = [pair[0] for pair in pairs]
+    assert same(state_of(states), state_of([merged]))
 
 
 def test_a_state_that_was_sent_is_the_state():
     analysis, other = Counting(), Counting()
     analysis.see(4)
-    load_state([other], safetensors.torch.load(safetensors.torch.save(state_of([analysis]))))
+    saved = SavedShare(Share(1, 3), {"seed": 0}, Position(2, "ab"), CorpusCounts(tokens=5))
+    content, state = received(saved.packed(state_of([analysis])))
+    assert SavedShare.of(content) == saved
+    load_state([other], state)
     assert same(state_of([other]), state_of([analysis]))

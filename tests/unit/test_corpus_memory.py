@@ -14,7 +14,7 @@ from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.running.distributed import Share
+from normscope.running.shares import Share
 
 
 def options(path, **others):

@@ -14,7 +14,7 @@ from normscope.data.corpora import open_corpus
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.resources import Readers, Resource, ResourceContext, prepare_resources
 from normscope.errors import InputError
-from normscope.running.distributed import Share
+from normscope.running.shares import Share
 
 TEXTS = [f"sentence {number} of the {'naïve ' * (number % 7)}corpus" if number % 5 else "" for number in range(60)]
 

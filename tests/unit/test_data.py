@@ -18,7 +18,7 @@ from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.text_files import TextFile
 from normscope.errors import InputError
-from normscope.running.distributed import Share
+from normscope.running.shares import Share
 
 EXAMPLES = [Example("A first, short one."), Example("Left side", "right side"), Example("naïve — café")]
 

@@ -14,8 +14,8 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.running import batch_stream
 from normscope.running.batch_stream import BatchStream
-from normscope.running.distributed import Share
 from normscope.running.read_ahead import read_ahead
+from normscope.running.shares import Share
 from tests.unit.test_corpus_memory import model, options
 
 CPU = torch.device("cpu")

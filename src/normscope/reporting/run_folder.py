@@ -21,7 +21,7 @@ from normscope.reporting.spreadsheets import as_csv
 CSV_ROWS = 20_000
 
 # Temporary files that a killed process may leave behind (see `write_atomically`).
-_LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*")
+_LEFTOVERS = (".config.yaml.*", ".results.json.*", ".report.html.*", ".checkpoint.*", ".shard.*")
 
 
 class PeerFolder:

@@ -1,26 +1,19 @@
-"""The state of the analyses, saved so that an interrupted run can be resumed.
+"""The state of a share of a corpus, in a file of its own: saved while the share is read, and kept once it is whole.
 
-The file is safetensors: tensors and a text header, nothing that is executed on reading. It is written atomically, and a
-checksum detects damage. A resumed run makes the same batches again, skips those already done, and continues from
-the saved sums. The result is bit for bit that of an uninterrupted run, as long as every batch fits into memory.
-
-If several processes share a corpus, each saves its own part, and the parts need no agreement: none depends on another before
-all are merged. As many processes as began the run, or any other number, continue with the parts (`Session.parts`).
+A share goes on from its file, whoever has begun it: a resumed run makes the same batches again, skips those already done, and
+continues from the saved sums. The file is written atomically, so the result is bit for bit that of an uninterrupted run, as
+long as every batch fits into memory. Whole shares are merged in the order of their numbers (`reduction`).
 """
 
 import contextlib
 import dataclasses
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -29,18 +22,17 @@ from normscope.data.batching import Batch
 from normscope.data.examples import CorpusCounts
 from normscope.errors import InputError, one_line
 from normscope.reporting.run_folder import PeerFolder, RunFolder
-from normscope.untrusted.plain_data import parsed_json
-
-FILE = "checkpoint.safetensors"
-_FILE_OF_PART = re.compile(r"checkpoint\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
+from normscope.running.reduction import State
+from normscope.running.shares import Share
+from normscope.running.state_file import DAMAGE, header, packed, unpacked
 
 # Saving takes at most a twentieth of the time, however large the state is.
 _PAUSE_PER_SAVE = 20
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Position:
-    """How far a corpus has been read: the number of batches and a digest of their tokens and gold scores."""
+    """How far a share has been read: the number of batches and a digest of their tokens and gold scores."""
 
     batches: int = 0
     digest: str = ""
@@ -51,53 +43,112 @@ class Position:
         return Position(self.batches + 1, hashlib.sha256(content).hexdigest())
 
 
-def file_of(part: int, parts: int) -> str:
-    """The name of the checkpoint of one of the parts that a run's corpus is divided into."""
-    return FILE if parts == 1 else f"checkpoint.{part}-of-{parts}.safetensors"
+@dataclasses.dataclass(frozen=True)
+class SavedShare:
+    """What the file of a share says of its state."""
 
+    share: Share
+    identity: Mapping[str, Any]
+    """What all runs that go on from the state or merge it have in common: config, model and relevant software."""
+    position: Position
+    counts: CorpusCounts | None
+    """The counts of the examples of the share; None until all of it has been analysed."""
 
-def saved_parts(folder: Path) -> int | None:
-    """The number of parts that the corpus of a stopped run is divided into; None if it has no checkpoint.
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "SavedShare":
+        """Check the header of a file.
 
-    A run has one before its first batch, unless its processes do not share a file system.
+        Raises:
+            DAMAGE: If it is something else.
+        """
+        share, position = Share(content["shard"], content["shards"]), Position(content["batches"], content["digest"])
+        numbers = (share.number, share.of, position.batches)
+        whole = all(type(number) is int and number >= 0 for number in numbers) and share.number < share.of
+        if not whole or not isinstance(content["identity"], dict):
+            raise ValueError("its header is not that of a share of a corpus")
+        counts = content["counts"]
+        return cls(share, content["identity"], position, None if counts is None else CorpusCounts.unpacked(counts))
 
-    Raises:
-        InputError: If there are checkpoints of different numbers.
-    """
-    names = [path.name for path in folder.glob("checkpoint*.safetensors")]
-    numbers = {int(match[2]) for match in map(_FILE_OF_PART.fullmatch, names) if match is not None}
-    numbers |= {1} if FILE in names else set()
-    if len(numbers) > 1:
-        raise InputError(
-            f"resume={folder}: it has checkpoints of runs with {' and '.join(map(str, sorted(numbers)))} processes; remove "
-            "those of one"
-        )
-    return next(iter(numbers), None)
+    @property
+    def whole(self) -> CorpusCounts:
+        """The counts of the examples of a share that has been analysed whole.
+
+        Raises:
+            ValueError: If it has not.
+        """
+        if self.counts is None:
+            raise ValueError("expected the state of a whole share")
+        return self.counts
+
+    @classmethod
+    def read(cls, path: Path) -> "SavedShare":
+        """Read the header of a file, and not the state.
+
+        Raises:
+            DAMAGE: If it cannot be read.
+        """
+        return cls.of(header(path))
+
+    def packed(self, state: State) -> bytes:
+        """The content of the file."""
+        counts = None if self.counts is None else self.counts.packed()
+        content = {"shard": self.share.number, "shards": self.share.of, "identity": self.identity, "counts": counts}
+        return packed(content | dataclasses.asdict(self.position), state)
+
+    def difference(self, identity: Mapping[str, Any]) -> tuple[str, Any, Any, int] | None:
+        """What differs in another identity: a key, its value here and there, and how many more keys; None if nothing does."""
+        other = json.loads(json.dumps(identity))
+        different = [key for key in {**self.identity, **other} if self.identity.get(key) != other.get(key)]
+        if not different:
+            return None
+        key = different[0]
+        return key, self.identity.get(key), other.get(key), len(different) - 1
 
 
 class Checkpoint:
-    """A checkpoint in a run folder.
+    """The file of a share in a run folder.
 
     Args:
         folder: The run folder.
-        identity: What a resumed run must share: config, model and relevant software, as plain values.
-        every_seconds: Minimum number of seconds between two saves; 0 saves after every batch.
         name: Name of the file.
+        share: The share.
+        identity: What a resumed run must have in common with this one, as plain values.
+        every_seconds: Minimum number of seconds between two saves; 0 saves after every batch.
     """
 
     def __init__(
-        self, folder: RunFolder | PeerFolder, identity: Mapping[str, Any], every_seconds: float, name: str = FILE
+        self,
+        folder: RunFolder | PeerFolder,
+        name: str,
+        share: Share,
+        identity: Mapping[str, Any],
+        every_seconds: float,
     ) -> None:
-        self._folder, self._identity, self._every = folder, dict(identity), every_seconds
-        self._name, self.path = name, folder.path / name
-        self._due = time.monotonic() + every_seconds
+        self._folder, self._name, self.path = folder, name, folder.path / name
+        self._new = SavedShare(share, identity, Position(), None)
+        self._every, self._due = every_seconds, time.monotonic() + every_seconds
 
     def of_nothing(self) -> bytes:
-        """The content of a checkpoint before the first batch: what the run is, and its part of how many."""
-        return packed({"identity": self._identity} | dataclasses.asdict(Position()), {})
+        """The content before the first batch: what the run is, and its share of how many."""
+        return self._new.packed({})
+
+    def whole(self, counts: CorpusCounts, state: State) -> bytes:
+        """The content with the state of the whole share, for another process."""
+        return dataclasses.replace(self._new, counts=counts).packed(state)
+
+    def kept(self) -> tuple[State, CorpusCounts]:
+        """The state of the whole share and the counts of its examples.
+
+        Raises:
+            InputError: If the file is missing or damaged, or holds less.
+        """
+        saved, state = self._read() if self.path.is_file() else (self._new, {})
+        if saved.counts is None:
+            raise InputError(f"{self.path}: expected the state of this part; continue with resume={self.path.parent}")
+        return state, saved.counts
 
     def finished(self, analyses: Sequence[Analysis]) -> CorpusCounts | None:
-        """Load the saved state if it is that of the whole part; return the counts of its examples.
+        """Load the saved state if it is that of the whole share; return the counts of its examples.
 
         Raises:
             InputError: If the checkpoint is unreadable or damaged, or the config or model has changed.
@@ -105,15 +156,13 @@ class Checkpoint:
         if not self.path.is_file():
             return None
         try:
-            counts = header(self.path).get("counts")
-            counted = None if counts is None else CorpusCounts.unpacked(counts)
+            if SavedShare.read(self.path).counts is None:
+                return None
         except DAMAGE as error:
             raise self._unreadable(error) from error
-        if counted is not None:
-            identity, _, tensors = self._read()
-            self._compare(identity)
-            self._load(analyses, tensors)
-        return counted
+        saved, state = self._read()
+        self._load(analyses, state)
+        return saved.counts
 
     def resume(self, analyses: Sequence[Analysis], stream: Iterator[tuple[Batch, bool]]) -> Position:
         """Load the saved state and skip the batches that it covers.
@@ -124,22 +173,21 @@ class Checkpoint:
         """
         if not self.path.is_file():
             return Position()
-        identity, wanted, tensors = self._read()
-        self._compare(identity)
+        saved, state = self._read()
         position = Position()
-        if wanted == position and not tensors:  # `of_nothing`
+        if saved.position == position and not state:  # `of_nothing`
             return position
-        while position.batches < wanted.batches:
+        while position.batches < saved.position.batches:
             passed = next(stream, None)
             if passed is None:
                 break
             position = position.after(passed[0])
-        if position != wanted:
+        if position != saved.position:
             raise InputError(
-                f"resume: the corpus has changed: its first {wanted.batches} batches have other tokens than when the run was "
-                "stopped; start a new run"
+                f"resume: the corpus has changed: its first {saved.position.batches} batches have other tokens than when the "
+                "run was stopped; start a new run"
             )
-        self._load(analyses, tensors)
+        self._load(analyses, state)
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position, counts: CorpusCounts | None = None) -> None:
@@ -147,17 +195,15 @@ class Checkpoint:
 
         Args:
             analyses: The analyses.
-            position: How far the corpus has been read.
-            counts: The counts of its examples, if the whole part has been analysed.
+            position: How far the share has been read.
+            counts: The counts of its examples, if the whole share has been analysed.
 
         Raises:
             InputError: If the run folder is not writable.
         """
         start = time.monotonic()
-        content = {"identity": self._identity} | dataclasses.asdict(position)
-        if counts is not None:
-            content["counts"] = counts.packed()
-        self._folder.write(self._name, packed(content, state_of(analyses)))
+        saved = dataclasses.replace(self._new, position=position, counts=counts)
+        self._folder.write(self._name, saved.packed(state_of(analyses)))
         now = time.monotonic()
         self._due = now + max(self._every, _PAUSE_PER_SAVE * (now - start) if self._every else 0.0)
 
@@ -171,83 +217,33 @@ class Checkpoint:
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-    def _read(self) -> tuple[dict[str, Any], Position, dict[str, Tensor]]:
-        """Identity, position and state, verified by the checksum."""
+    def _read(self) -> tuple[SavedShare, dict[str, Tensor]]:
+        """What the file holds, verified by the checksum; it is the state of this share of this run."""
         try:
-            content, tensors = unpacked(self.path)
-            identity, position = content["identity"], Position(content["batches"], content["digest"])
-            if not isinstance(identity, dict) or type(position.batches) is not int or position.batches < 0:
-                raise ValueError("its header is not that of a checkpoint")
+            content, state = unpacked(self.path)
+            saved = SavedShare.of(content)
         except DAMAGE as error:
             raise self._unreadable(error) from error
-        return identity, position, tensors
+        different = saved.difference(self._new.identity)
+        if different is None and saved.share != self._new.share:
+            old, new = (f"{share.number} of {share.of}" for share in (saved.share, self._new.share))
+            different = ("the part of the corpus", old, new, 0)
+        if different is not None:
+            key, before, now, more = different
+            raise InputError(
+                f"resume: {key} was {before!r} when the run was stopped and is {now!r} now"
+                + (f", and {more} more differ" if more else "")
+                + "; start a new run, or change it back"
+            )
+        return saved, state
 
     def _unreadable(self, error: Exception) -> InputError:
         return InputError(f"{self.path}: the checkpoint cannot be read: {one_line(error)}; remove it to start over")
 
-    def _load(self, analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> None:
-        problem = loading_problem(analyses, tensors)
+    def _load(self, analyses: Sequence[Analysis], state: State) -> None:
+        problem = loading_problem(analyses, state)
         if problem:
             raise InputError(f"{self.path}: the checkpoint cannot be used: {problem}; remove it to start over")
-
-    def _compare(self, saved: Mapping[str, Any]) -> None:
-        current = json.loads(json.dumps(self._identity))
-        different = [key for key in {**saved, **current} if saved.get(key) != current.get(key)]
-        if different:
-            key = different[0]
-            raise InputError(
-                f"resume: {key} was {saved.get(key)!r} when the run was stopped and is {current.get(key)!r} now"
-                + (f", and {len(different) - 1} more differ" if len(different) > 1 else "")
-                + "; start a new run, or change it back"
-            )
-
-
-def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """State and what is known about it, as a safetensors file with a checksum."""
-    text = json.dumps(content)
-    return safetensors.torch.save(dict(tensors), metadata={"normscope": text, "sha256": checksum(text, tensors)})
-
-
-DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, safetensors.SafetensorError)
-"""What reading a file raises that was not written by `packed`, or has changed since."""
-
-
-def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `packed` was given.
-
-    Raises:
-        DAMAGE: If the file cannot be read or the checksum does not match.
-    """
-    with _opened(path) as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    if checksum(metadata["normscope"], tensors) != metadata["sha256"]:
-        raise ValueError("the checksum does not match, so the file is damaged")
-    return _content(metadata), tensors
-
-
-def header(path: Path) -> dict[str, Any]:
-    """What `packed` was given apart from the tensors, which are not read.
-
-    Raises:
-        DAMAGE: If the file cannot be read.
-    """
-    with _opened(path) as file:
-        return _content(file.metadata())
-
-
-def _opened(path: Path) -> Any:
-    """A file of tensors. Reading a pipe could wait for ever, and a file may be larger than the memory."""
-    if not path.is_file():
-        raise ValueError("it is not a file")
-    size, memory = path.stat().st_size, psutil.virtual_memory().available
-    if size > memory:
-        raise ValueError(f"it has {size:,} bytes, and {memory:,} bytes of memory are free")
-    return safetensors.safe_open(path, framework="pt")
-
-
-def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
-    return parsed_json(metadata["normscope"], finite=False)
 
 
 def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> str:
@@ -270,13 +266,3 @@ def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor])
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-
-
-def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over a header and the names, types, shapes and bytes of tensors, as hexadecimal digits."""
-    digest = hashlib.sha256(header.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -1,27 +1,21 @@
 """Several processes, on one machine or more, that share a corpus: `torchrun run.py …`, or `torchrun -m normscope …`.
 
-Every process analyses its share of the batches. The main process merges the states in the order of the processes; it alone
-writes results and tracks the run.
+Every process analyses its share of the batches and sends its state to the main process, which alone writes results and tracks
+the run.
 """
 
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeVar
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from normscope.analyses.base import Analysis, merge_state, state_of
-from normscope.data.batching import Batch, ReadWindow, windows
-from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.errors import InputError, PeerError, one_line
 from normscope.models.offloading import device_share
 from normscope.models.options import DeviceOptions
@@ -32,76 +26,6 @@ T = TypeVar("T")
 # How long a process that has finished its batches waits for the others.
 _TIMEOUT = datetime.timedelta(hours=2)
 _MOST_PROCESSES = 10**6
-# Windows at the start of a stream that all processes tokenise.
-_SHARED_WINDOWS = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """One of several shares of a corpus."""
-
-    number: int
-    """From 0."""
-    of: int
-
-    def batches(self, corpus: Corpus, read: ReadWindow, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
-        """Batches of a corpus, and whether each belongs to this share.
-
-        The batches of all shares together are those of the only share of one.
-
-        Args:
-            corpus: The corpus.
-            read: Returns the batches of one of its windows.
-            counts: Updated with what became of the examples.
-        """
-        for part, share in self._streams(corpus):
-            yield from share._of_stream(part.examples(), read, counts)
-
-    def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
-        """The windows of a corpus, each of which belongs to one share."""
-        for part, share in self._streams(corpus):
-            yield from itertools.islice(windows(part.examples()), share.number, None, share.of)
-
-    def _streams(self, corpus: Corpus) -> Iterator[tuple[Corpus, "Share"]]:
-        """What this share reads of a corpus, and what it has of each part."""
-        if corpus.parts is None:
-            yield corpus, self
-        else:
-            for index, share in self.portions(corpus.parts):
-                yield corpus.part(index), share
-
-    def portions(self, parts: int) -> Iterator[tuple[int, "Share"]]:
-        """The parts of a corpus that this share reads, and what it has of each.
-
-        All shares have equally many whole parts. If fewer parts than shares are left, each of them is shared by as many as
-        possible, so that nobody reads more than one of these.
-        """
-        left = parts % self.of
-        for index in range(self.number, parts - left, self.of):
-            yield index, Share(0, 1)
-        if left:
-            place = self.number * left // self.of
-            first, end = (-(-number * self.of // left) for number in (place, place + 1))
-            yield parts - left + place, Share(self.number - first, end - first)
-
-    def _of_stream(
-        self, examples: Iterable[Example | str], read: ReadWindow, counts: CorpusCounts
-    ) -> Iterator[tuple[Batch, bool]]:
-        """The same for examples that every share must read.
-
-        The first windows are batched for all shares and their batches distributed, so that even a small corpus keeps many
-        processes busy. Of the later windows each share has every N-th; the others are skipped without being tokenised.
-        """
-        serial = 0
-        for number, window in enumerate(windows(examples)):
-            is_shared = number < min(self.of, _SHARED_WINDOWS)
-            if not is_shared and number % self.of != self.number:
-                continue
-            # Windows that are batched for all shares are counted in the first.
-            counted = counts if self.number == 0 or not is_shared else CorpusCounts()
-            for batch in read(window, counted):
-                yield batch, not is_shared or serial % self.of == self.number
-                serial += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,33 +111,21 @@ class ProcessGroup:
                 dist.all_gather_object(values, value)
         return values
 
-    def reduce(self, analyses: Sequence[Analysis], counts: CorpusCounts) -> None:
-        """Merge the states of all processes in the main process, pairwise: in log₂ N steps, with two states in memory.
-
-        The order is that of `reduction.Reduction`.
-
-        Args:
-            analyses: This process's analyses; those of the main process end up with the state of all.
-            counts: The counts of this process's examples; those of the main process end up with the sum.
+    def collected(self, content: bytes) -> Iterator[bytes]:
+        """What each process has, by rank, in the main process; nothing in the others, which send theirs.
 
         Raises:
             InputError: If another process has failed.
         """
-        step = 1
-        while step < self.size:
-            if self.rank % (2 * step):
-                parts = counts.packed().encode(), safetensors.torch.save(state_of(analyses))
-                with self._communication():
-                    for part in parts:
-                        _send(part, self.rank - step)
-                return
-            other = self.rank + step
-            if other < self.size:
-                with self._communication():
-                    packed, content = _received(other), _received(other)
-                counts.add(CorpusCounts.unpacked(packed.numpy().tobytes().decode()))
-                merge_state(analyses, safetensors.torch.load(content.numpy().tobytes()))
-            step *= 2
+        if not self.is_main:
+            with self._communication():
+                _send(content, 0)
+            return
+        yield content
+        for rank in range(1, self.size):
+            with self._communication():
+                received = _received(rank)
+            yield received
 
     @contextlib.contextmanager
     def _communication(self) -> Iterator[None]:
@@ -226,18 +138,17 @@ class ProcessGroup:
             ) from error
 
 
-def _send(part: bytes, rank: int) -> None:
-    content = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+def _send(content: bytes, rank: int) -> None:
     dist.send(torch.tensor([len(content)]), rank)
-    dist.send(content, rank)
+    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), rank)
 
 
-def _received(rank: int) -> Tensor:
+def _received(rank: int) -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
     dist.recv(length, rank)
     content = torch.empty(int(length), dtype=torch.uint8)
     dist.recv(content, rank)
-    return content
+    return content.numpy().tobytes()
 
 
 def _from_environment(name: str, default: str, meaning: str, allowed: range) -> int:

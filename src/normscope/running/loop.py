@@ -25,14 +25,14 @@ def accumulate(run: Run, tracker: Tracker) -> None:
         run.plan.observer,
         deferred_signals() as request,
     ):
-        for number, share in enumerate(run.plan.parts.own):
+        for number, share in enumerate(run.plan.shares.own):
             if number:  # the first has begun
                 run.begin(share)
             with progress_meter(run, tracker) as meter:
-                _accumulate_part(run, runner, meter, request)
+                _accumulate_share(run, runner, meter, request)
 
 
-def _accumulate_part(run: Run, runner: ViewRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
+def _accumulate_share(run: Run, runner: ViewRunner, meter: ProgressMeter, request: ShutdownRequest) -> None:
     checkpoint, position = run.checkpoint, run.position
     with run.stream.ahead_of(run.plan.model.device):
         for batch, mine in run.stream:
@@ -45,4 +45,4 @@ def _accumulate_part(run: Run, runner: ViewRunner, meter: ProgressMeter, request
                 checkpoint.save_if_due(run.plan.analyses, position, at_once=request.error is not None)
             if request.error is not None:
                 raise request.error
-    run.finish_part(position)
+    run.finish_share(position)

@@ -31,12 +31,12 @@ from normscope.models.verification import Verification
 from normscope.reporting.appearance import Appearance, appearance
 from normscope.reporting.options import FigureOptions
 from normscope.reporting.terminal import say
-from normscope.running.distributed import ProcessGroup, Share
+from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import Inputs
 from normscope.running.options import RunOptions, all_options, chosen_categories, chosen_layers, enabled_analyses
-from normscope.running.parts import Parts
 from normscope.running.prepared import identity as prepared_identity
 from normscope.running.prepared import saved_states
+from normscope.running.shares import Share, Shares
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
 from normscope.running.views import View, batches_of_views
 
@@ -72,18 +72,18 @@ class Plan:
     users: Mapping[str, str]
     """The name of an analysis that needs each resource."""
     corpus: NumberedCorpus
-    parts: Parts
+    shares: Shares
     look: Appearance
     """How figures are drawn."""
 
     @classmethod
-    def of(cls, options: RunOptions, inputs: Inputs, parts: Parts, group: ProcessGroup) -> "Plan":
+    def of(cls, options: RunOptions, inputs: Inputs, shares: Shares, group: ProcessGroup) -> "Plan":
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Args:
             options: The whole config.
             inputs: The model and the texts.
-            parts: The parts of the corpus, and those of this process.
+            shares: The shares of the corpus, and those of this process.
             group: The processes of the run.
 
         Raises:
@@ -108,7 +108,7 @@ class Plan:
             for name, resource in _resources(options, model, own, _of_view(needs, own), inputs, group).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
-        if group.is_main and corpus.undivided and any(share.of > 1 for share in parts.own):
+        if group.is_main and corpus.undivided and any(share.of > 1 for share in shares.own):
             say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
         return cls(
             options=options,
@@ -123,7 +123,7 @@ class Plan:
             resources=resources,
             users=_users(needs),
             corpus=corpus,
-            parts=parts,
+            shares=shares,
             look=look,
         )
 
@@ -135,7 +135,7 @@ class Plan:
     @property
     def total(self) -> int | None:
         """Number of examples to read, if known; the size of a share is not."""
-        return self.corpus.total if all(share.of == 1 for share in self.parts.own) else None
+        return self.corpus.total if all(share.of == 1 for share in self.shares.own) else None
 
     def batches(self, share: Share, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
         """All batches that a share of the corpus is concerned with, and whether each belongs to it; updates the counts."""
@@ -146,7 +146,9 @@ class Plan:
     def identity(self) -> dict[str, object]:
         """What a resumed run must share with the stopped one, and the runs of all shards with each other."""
         config = flat(plain(self.options))
-        return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL} | {
+        return {
+            key: value for key, value in config.items() if key.split(".")[0] not in (*INCIDENTAL, "shard", "shards")
+        } | {
             "the model's weights": self.model.weights_sha256,
             "torch": torch.__version__,
             "normscope": metadata.version("normscope"),

@@ -6,9 +6,9 @@ from normscope.reporting.earlier_runs import Status
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracker import Tracker
-from normscope.running.checkpoint import packed
 from normscope.running.prepared import FILE
 from normscope.running.run import Run
+from normscope.running.state_file import packed
 
 
 @dataclasses.dataclass(frozen=True)

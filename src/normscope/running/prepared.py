@@ -8,8 +8,8 @@ from typing import Any
 from normscope.config.sections import flat, plain
 from normscope.data.resources import Resource, State
 from normscope.errors import InputError, one_line
-from normscope.running.checkpoint import DAMAGE, unpacked
 from normscope.running.options import RunOptions
+from normscope.running.state_file import DAMAGE, unpacked
 
 FILE = "prepared.safetensors"
 

@@ -1,10 +1,11 @@
-"""The states of the parts of a corpus, merged pairwise, in the same order wherever they are merged."""
+"""The states of the shares of a corpus, merged pairwise, in the order of their numbers."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from normscope.analyses.base import Analysis, load_state, merge_state, state_of
+from normscope.data.examples import CorpusCounts
 
 State = Mapping[str, Tensor]
 
@@ -12,8 +13,7 @@ State = Mapping[str, Tensor]
 class Reduction:
     """Merges states one after another as a tree would: ((0 + 1) + (2 + 3)) + …, with at most log₂ N of them in memory.
 
-    Processes that send their states to each other merge them in this order too (`ProcessGroup.reduce`), so that the result has
-    the same bytes.
+    Whether processes have sent the states, checkpoints hold them or other runs have left them, the result has the same bytes.
 
     Args:
         analyses: The analyses whose states are merged.
@@ -23,24 +23,28 @@ class Reduction:
         self._analyses = analyses
         self._added = 0
         self._left: list[State] = []
-        """The merged states of 2^k parts each, the largest first."""
+        """The merged states of 2^k shares each, the largest first."""
+        self._counts = CorpusCounts()
 
-    def add(self) -> None:
-        """Add the state that the analyses hold, as that of the next part."""
+    def add(self, state: State, counts: CorpusCounts) -> None:
+        """Add the state of the next share, and the counts of its examples."""
         number = self._added
         while number % 2:
-            self._merge_left()
+            state = self._merged(self._left.pop(), state)
             number //= 2
-        self._left.append(state_of(self._analyses))
+        self._left.append(state)
         self._added += 1
+        self._counts.add(counts)
 
-    def finish(self) -> None:
-        """Give the analyses the merged state of all parts, of which there is at least one."""
-        load_state(self._analyses, self._left.pop())
+    def finish(self) -> CorpusCounts:
+        """Give the analyses the merged state of all shares, of which there is at least one; return the sum of the counts."""
+        state = self._left.pop()
         while self._left:
-            self._merge_left()
+            state = self._merged(self._left.pop(), state)
+        load_state(self._analyses, state)
+        return self._counts
 
-    def _merge_left(self) -> None:
-        right = state_of(self._analyses)
-        load_state(self._analyses, self._left.pop())
+    def _merged(self, left: State, right: State) -> State:
+        load_state(self._analyses, left)
         merge_state(self._analyses, right)
+        return state_of(self._analyses)

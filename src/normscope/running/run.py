@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from normscope.analyses.base import state_of
 from normscope.config.sections import plain
 from normscope.data.batching import Batch
 from normscope.data.corpora import text_keys
@@ -19,14 +20,16 @@ from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
 from normscope.rounding import counted
 from normscope.running.batch_stream import BatchStream
-from normscope.running.checkpoint import Checkpoint, Position, file_of, saved_parts
-from normscope.running.distributed import ProcessGroup, Share
+from normscope.running.checkpoint import Checkpoint, Position, SavedShare
+from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs, InputsInMemory
 from normscope.running.options import RunOptions
-from normscope.running.parts import Parts, merge_saved
 from normscope.running.plan import Plan
 from normscope.running.provenance import Origin, Provenance
+from normscope.running.reduction import Reduction, State
 from normscope.running.rendezvous import remember_run
+from normscope.running.shares import SHARD, Share, Shares
+from normscope.running.state_file import received
 from normscope.running.views import counts_of
 
 
@@ -44,15 +47,15 @@ class Run:
     warnings: Sequence[str] = ()
     """About the environment; said when the run begins."""
     stream: BatchStream = dataclasses.field(init=False)
-    """What is left of the part."""
+    """What is left of the share."""
     saves: bool = False
     """Whether checkpoints are saved: all processes see the run folder."""
     checkpoint: Checkpoint | None = None
-    """The checkpoint of the part; None if none is saved."""
+    """The checkpoint of the share; None if none is saved."""
     position: Position = dataclasses.field(default_factory=Position)
-    """How far the part had been read when the run was stopped, if it is resumed."""
+    """How far the share had been read when the run was stopped, if it is resumed."""
     finished: bool = False
-    """Whether the whole part had been analysed by then."""
+    """Whether the whole share had been analysed by then."""
 
     @classmethod
     def prepare(
@@ -72,12 +75,12 @@ class Run:
         options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
-            parts = Parts.of(options, folder, group)
-            plan = Plan.of(options, ConfiguredInputs(options, group, memory), parts, group)
+            shares = Shares.of(options, folder, group)
+            plan = Plan.of(options, ConfiguredInputs(options, group, memory), shares, group)
         run = cls(plan, group, results, folder, Provenance.of(plan, origin), warnings)
         run.saves = all(group.gathered(PeerFolder(folder).visible))
         with group.agreeing():
-            for share in parts.own[:1]:
+            for share in shares.own[:1]:
                 run.begin(share)
             if group.is_main:
                 run._announce()
@@ -91,7 +94,7 @@ class Run:
         Raises:
             InputError: If the input is invalid.
         """
-        group, whole = ProcessGroup(), Parts(1, [Share(0, 1)])
+        group, whole = ProcessGroup(), Shares(1, [Share(0, 1)])
         plan = Plan.of(options, inputs, whole, group)
         run = cls(plan, group, None, Path(), Provenance.of(plan, Origin(time.monotonic(), "")))
         run.begin(whole.own[0])
@@ -99,7 +102,7 @@ class Run:
 
     @property
     def counts(self) -> CorpusCounts:
-        """The counts of the part of the corpus that is being analysed."""
+        """The counts of the share of the corpus that is being analysed."""
         return self.provenance.counts
 
     def start(self) -> None:
@@ -116,7 +119,7 @@ class Run:
                 remember_run(self.group.store, self.results.path)
 
     def begin(self, share: Share) -> None:
-        """Turn to one of the parts, and continue where it was stopped if the run is resumed.
+        """Turn to one of the shares, and continue where it was stopped if the run is resumed.
 
         Raises:
             InputError: If there is no usable example in the corpus, or the checkpoint does not fit the run.
@@ -155,50 +158,58 @@ class Run:
         if counts is not None:
             require_examples(self, counts)
 
-    def finish_part(self, position: Position) -> None:
-        """Save the state of a whole part, if there are other parts or processes."""
-        if self.checkpoint is not None and not self.finished and max(self.plan.parts.number, self.group.size) > 1:
+    def finish_share(self, position: Position) -> None:
+        """Save the state of a whole share, if there are others."""
+        alone = self.plan.shares.number == self.group.size == 1 and self.plan.options.shard is None
+        if self.checkpoint is not None and not self.finished and not alone:
             self.checkpoint.save(self.plan.analyses, position, self.counts)
 
     def reduce(self) -> None:
-        """Merge the parts: the analyses and counts of the main process end up with those of the whole corpus.
+        """Merge the shares: the analyses and counts of the main process end up with those of the whole corpus.
 
         Raises:
-            InputError: If another process has failed.
+            InputError: If another process has failed, or a checkpoint is missing or damaged.
         """
-        if self.plan.parts.number == self.group.size:
-            self.group.reduce(self.plan.analyses, self.counts)
+        if self.plan.shares.number == self.group.size == 1:
             return
-        self.group.gathered(True)  # once every process has come here, all parts are saved
+        reduction = Reduction(self.plan.analyses)
+        for state, counts in self._states():
+            reduction.add(state, counts)
         if self.group.is_main:
-            merge_saved(map(self._checkpoint, self.plan.parts.all), self.plan.analyses, self.counts)
+            self.counts.become(reduction.finish())
+
+    def _states(self) -> Iterator[tuple[State, CorpusCounts]]:
+        """The states of all shares and the counts of their examples, in the main process; nothing in the others."""
+        if self.plan.shares.number != self.group.size:
+            self.group.gathered(True)  # once every process has come here, all shares are saved
+            for share in self.plan.shares.all if self.group.is_main else []:
+                yield self._checkpoint(share).kept()
+            return
+        own = self._checkpoint(self.plan.shares.own[0]).whole(self.counts, state_of(self.plan.analyses))
+        for content in self.group.collected(own):
+            header, state = received(content)
+            yield state, SavedShare.of(header).whole
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a completed run."""
-        for share in self.plan.parts.all if self.saves else []:
+        for share in self.plan.shares.all if self.saves else []:
             self._checkpoint(share).remove()
 
     def _first_checkpoint(self) -> dict[str, bytes]:
-        """The checkpoint of a run that begins, by its name: it records the number of parts, so that a run that is killed before
-        its first batch is continued with the same parts and gives the same bytes.
+        """The checkpoint of a run that begins, by its name: it records the number of shares, so that a run that is killed
+        before its first batch is continued with the same shares and gives the same bytes.
         """
         reads_corpus = self.plan.options.merge is None and not self.plan.options.prepare
-        begun = self.plan.options.resume is not None and saved_parts(self.folder) is not None
-        if not (self.saves and reads_corpus) or begun:
-            return {}
-        checkpoint = self._checkpoint(self.plan.parts.all[0])
-        return {checkpoint.path.name: checkpoint.of_nothing()}
+        checkpoint = self._checkpoint(self.plan.shares.all[0])
+        begun = self.plan.options.resume is not None and checkpoint.path.exists()
+        return {checkpoint.path.name: checkpoint.of_nothing()} if self.saves and reads_corpus and not begun else {}
 
     def _checkpoint(self, share: Share) -> Checkpoint:
-        """The checkpoint of one of the parts."""
-        number = self.plan.parts.number
-        part = {} if number == 1 else {"the part of the corpus": f"{share.number} of {number}"}
-        return Checkpoint(
-            PeerFolder(self.folder) if self.results is None else self.results,
-            self.plan.identity | part,
-            self.plan.options.checkpoint.every_seconds,
-            file_of(share.number, number),
-        )
+        """The checkpoint of one of the shares."""
+        options = self.plan.options
+        folder = PeerFolder(self.folder) if self.results is None else self.results
+        name = share.file if options.shard is None else SHARD
+        return Checkpoint(folder, name, share, self.plan.identity, options.checkpoint.every_seconds)
 
     def _announce(self) -> None:
         model = self.plan.model

@@ -18,7 +18,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import save
 
-from normscope.running.checkpoint import checksum
+from normscope.running.state_file import checksum
 from tests.end_to_end.bad_input.case import EITHER, Case
 from tests.end_to_end.bad_input.spoil import as_json
 from tests.end_to_end.bad_input.stock import Stock, succeed
@@ -340,8 +340,8 @@ def _states(file: str) -> Iterator[Damage]:
 
 
 _HEADERS = {
-    "shard.safetensors": ("shard", "shards", "identity", "counts"),
-    "checkpoint.safetensors": ("identity", "batches", "digest", "counts"),
+    "shard.safetensors": ("shard", "shards", "identity", "batches", "digest", "counts"),
+    "checkpoint.safetensors": ("shard", "shards", "identity", "batches", "digest", "counts"),
     "prepared.safetensors": ("identity", "resources"),
 }
 _GOOD_COUNTS = {

@@ -1,0 +1,167 @@
+"""The shares of a corpus: one for each process of a run, or for each run of a set of shards.
+
+A process that is killed loses what its share has gained since its last checkpoint. Shares do not depend on each other until
+all are merged, so any number of processes can continue with them, one after another if there are fewer: the result has the
+same bytes.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from normscope.data.batching import Batch, ReadWindow, windows
+from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.errors import InputError
+from normscope.reporting.run_folder import PeerFolder
+from normscope.reporting.terminal import say
+from normscope.rounding import counted
+from normscope.running.distributed import ProcessGroup
+from normscope.running.options import RunOptions
+
+CHECKPOINT = "checkpoint.safetensors"
+SHARD = "shard.safetensors"
+_CHECKPOINT_OF_SHARE = re.compile(r"checkpoint\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
+
+# Windows at the start of a stream that all processes tokenise.
+_SHARED_WINDOWS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One of several shares of a corpus."""
+
+    number: int
+    """From 0."""
+    of: int
+
+    def batches(self, corpus: Corpus, read: ReadWindow, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
+        """Batches of a corpus, and whether each belongs to this share.
+
+        The batches of all shares together are those of the only share of one.
+
+        Args:
+            corpus: The corpus.
+            read: Returns the batches of one of its windows.
+            counts: Updated with what became of the examples.
+        """
+        for part, share in self._streams(corpus):
+            yield from share._of_stream(part.examples(), read, counts)
+
+    def windows(self, corpus: Corpus) -> Iterator[list[Example | str]]:
+        """The windows of a corpus, each of which belongs to one share."""
+        for part, share in self._streams(corpus):
+            yield from itertools.islice(windows(part.examples()), share.number, None, share.of)
+
+    def _streams(self, corpus: Corpus) -> Iterator[tuple[Corpus, "Share"]]:
+        """What this share reads of a corpus, and what it has of each part."""
+        if corpus.parts is None:
+            yield corpus, self
+        else:
+            for index, share in self.portions(corpus.parts):
+                yield corpus.part(index), share
+
+    def portions(self, parts: int) -> Iterator[tuple[int, "Share"]]:
+        """The parts of a corpus that this share reads, and what it has of each.
+
+        All shares have equally many whole parts. If fewer parts than shares are left, each of them is shared by as many as
+        possible, so that nobody reads more than one of these.
+        """
+        left = parts % self.of
+        for index in range(self.number, parts - left, self.of):
+            yield index, Share(0, 1)
+        if left:
+            place = self.number * left // self.of
+            first, end = (-(-number * self.of // left) for number in (place, place + 1))
+            yield parts - left + place, Share(self.number - first, end - first)
+
+    def _of_stream(
+        self, examples: Iterable[Example | str], read: ReadWindow, counts: CorpusCounts
+    ) -> Iterator[tuple[Batch, bool]]:
+        """The same for examples that every share must read.
+
+        The first windows are batched for all shares and their batches distributed, so that even a small corpus keeps many
+        processes busy. Of the later windows each share has every N-th; the others are skipped without being tokenised.
+        """
+        serial = 0
+        for number, window in enumerate(windows(examples)):
+            is_shared = number < min(self.of, _SHARED_WINDOWS)
+            if not is_shared and number % self.of != self.number:
+                continue
+            # Windows that are batched for all shares are counted in the first.
+            counted = counts if self.number == 0 or not is_shared else CorpusCounts()
+            for batch in read(window, counted):
+                yield batch, not is_shared or serial % self.of == self.number
+                serial += 1
+
+    @property
+    def file(self) -> str:
+        """The name of the file with the state of this share of a run's corpus."""
+        return CHECKPOINT if self.of == 1 else f"checkpoint.{self.number}-of-{self.of}.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """The shares of a run, and those of this process."""
+
+    number: int
+    """The number of shares of the run; 1 for the run of a shard, which has that share of the corpus alone."""
+    own: Sequence[Share]
+    """The shares of the corpus that this process analyses, one after another."""
+
+    @property
+    def all(self) -> Sequence[Share]:
+        """The shares of all processes."""
+        return self.own if self.number == 1 else [Share(number, self.number) for number in range(self.number)]
+
+    @classmethod
+    def of(cls, options: RunOptions, folder: Path, group: ProcessGroup) -> "Shares":
+        """The shares of a new run, as many as processes, or those of a run that is resumed.
+
+        Raises:
+            InputError: If the run is resumed and this process does not see its folder, or it has checkpoints of several runs.
+        """
+        if options.shard is not None:
+            return cls(1, [Share(options.shard, options.shards)])
+        number = group.size
+        if options.resume is not None:
+            if not PeerFolder(folder).visible:
+                raise InputError(
+                    f"resume={folder}: process {group.rank} of {group.size} does not see this folder; resume the run where "
+                    "all processes share a file system"
+                )
+            number = _saved_number(folder) or group.size
+            if group.is_main and number != group.size:
+                _announce(number, group.size)
+        return cls(number, [Share(share, number) for share in range(group.rank, number, group.size)])
+
+
+def _saved_number(folder: Path) -> int | None:
+    """The number of shares that the corpus of a stopped run is divided into; None if it has no checkpoint.
+
+    A run has one before its first batch, unless its processes do not share a file system.
+
+    Raises:
+        InputError: If there are checkpoints of different numbers.
+    """
+    names = [path.name for path in folder.glob("checkpoint*.safetensors")]
+    numbers = {int(match[2]) for match in map(_CHECKPOINT_OF_SHARE.fullmatch, names) if match is not None}
+    numbers |= {1} if CHECKPOINT in names else set()
+    if len(numbers) > 1:
+        raise InputError(
+            f"resume={folder}: it has checkpoints of runs with {' and '.join(map(str, sorted(numbers)))} processes; remove "
+            "those of one"
+        )
+    return next(iter(numbers), None)
+
+
+def _announce(shares: int, processes: int) -> None:
+    begun = f"{counted(shares, 'process', 'processes')} began this run"
+    if shares > processes:
+        continuing = counted(processes, "continues with its", "continue with their")
+        say(f"{begun}: {continuing} parts, one after another")
+    else:
+        say(
+            f"{begun}: {processes - shares} of {processes} {'has' if processes - shares == 1 else 'have'} nothing to do"
+        )
