@@ -13,8 +13,10 @@ from normscope.maths.mixing import Method
 from normscope.models.attention_function import attention_by
 from normscope.models.block import AttentionBlock
 from normscope.models.families import FAMILIES, STACKS, layout_of
+from normscope.models.forward_pass import Replacement
 from normscope.models.iteration import observe_blocks
-from normscope.models.observer import Observer, Replacement
+from normscope.models.observer import Observer
+from normscope.models.sum_check import SumCheck
 from normscope.models.verification import BOUNDS, verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, proved_to, tiny_model, tiny_stack, token_batch
 
@@ -135,7 +137,7 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
 
 def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
     for block in blocks_of(family_model, family, inputs):
-        tokens = block.token_mask[:, None].expand_as(block.self_weights)
+        tokens = block.token_mask[:, None].expand_as(block.alpha.own)
         total = block.weights.sum(dim=-1)
         if family == "gpt_oss":
             assert block.weight_to_nowhere is not None
@@ -147,7 +149,7 @@ def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
         padded = block.token_mask[:, None, :, None] & ~block.token_mask[:, None, None, :]
         assert (block.weights[padded.expand_as(block.weights)] == 0).all()
         explicit = block.weights.diagonal(dim1=-2, dim2=-1)
-        torch.testing.assert_close(block.self_weights[tokens], explicit[tokens], **EXACT)
+        torch.testing.assert_close(block.alpha.own[tokens], explicit[tokens], **EXACT)
 
 
 def test_padding_changes_nothing(family, family_model, inputs, exact):
@@ -165,7 +167,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
 
     Where the weights of the model's own module are observed, nothing is computed beside that either.
     """
-    from normscope.models import observer as module
+    from normscope.models import forward_pass as module
 
     def output():
         with Observer(family_model, layout_of(family)) as observer:
@@ -174,7 +176,7 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
         return kept[-1]
 
     before = output()
-    monkeypatch.setattr(Observer, "_choose_row", lambda _self: None)  # which would notice
+    monkeypatch.setattr(SumCheck, "is_due", lambda *_: False)  # which would notice
     monkeypatch.setattr(module, "attention", lambda q, k, v, m, s, **more: _attention(q, k * 1.1, v, m, s, **more))
     assert ((output() - before).abs().max() > 1e-3) == layout_of(family).registry
 
@@ -251,7 +253,7 @@ def test_causal_attention_is_respected():
 def test_a_token_that_sees_only_itself_mixes_nothing(family, family_model):
     """Exactly: a difference left to rounding would be ranked by analyses of single tokens."""
     for block in blocks_of(family_model, family, token_batch(family_model, (7, 1))):
-        alone = block.token_mask & (block.visible_counts == 1)
+        alone = block.token_mask & (block.alpha.seen.counts == 1)
         assert alone[1, 0]
         assert all((ratio[alone] == 0).all() for ratio in block.mixing_ratios.values())
 

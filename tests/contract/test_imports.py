@@ -52,6 +52,7 @@ ALLOWED = {
         "models.interventions",
         "models.model_info",
         "models.pooling",
+        "models.word_block",
         "results",
         "statistics",
     },

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from normscope.errors import InputError
+from normscope.maths.scores import part_of_keys
 from normscope.models.block import AttentionBlock
 from normscope.models.capture import LayerCapture
 from normscope.models.families import FAMILIES, layout_of
@@ -42,7 +43,7 @@ def test_scale_by_hand():
         blocks: list[AttentionBlock] = []
         with Observer(model, layout_of(family)) as observer:
             observer.run(token_batch(model, (4,)), blocks.append)
-        assert [block.scale for block in blocks] == [pytest.approx(expected, rel=1e-7)] * 3
+        assert [block.alpha.scale for block in blocks] == [pytest.approx(expected, rel=1e-7)] * 3
 
 
 @pytest.mark.parametrize("family", OWN)
@@ -55,7 +56,8 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
     blocks: list[AttentionBlock] = []
     with Observer(model, layout, [1]) as observer:
         observer.run(inputs, blocks.append)
-        got = blocks[0].weight_of_groups(torch.eye(6).bool()[:, None], without=[2])
+        removed = part_of_keys(blocks[0].attention_inputs, blocks[0].parameters.key_weight, [2])
+        got = blocks[0].alpha.by_group(torch.eye(6).bool()[:, None], blocks[0].key_map(removed))
         part = torch.einsum("bk,hd->bkhd", blocks[0].attention_inputs[..., 2], blocks[0].parameters.key_weight[:, 2])
 
         def without_the_part(_module, _args, output):
@@ -87,7 +89,9 @@ def test_wrong_queries_and_keys_are_noticed(family, part, monkeypatch):
 
     def swapped(parts: LayerCapture, *arguments: object) -> AttentionBlock:
         block = original(parts, *arguments)
-        return dataclasses.replace(block, **{part: getattr(block, part).flip(1)})
+        return dataclasses.replace(
+            block, alpha=dataclasses.replace(block.alpha, **{part: getattr(block, part).flip(1)})
+        )
 
     monkeypatch.setattr(LayerCapture, "block", swapped)
     with pytest.raises(InputError, match=r"the (key|weights from query, key and scale) of layer 1 differs"):
@@ -100,7 +104,8 @@ def test_biases_of_the_queries_are_noticed(family, monkeypatch):
 
     def without_bias(parts: LayerCapture, *arguments: object) -> AttentionBlock:
         block = original(parts, *arguments)
-        return dataclasses.replace(block, query=block.query - block.parameters.query_bias[:, None])
+        query = block.query - block.parameters.query_bias[:, None]
+        return dataclasses.replace(block, alpha=dataclasses.replace(block.alpha, query=query))
 
     monkeypatch.setattr(LayerCapture, "block", without_bias)
     with pytest.raises(InputError, match=r"the weights from query, key and scale of layer 1 differs"):

@@ -275,7 +275,7 @@ def test_attention_that_is_local_in_long_texts_is_refused_when_one_comes():
 
 
 def test_sums_are_compared_once_for_each_longest_batch(monkeypatch):
-    from normscope.models import observer as module
+    from normscope.models import sum_check as module
 
     model, compared = tiny_model(FAMILY_CONFIGS["bert"], torch.float32), []
 
@@ -297,7 +297,7 @@ def test_sampled_sums_of_an_exact_model_are_exact(family):
     model = model.get_encoder() if family in STACKS else model
     layout, errors = layout_of(family, None, model.config), []
     with Observer(model, layout) as observer:
-        observer.run(token_batch(model, (4, 40, 17)), lambda _block: errors.extend(observer._errors.values()))
+        observer.run(token_batch(model, (4, 40, 17)), lambda _block: errors.extend(observer.check.errors.values()))
     bound = 1e-6 if layout.float32_inside else 1e-12
     assert errors
     assert max(float(error) for error in errors) < bound

@@ -217,7 +217,7 @@ def reference(family, folder, tokenizer) -> dict:
             for method, ratio in explicit_ratios(layout.norm_position, block, alpha, vectors, x).items():
                 ratios.setdefault(method, [[] for _ in range(layers)])[number].append(ratio)
             totals[number] = totals[number] + explicit_contributions(block, alpha)
-            pairs[number] += int(block.visible()[0, 0].sum())
+            pairs[number] += int(block.alpha.seen.of()[0, 0].sum())
     return {
         "ratios": {method: [torch.cat(layer).mean().item() for layer in rows] for method, rows in ratios.items()},
         "alpha_f": [torch.stack(layer).mean().item() for layer in sums["alpha_f"]],
@@ -263,7 +263,7 @@ def explicit_contributions(block, alpha) -> torch.Tensor:
     """Σ C over visible pairs by moving one dimension at a time: what it adds to the keys, times the queries."""
     weights, x = block.parameters, block.attention_inputs
     found = torch.zeros(alpha.shape[0], x.shape[-1], dtype=torch.float64)
-    seen = block.visible()[0].double()
+    seen = block.alpha.seen.of()[0].double()
     for dimension in range(x.shape[-1]):
         alone = torch.zeros_like(x)
         alone[..., dimension] = x[..., dimension]

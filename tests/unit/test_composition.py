@@ -8,6 +8,7 @@ from torch import Tensor
 
 from normscope.maths.composition import STAGES, Composition, Stage
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.precision import as_double
 
 BATCH, HEADS, TOKENS, HEAD_DIM, MODEL = 2, 3, 4, 5, 6
 
@@ -117,6 +118,6 @@ def test_double_keeps_the_deviation_of_the_model(block):
         inputs=block.composition.inputs.float(),
         attention_output=block.composition.attention_output.float(),
     )
-    assert single.double().inputs.dtype == torch.float64
+    assert as_double(single).inputs.dtype == torch.float64
     if single.normalisation is not None:
-        assert torch.equal(single.double().deviation, single.deviation.double())
+        assert torch.equal(as_double(single).deviation, single.deviation.double())

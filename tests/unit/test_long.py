@@ -1,13 +1,15 @@
 """Long sequences are processed in strips, with the same results."""
 
+import functools
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batch
 from normscope.analyses.norms.pairs import pairs_of
-from normscope.maths import weight_tiles
-from normscope.models import block as blocks
+from normscope.maths import attention_weights, weight_tiles
+from normscope.maths.words import Pieces, WordGroups
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
@@ -19,7 +21,7 @@ TOKENS = 3072
 @pytest.fixture
 def parts(monkeypatch):
     """Makes every sequence count as long: four queries at a time."""
-    monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 0)
+    monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 0)
     monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", 0)
     monkeypatch.setattr(weight_tiles, "SMALLEST_TILE", {True: 2, False: 4})
     for module in ("normscope.maths.masks", "normscope.models.attention_function"):
@@ -34,23 +36,39 @@ def test_strips_give_the_same_attention(family, family_model):
 
 
 @pytest.mark.usefixtures("parts")
-def test_parts_of_the_weights_are_those_of_the_whole(family, family_model):
+def test_every_reading_of_the_weights_is_that_of_the_whole(family, family_model):
     def visit(block):
-        received, token_mask = block.received, block.token_mask.double()
-        weights = block.weights
-        torch.testing.assert_close(received, torch.einsum("bhqk,bq->bhk", weights, token_mask), rtol=1e-6, atol=1e-9)
+        alpha, tokens, weights = block.alpha, block.token_mask, block.weights
+        close = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-9)
+        of_tokens = weights * tokens[:, None, :, None]
+        close(alpha.received, of_tokens.sum(dim=2))
+        if not block.is_cross_attention:
+            close(alpha.own * tokens[:, None], of_tokens.diagonal(dim1=-2, dim2=-1))
         row, heads, queries, keys = (
             torch.tensor([1, 1, 1, 1]),
             torch.tensor([0, 1, 1, 0]),
             torch.tensor([3, 2, 3, 0]),
             torch.tensor([1, 0, 3, 3]),
         )
-        single = block.weights_at(row, heads, queries, keys)
-        torch.testing.assert_close(single, weights[row, heads, queries, keys], rtol=1e-6, atol=1e-9)
+        close(alpha.at(row, heads, queries, keys), weights[row, heads, queries, keys])
         chosen = torch.tensor([8, 1, 3])
-        torch.testing.assert_close(block.weights_of(chosen, slice(0, 1)), weights[:1, :, chosen])
-        seen = block.visible().expand_as(weights)
-        assert (weights[block.token_mask[:, None, :, None] & ~seen] == 0).all()
+        close(alpha.rows(chosen, slice(0, 1)), weights[:1, :, chosen])
+        close(torch.cat([strip for _, strip in alpha.strips()], dim=2), weights)
+        tiled = torch.zeros_like(weights)
+        for tile in alpha.tiles():
+            tiled[tile.sequences, :, tile.rows, tile.keys] = tile.weights
+        close(tiled * block.key_mask[:, None, None], of_tokens)
+        pieces = Pieces.of(torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, -1, -1, -1, -1, -1]]), 5)
+        groups = WordGroups.of(pieces, pieces, weights.dtype)
+        for tile in alpha.tiles(groups):
+            of_words = groups.rows[tile.sequences, None, tile.rows] @ of_tokens[tile.sequences]
+            close(tile.weights, of_words[..., tile.keys])
+        members = torch.stack([tokens, torch.zeros_like(tokens)])
+        close(
+            alpha.by_group(members)[..., 0] * tokens[:, None], (of_tokens * block.key_mask[:, None, None]).sum(dim=-1)
+        )
+        seen = alpha.seen.of().expand_as(weights)
+        assert (weights[tokens[:, None, :, None] & ~seen] == 0).all()
         assert (weights[seen] > 0).all()
 
     with Observer(family_model, layout_of(family)) as observer:
@@ -64,7 +82,7 @@ def test_parts_of_the_pairs_are_those_of_the_whole(family, family_model):
 
     def visit(block):
         pairs = pairs_of(block, batch)
-        heads, seen = block.query.shape[1], block.visible().expand_as(block.weights)
+        heads, seen = block.query.shape[1], block.alpha.seen.of().expand_as(block.weights)
         received, seeing, counted = torch.zeros_like(block.weights[:, :, 0]), torch.zeros(3, 1, 9, dtype=torch.long), 0
         for part in pairs.parts():
             queries = part.first.shape[2]
@@ -105,7 +123,7 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
     """The largest tensor of a pass, all analyses together, is smaller than a mask of one byte a pair."""
     for module in ("normscope.maths.masks", "normscope.models.attention_function"):
         monkeypatch.setattr(f"{module}.STRIP", 32)
-    monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", 2**18)
+    monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 2**18)
     # Otherwise grids are stored whole, in the same size for all lengths.
     monkeypatch.setattr("normscope.statistics.pair_histogram._WHOLE", 0)
 
@@ -147,7 +165,7 @@ def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sample
     ]
     metrics = {}
     for limit in (2**26, 0):
-        monkeypatch.setitem(blocks.WEIGHTS_AT_ONCE, "cpu", limit)
+        monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", limit)
         monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", limit)
         sampled = "null" if limit else "6"
         folder = f"output_dir={tmp_path / str(limit)}"

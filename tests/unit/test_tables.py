@@ -20,6 +20,7 @@ from normscope.analyses.score.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
+from normscope.maths.attention_weights import AttentionWeights
 from normscope.models.block import AttentionBlock
 from normscope.models.families import layout_of
 from normscope.models.layout import stacked_heads
@@ -77,7 +78,7 @@ def spread_by_brute_force(block: AttentionBlock) -> tuple[np.ndarray, np.ndarray
         keys.append(block.key_map(stacked_heads(alone, weights.key_weight, bias)))
     parts = torch.einsum("bhqd,mbhkd->bhqkm", block.query, torch.stack(keys))
     torch.testing.assert_close(parts.sum(dim=-1), block.query @ block.key.transpose(-1, -2))
-    visible = (block.visible() & block.key_mask[:, None, None]).expand(parts.shape[:-1])
+    visible = (block.alpha.seen.of() & block.key_mask[:, None, None]).expand(parts.shape[:-1])
     covariance, variance = 0.0, 0.0
     for row, query in block.token_mask.nonzero().tolist():
         seen = visible[row, 0, query]
@@ -237,12 +238,12 @@ def test_weights_in_strips_have_the_same_correlation(monkeypatch):
     batch = batch_of(model, (20, 17))
     found = {}
     for at_once in (7, 40):
-        monkeypatch.setattr(AttentionBlock, "queries_at_once", property(lambda _block, at_once=at_once: at_once))
+        monkeypatch.setattr(AttentionWeights, "queries_at_once", property(lambda _alpha, at_once=at_once: at_once))
         block = blocks_of(model, batch)[0]
         pairs = PairCorrelation(NormsOptions(seed=0), 1, len(CATEGORIES))
         pairs.update(0, pairs_of(block, batch))
         found[at_once] = pairs.correlation.compute()[0]
-        assert "weights" not in block.__dict__, "α of the whole batch"
+        assert "whole" not in vars(block.alpha), "α of the whole batch"
     for one, other in zip(found[7], found[40], strict=True):
         assert (one.count, one.spearman) == (other.count, pytest.approx(other.spearman))
 

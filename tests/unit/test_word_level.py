@@ -20,10 +20,11 @@ from normscope.data.options import DatasetKind, DatasetOptions, Level, Segmentat
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import _BYTES, NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
+from normscope.maths import attention_weights
 from normscope.maths.words import Pieces
-from normscope.models import block as block_module
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.models.word_block import WordBlock
 from normscope.running.wording import about_words
 from tests.end_to_end.shell import run_here
 from tests.oracles import specimens
@@ -133,13 +134,14 @@ def test_everything_of_words_is_that_of_merged_vectors(family, family_model, mon
     observed(family, family_model, check_maps)
     observed(family, family_model, check_pairs)
     # Strips of few words at a time change nothing.
-    monkeypatch.setitem(block_module.WEIGHTS_AT_ONCE, "cpu", 50)
+    monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", 50)
     observed(family, family_model, check_pairs)
 
 
 def check_maps(block, batch):
     groups = batch.groups
-    maps, heads, ratios = block.word_maps(groups), block.word_head_maps(groups), block.word_mixing_ratios(groups)
+    of_words = WordBlock(block, groups)
+    maps, heads, ratios = of_words.maps(), of_words.head_maps(), of_words.mixing_ratios()
     for row in range(2):
         words = Words(block, row)
         some = slice(0, len(words.members))

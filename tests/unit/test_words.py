@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from normscope.maths import words
+from normscope.maths import word_batches
 from normscope.maths.words import Pieces, WordGroups, word_head_norms, word_weights
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.models.word_block import WordBlock
 from tests.tiny import token_batch
 
 LENGTHS = (9, 6)
@@ -28,7 +29,8 @@ def blocks(family, model):
         )
         seen.append((block.word_maps(singles), block.pair_maps(), block.word_maps(groups)))
         attention = block.attention
-        seen.append((attention.word_maps(singles), attention.pair_maps(), attention.word_maps(groups)))
+        of_words, of_singles = WordBlock(attention, groups), WordBlock(attention, singles)
+        seen.append((of_singles.maps(), attention.pair_maps(), of_words.maps()))
         seen.append((attention, groups, block.word_maps))
 
     with observer:
@@ -50,7 +52,7 @@ def test_word_maps(family, family_model, monkeypatch):
             assert (merged[stage] <= bound + 1e-9).all()
     check_merged(attention, groups, maps[1][2])
     # A strip of few words at a time changes nothing.
-    monkeypatch.setattr(words, "_AT_ONCE", 500)
+    monkeypatch.setattr(word_batches, "_AT_ONCE", 500)
     for stage, values in of_layer(groups).items():
         torch.testing.assert_close(values, maps[0][2][stage], rtol=1e-12, atol=1e-12)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
+from normscope.maths.scores import part_of_keys
 from normscope.models.block import AttentionBlock, TokenSelector
 from normscope.models.interventions import Ablation, InterventionRunner
 from normscope.results.axes import TOGETHER
@@ -271,8 +272,12 @@ def _measure(
 
 
 def _shares(block: AttentionBlock, members: Tensor, without: Sequence[int] = ()) -> Float[Tensor, " group"]:
-    """α summed over the keys of each category: means over heads and queries, summed over the sequences of the batch."""
-    by_query = block.weight_of_groups(members, without).mean(dim=1)
+    """α summed over the keys of each category: means over heads and queries, summed over the sequences of the batch.
+
+    Subtracting Σ_{d∈without} x_d W_K[d] from every key removes exactly these dimensions' part of the scores.
+    """
+    part = part_of_keys(block.attention_inputs, block.parameters.key_weight, without) if without else None
+    by_query = block.alpha.by_group(members, None if part is None else block.key_map(part)).mean(dim=1)
     token_mask = block.token_mask.to(by_query.dtype)
     by_sequence = torch.einsum("bqg,bq->bg", by_query, token_mask) / token_mask.sum(dim=-1, keepdim=True)
     return by_sequence.cpu().double().sum(dim=0)

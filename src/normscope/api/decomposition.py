@@ -28,6 +28,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts
+from normscope.models.word_block import WordBlock
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
 from normscope.statistics.tidy import tidy
@@ -362,15 +363,15 @@ def _decomposition(
     groups = batch.groups
 
     def visit(block: AttentionBlock) -> None:
-        of_method = block.mixing_ratios if groups is None else block.word_mixing_ratios(groups)
+        of_method = block.mixing_ratios if groups is None else WordBlock(block, groups).mixing_ratios()
         ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()
-        of_block = block.pair_maps() if groups is None else block.word_maps(groups)
+        of_block = block.pair_maps() if groups is None else WordBlock(block, groups).maps()
         maps = {str(method): maps[0] for method, maps in of_block.items()} | {"ratios": ratios}
         if heads and groups is None:
             maps["head_w"] = block.weights[0].cpu().double()
             maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
         elif heads and groups is not None:
-            maps["head_w"], maps["head_n"] = (values[0] for values in block.word_head_maps(groups))
+            maps["head_w"], maps["head_n"] = (values[0] for values in WordBlock(block, groups).head_maps())
         layers.append(maps)
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:

@@ -8,8 +8,9 @@ from normscope.api.arguments import in_terms_of_arguments
 from normscope.api.calls import checked
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
+from normscope.models.forward_pass import Visitor
 from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer, Visitor
+from normscope.models.observer import Observer
 from normscope.models.text_batches import Text, batch_from_texts
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.readouts import Readout
+from normscope.maths.precision import wide
 from normscope.models.layout import embeddings_of
 
 _ROWS_AT_ONCE = 16
@@ -72,6 +73,5 @@ def baseline_scores(
             parts = IntegratedGradients(scalars).attribute(
                 embeddings, n_steps=steps, internal_batch_size=rows, **arguments
             )
-    scores = parts.detach().sum(dim=-1)
-    scores = (scores.cpu() if scores.device.type == "mps" else scores).double()
+    scores = wide(parts.detach().sum(dim=-1))
     return scores * mask.to(scores)

@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.methods import BiasRule
-from normscope.attribution.precision import wide
 from normscope.attribution.vectors import groups_of_sources
 from normscope.maths.frozen import FrozenLayer, FrozenNorm
+from normscope.maths.precision import wide
 
 
 class CarriedVectors:

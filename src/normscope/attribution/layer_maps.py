@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.methods import MapMethod, MapStage
-from normscope.attribution.precision import wide
 from normscope.attribution.rest_of_layer import RestOfLayer
-from normscope.attribution.tiles import Tile, tiles
+from normscope.attribution.tiles import PairTile, pair_tiles
 from normscope.maths.composition import Stage
 from normscope.maths.contributions import cosine_distance, row_normalised, with_identity
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
+from normscope.maths.precision import wide
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 
@@ -35,7 +35,7 @@ def attention_map(method: MapMethod, stage: MapStage, block: AttentionBlock) -> 
     """
     match method:
         case MapMethod.ROLLOUT:
-            strips = [wide(weights.mean(dim=1)) for _, weights in _weight_strips(block)]
+            strips = [wide(weights.mean(dim=1)) for _, weights in block.alpha.strips()]
             return with_identity(torch.cat(strips, dim=1))
         case MapMethod.ALTI:
             return row_normalised(_reductions(block))
@@ -69,7 +69,7 @@ def cross_attention_map(block: AttentionBlock) -> Float[Tensor, "batch query sou
 
     Source: Ferrando et al. 2022b, ALTI+, section 3 (arXiv:2205.11631).
     """
-    parts = _Parts(block)
+    parts = _Compared(block)
     missing = torch.linalg.vector_norm(parts.output - parts.own, ord=1, dim=-1)
     residual = (parts.size - missing).clamp(min=0) * block.token_mask.to(missing)
     return row_normalised(torch.cat([_reductions(block), residual.unsqueeze(-1)], dim=-1))
@@ -99,7 +99,7 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
     return changes
 
 
-class _Parts:
+class _Compared:
     """What ALTI compares: a block's output, and what the residual connection adds to it, after the block's norm.
 
     Args:
@@ -125,7 +125,7 @@ def _reductions(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
 
     Source: Ferrando et al. 2022, section 3.1 (arXiv:2203.04212).
     """
-    parts, reductions = _Parts(block), _zeros(block)
+    parts, reductions = _Compared(block), _zeros(block)
     for tile in _tiles(block, block.inputs.shape[-1], parts.weight.element_size()):
         at = (tile.sequence, tile.queries)
         scale = None if parts.divisor is None else 1 / parts.divisor[at].unsqueeze(0)
@@ -164,7 +164,7 @@ def _globenc(block: FeedForwardBlock) -> Tensor:
 
 def _gram_norms(block: AttentionBlock, output_weight: Tensor) -> Tensor:
     grams = head_grams(wide(block.value), output_weight)
-    return torch.cat([norms_from_grams(wide(weights), grams) for _, weights in _weight_strips(block)], dim=1)
+    return torch.cat([norms_from_grams(wide(weights), grams) for _, weights in block.alpha.strips()], dim=1)
 
 
 def _layer_norms(block: FeedForwardBlock) -> Tensor:
@@ -173,7 +173,7 @@ def _layer_norms(block: FeedForwardBlock) -> Tensor:
     return wide(block.pair_maps(stages=[last], in_double=False)[last])
 
 
-def _tiles(block: AttentionBlock, width: int, size: int) -> Iterator[Tile]:
+def _tiles(block: AttentionBlock, width: int, size: int) -> Iterator[PairTile]:
     """The pairs of tokens that attention connects, a few at a time: one vector of `width` entries per pair fits in memory.
 
     Args:
@@ -183,21 +183,12 @@ def _tiles(block: AttentionBlock, width: int, size: int) -> Iterator[Tile]:
     """
     at_once = ENTRIES_AT_ONCE.get(block.inputs.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # Several tensors of this size pass through the processor's cache.
-    return tiles(block, 2 * at_once // (width * size))
+    return pair_tiles(block, 2 * at_once // (width * size))
 
 
 def _zeros(block: AttentionBlock) -> Float[Tensor, "batch query key"]:
     batch, _, queries, _ = block.query.shape
     return wide(block.inputs.new_zeros(batch, queries, block.key.shape[2]))
-
-
-def _weight_strips(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
-    """α in strips of queries."""
-    batch, _, length, _ = block.query.shape
-    step = max(1, block.queries_at_once // batch)
-    for start in range(0, length, step):
-        queries = slice(start, min(start + step, length))
-        yield queries, block.weights_of(queries)
 
 
 def _wide_norm(norm: Normalisation | None) -> Normalisation:

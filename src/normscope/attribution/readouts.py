@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.maths.precision import wide
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
 from normscope.models.pooling import Pooling, pooling_of
@@ -101,8 +102,8 @@ class ClassReadout(Readout):
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
         """The probability of the class that was most likely for the whole text."""
         if untouched.shape[1] == 1 or self.model.config.problem_type == "multi_label_classification":
-            return torch.sigmoid(_wide(self.scalars(answers, untouched)))
-        return _wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+            return torch.sigmoid(wide(self.scalars(answers, untouched)))
+        return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
 class EmbeddingReadout(Readout):
@@ -127,7 +128,7 @@ class EmbeddingReadout(Readout):
 
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
         """The cosine with the untouched embedding."""
-        return torch.nn.functional.cosine_similarity(_wide(answers), _wide(untouched), dim=-1)
+        return torch.nn.functional.cosine_similarity(wide(answers), wide(untouched), dim=-1)
 
 
 def readout_of(model: LoadedModel, pooling: Pooling | None) -> tuple[Readout, bool]:
@@ -149,8 +150,3 @@ def readout_of(model: LoadedModel, pooling: Pooling | None) -> tuple[Readout, bo
         return EmbeddingReadout(model.model, pooling_of(model.folder, model.name)), False
     except InputError:
         return EmbeddingReadout(model.model, Pooling.LAST if model.causal else Pooling.MEAN), True
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU if its device has no float64."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.tiles import Tile
+from normscope.attribution.tiles import PairTile
 from normscope.maths.normalisation import Normalisation
 from normscope.models.feed_forward import FeedForwardBlock
 
@@ -61,7 +61,7 @@ class RestOfLayer:
         strips = [slice(start, min(start + _QUERIES, queries)) for start in range(0, queries, _QUERIES)]
         return torch.cat([self._outputs((sequence, strip), None)[0] for strip in strips])
 
-    def outputs(self, tile: Tile) -> Float[Tensor, "key query model"]:
+    def outputs(self, tile: PairTile) -> Float[Tensor, "key query model"]:
         """The layer's outputs for the queries of a tile, each without the value of each key.
 
         Args:
@@ -69,7 +69,7 @@ class RestOfLayer:
         """
         return self._outputs((tile.sequence, tile.queries), tile)
 
-    def _outputs(self, at: tuple[int, slice], tile: Tile | None) -> Float[Tensor, "#key query model"]:
+    def _outputs(self, at: tuple[int, slice], tile: PairTile | None) -> Float[Tensor, "#key query model"]:
         parameters, given = self._parameters, self._given(at, tile)
         scale = None if self._first is None else 1 / self._first.deviation(given).unsqueeze(-1)
         residual = given if scale is None else self._residual(at, tile, scale)
@@ -143,7 +143,7 @@ class _Affine:
         return cls(base, projected(norm.scaled(output_weight)), constant)
 
     def __call__(
-        self, at: tuple[int, slice], tile: Tile | None, scale: Float[Tensor, "#key query 1"] | None = None
+        self, at: tuple[int, slice], tile: PairTile | None, scale: Float[Tensor, "#key query 1"] | None = None
     ) -> Float[Tensor, "#key query out"]:
         """The map for some queries.
 

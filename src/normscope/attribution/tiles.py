@@ -14,7 +14,7 @@ _QUERIES = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tile:
+class PairTile:
     """Some queries and some keys of one sequence."""
 
     sequence: int
@@ -51,7 +51,7 @@ class Tile:
         return tokens - self.queries.start, tokens - self.keys.start
 
 
-def tiles(block: AttentionBlock, pairs: int) -> Iterator[Tile]:
+def pair_tiles(block: AttentionBlock, pairs: int) -> Iterator[PairTile]:
     """All pairs of tokens of a block but padding and keys that no query of a tile sees.
 
     In self-attention, every query's own key is in one tile, seen or not.
@@ -63,7 +63,7 @@ def tiles(block: AttentionBlock, pairs: int) -> Iterator[Tile]:
     for sequence, length in enumerate(block.token_mask.sum(dim=-1).tolist()):
         for start in range(0, length, _QUERIES):
             queries = slice(start, min(start + _QUERIES, length))
-            weights = block.weights_of(queries, slice(sequence, sequence + 1))[0]
+            weights = block.alpha.rows(queries, slice(sequence, sequence + 1))[0]
             used = (weights != 0).any(dim=1).any(dim=0)
             if not block.is_cross_attention:
                 used[queries] = True
@@ -71,4 +71,4 @@ def tiles(block: AttentionBlock, pairs: int) -> Iterator[Tile]:
             step = max(1, pairs // (queries.stop - start))
             for at in range(seen[0], seen[-1] + 1, step):
                 keys = slice(at, min(at + step, seen[-1] + 1))
-                yield Tile(sequence, queries, keys, weights[..., keys], block.value[sequence, :, keys])
+                yield PairTile(sequence, queries, keys, weights[..., keys], block.value[sequence, :, keys])

@@ -17,6 +17,7 @@ from normscope.attribution.methods import BiasRule, MapMethod
 from normscope.attribution.model_maps import ModelMaps
 from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
+from normscope.maths.precision import wide
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import BlockLayout
 
@@ -57,7 +58,7 @@ def token_scores(
         answers = readout.answers(passed.output, mask)
         scalars = readout.scalars(answers, answers.detach())
         (gradient,) = torch.autograd.grad(scalars.sum(), passed.hidden, retain_graph=True)
-        sizes = torch.linalg.vector_norm(_wide(gradient), dim=-1) * _wide(mask)
+        sizes = torch.linalg.vector_norm(wide(gradient), dim=-1) * wide(mask)
         parts = attribute_scalars(passed, scalars, bias) if MapMethod.DECOMPX in methods else None
     weights = sizes / sizes.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
     tokens = mask.shape[1]
@@ -70,10 +71,5 @@ def token_scores(
             scores[method] = parts.scores
         else:
             total = maps[method].total[..., :tokens]
-            scores[method] = torch.einsum("bq,bqk->bk", weights.to(total.device), total) * _wide(mask)
+            scores[method] = torch.einsum("bq,bqk->bk", weights.to(total.device), total) * wide(mask)
     return scores
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU if its device has no float64."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.precision import wide
 from normscope.attribution.scalars import ScalarAttribution
+from normscope.maths.precision import wide
 from normscope.models.frozen_translation import FrozenTranslation
 
 

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from normscope.maths.normalisation import Normalisation, scaled_norm
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal, scaled_output_weight
-from normscope.maths.words import Strip, WordGroups
+from normscope.maths.word_batches import Strip, word_batches
+from normscope.maths.words import WordGroups
 
 NormPosition = Literal["post", "pre", "parallel", "branch"]
 
@@ -95,10 +96,18 @@ class Composition:
                 return self.inputs + self.attention_output
 
     @cached_property
-    def deviation(self) -> Float[Tensor, "batch token"]:
-        """σ_i of the block's norm."""
+    def last_deviation(self) -> Float[Tensor, "batch token"] | None:
+        """σ_i of the block's norm; None if it has none."""
+        if self.normalisation is None:
+            return None
         branch = self.norm_position == "branch"
-        return self._norm.deviation(self.attention_output if branch else self.inputs + self.attention_output)
+        return self.normalisation.deviation(self.attention_output if branch else self.inputs + self.attention_output)
+
+    @property
+    def deviation(self) -> Float[Tensor, "batch token"]:
+        """σ_i of the block's norm, which it has."""
+        assert self.last_deviation is not None
+        return self.last_deviation
 
     def own(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """V_ii, what each token takes from itself.
@@ -251,26 +260,26 @@ class Composition:
         stages = list(stages or (self.stages if groups.is_self_attention else self.stages[:1]))
         norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
         own = {stage: self.own(stage) for stage in stages} if groups.is_self_attention else {}
-        for part in groups.parts(output_weight.shape[-1]):
+        for batch in word_batches(groups, output_weight.shape[-1]):
             vectors = {
-                normed: part.key_vectors(value, self.stage_weight(output_weight, normed=normed))
+                normed: batch.key_vectors(value, self.stage_weight(output_weight, normed=normed))
                 for normed in {stage is Stage.NORMALISED for stage in stages}
             }
-            for strip in part.strips:
-                weights = groups.others(weights_of(strip.queries, strip.sequences).to(value), strip)
-                rows = groups.rows_of(strip)
+            for strip in batch.strips:
+                weights = batch.without_own(weights_of(strip.queries, strip.sequences).to(value), strip)
+                rows = batch.rows_of(strip)
                 # F and R differ in a word's pair with itself alone.
                 pairs: dict[bool, tuple[Tensor, Tensor]] = {}
                 for stage in stages:
                     normed = stage is Stage.NORMALISED
                     if normed not in pairs:
                         scaled = self.scaled_rows(rows, strip) if normed else rows
-                        merged = part.merged(scaled, weights, vectors[normed])
+                        merged = batch.merged(scaled, weights, vectors[normed])
                         pairs[normed] = merged, torch.linalg.vector_norm(merged, dim=-1).transpose(1, 2)
                     lengths = pairs[normed][1]
                     if own:
-                        lengths = groups.with_own_norms(*pairs[normed], rows, own[stage], strip)
-                    norms[stage][strip.sequences, strip.words, part.units] = lengths
+                        lengths = batch.with_own_norms(*pairs[normed], rows, own[stage], strip)
+                    norms[stage][strip.sequences, strip.words, batch.units] = lengths
         return norms
 
     def scaled_rows(self, rows: Float[Tensor, "batch word query"], strip: Strip) -> Float[Tensor, "batch word query"]:
@@ -282,26 +291,6 @@ class Composition:
     ) -> Float[Tensor, "head head_dim model"]:
         """W_O, followed by γ ⊙ (· − mean) if it is normed."""
         return self._norm.scaled(output_weight) if normed else output_weight
-
-    def double(self) -> "Composition":
-        """A copy in float64 on the CPU. σ_i keeps its value from the model's precision."""
-
-        def wide(tensor: Tensor) -> Tensor:
-            return tensor.cpu().double()
-
-        norm = self.normalisation
-        copied = dataclasses.replace(
-            self,
-            inputs=wide(self.inputs),
-            attention_output=wide(self.attention_output),
-            preserving=wide(self.preserving),
-            output_bias=None if self.output_bias is None else wide(self.output_bias),
-            normalisation=norm
-            and norm._replace(weight=wide(norm.weight), bias=None if norm.bias is None else wide(norm.bias)),
-        )
-        if norm is not None:
-            vars(copied)["deviation"] = wide(self.deviation)  # where `cached_property` keeps it
-        return copied
 
     @property
     def _norm(self) -> Normalisation:

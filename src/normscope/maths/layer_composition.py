@@ -23,15 +23,15 @@ Source: Kobayashi et al. 2024 (ICLR).
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.composition import Composition, NormPosition, Stage
+from normscope.maths.composition import Composition, NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.pieces import pieces
@@ -71,16 +71,7 @@ NEURONS_ON_ACCELERATORS = 2**28
 """Both on other devices, which need large pieces of work to be busy."""
 
 
-class Tile(NamedTuple):
-    """Some keys of one sequence, and the queries that see them."""
-
-    sequence: int
-    keys: slice
-    strips: Iterable[tuple[slice, slice, Float[Tensor, "head _ _"]]]
-    """Ranges of queries, the range of the tile's keys that they see, and α of both."""
-
-
-class Parts(NamedTuple):
+class NetworkParts(NamedTuple):
     """The parts of the network's output."""
 
     own: Float[Tensor, "batch token model"]
@@ -116,35 +107,27 @@ class LayerComposition:
         """The stages of the layer."""
         return LAYER_STAGES[self.norm_position]
 
-    @property
-    def block_output(self) -> Float[Tensor, "batch token model"]:
-        """y_i."""
-        return self.attention.block_output
-
     @cached_property
-    def deviation(self) -> Float[Tensor, "batch token"] | None:
+    def last_deviation(self) -> Float[Tensor, "batch token"] | None:
         """σ_i of the norm after the network; None if none follows."""
         if self.output_normalisation is not None:
             return self.output_normalisation.deviation(self.output)
         if self.norm_position == "post" and self.normalisation is not None:
-            return self.normalisation.deviation(self.block_output + self.output)
+            return self.normalisation.deviation(self.attention.block_output + self.output)
         return None
-
-    @property
-    def attention_deviation(self) -> Float[Tensor, "batch token"] | None:
-        """σ_i of the attention block's norm; None if it has none at its last stage."""
-        return self.attention.deviation if self.attention.stages[-1] is Stage.NORMALISED else None
 
     @cached_property
     def input_deviation(self) -> Float[Tensor, "batch token"] | None:
         """σ_i of the norm before the network; None if there is none."""
-        norm = self._input_norm
+        norm = self.input_norm
         if norm is None:
             return None
-        return norm.deviation(self.attention.inputs if self.norm_position == "parallel" else self.block_output)
+        return norm.deviation(
+            self.attention.inputs if self.norm_position == "parallel" else self.attention.block_output
+        )
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> NetworkParts:
         """What the network's output takes from the token itself, from the others, and from no token."""
         own_input = None if self.norm_position == "parallel" else self._own_input().flatten(0, 1)
         unread = self.network.constant_read(*self._constant_input(), self.rule)
@@ -166,9 +149,9 @@ class LayerComposition:
         offset = self.network.offset(self.rule)
         constant = (constant if offset is None else constant.add_(offset)).view_as(self.output)
         if own_input is None:
-            return Parts(self.output - constant, torch.zeros_like(constant), constant)
+            return NetworkParts(self.output - constant, torch.zeros_like(constant), constant)
         own = own.view_as(self.output)
-        return Parts(own, (self.output - own).sub_(constant), constant)
+        return NetworkParts(own, (self.output - own).sub_(constant), constant)
 
     def own(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
         """What each token takes from itself.
@@ -237,130 +220,26 @@ class LayerComposition:
             norms[LayerStage.NORMALISED] = _norms(others, own)
         return norms
 
-    def pair_norms(
-        self,
-        tiles: Iterable[Tile],
-        value: Float[Tensor, "batch head key head_dim"],
-        output_weight: Float[Tensor, "head head_dim model"],
-        stages: Collection[LayerStage] | None = None,
-        *,
-        is_cross_attention: bool = False,
-    ) -> dict[LayerStage, Float[Tensor, "batch token key"]]:
-        """The norm of the vector of every query i and key j, by stage.
-
-        The network's last projection runs once per pair, so pairs in no tile cost nothing; their norm is 0.
-
-        Args:
-            tiles: The pairs to measure, with their α.
-            value: v, with b_V inside.
-            output_weight: W_O.
-            stages: The stages to measure; all by default.
-            is_cross_attention: Whether no key is the token itself; the token's own part then belongs to no pair.
-        """
-        stages = self.stages if stages is None else stages
-        norms = {stage: self.output.new_zeros(*self.output.shape[:2], value.shape[2]) for stage in stages}
-        heads = self._pair_heads(value, output_weight)
-        own = None
-        if not is_cross_attention:
-            own = self.attention.last_parts[0], self.made_of_itself()
-        for sequence, keys, strips in tiles:
-            part = heads.of(sequence, keys)
-            for queries, seen, weights in strips:
-                block, network = self._pairs(sequence, queries, weights, part.some(seen, keys))
-                if own is not None:
-                    shared = [token for token in range(queries.start, queries.stop) if seen.start <= token < seen.stop]
-                    both = torch.tensor(shared, dtype=torch.long, device=block.device)
-                    for pairs, vectors in zip((block, network), own, strict=True):
-                        pairs[both - seen.start, both - queries.start] = vectors[sequence, both]
-                deviation = None if self.deviation is None else self.deviation[sequence, queries, None]
-                for stage in stages:
-                    vectors = self._at(stage, network, block, deviation)
-                    norms[stage][sequence, queries, seen] = torch.linalg.vector_norm(vectors, dim=-1).T
-        return norms
-
-    def _pairs(
-        self, sequence: int, queries: slice, weights: Float[Tensor, "head query key"], heads: "_HeadVectors"
-    ) -> tuple[Float[Tensor, "key query model"], Float[Tensor, "key query model"]]:
-        """T_ij and FF_ij for j ≠ i: what the heads give is weighted and summed, so W_1 is not applied to every pair."""
-        if self.attention.stages[-1] is Stage.NORMALISED:
-            weights = weights / self.attention.deviation[sequence, queries, None]
-        by_key = weights.permute(2, 1, 0)
-        block = by_key @ heads.vectors
-        if heads.input is None:
-            return block, torch.zeros_like(block)
-        if self.input_deviation is not None:
-            by_key = by_key / self.input_deviation[sequence, queries, None]
-        slopes = self.query_slopes
-        neurons = (by_key @ heads.input).mul_(slopes.input[sequence, queries])
-        if heads.multiplier is not None and slopes.multiplier is not None:
-            neurons.addcmul_(by_key @ heads.multiplier, slopes.multiplier[sequence, queries])
-        return block, neurons @ self.network.output_weight
-
-    def _pair_heads(self, value: Tensor, output_weight: Tensor) -> "_Heads":
-        if self.attention.stages[-1] is Stage.NORMALISED and self.attention.normalisation is not None:
-            output_weight = self.attention.normalisation.scaled(output_weight)
-        if self.norm_position == "parallel":
-            return _Heads(value, output_weight, None, ())
-        read = output_weight if self._input_norm is None else self._input_norm.scaled(output_weight)
-        weights = [self.network.input_weight]
-        if self.network.multiplier_weight is not None:
-            weights.append(self.network.multiplier_weight)
-        sequences, heads, keys, _ = value.shape
-        # W_O W_1 is one product for all keys; f(x_j) W_1 is one for every key and head.
-        if sequences * keys * (heads - 1) > output_weight.shape[-1]:
-            return _Heads(value, output_weight, None, tuple(read @ weight for weight in weights))
-        return _Heads(value, output_weight, read, tuple(weights))
-
     @cached_property
     def query_slopes(self) -> Slopes:
         """The slopes of every token."""
         return self.network.slopes(self.pre_activations, self.multipliers, self.rule)
 
-    def double(self) -> "LayerComposition":
-        """A copy in float64 on the CPU. Deviations keep the values of the model's precision."""
-
-        def wide(tensor: Tensor) -> Tensor:
-            return tensor.cpu().double()
-
-        def wide_norm(norm: Normalisation | None) -> Normalisation | None:
-            return norm and norm._replace(weight=wide(norm.weight), bias=None if norm.bias is None else wide(norm.bias))
-
-        weights: dict[str, Any] = {
-            field.name: wide(value)
-            for field in dataclasses.fields(self.network)
-            if isinstance(value := getattr(self.network, field.name), Tensor)
-        }
-        copied = dataclasses.replace(
-            self,
-            attention=self.attention.double(),
-            network=dataclasses.replace(self.network, **weights),
-            pre_activations=wide(self.pre_activations),
-            multipliers=None if self.multipliers is None else wide(self.multipliers),
-            inputs=wide(self.inputs),
-            output=wide(self.output),
-            normalisation=wide_norm(self.normalisation),
-            output_normalisation=wide_norm(self.output_normalisation),
-        )
-        for name in ("deviation", "input_deviation"):
-            if (deviation := getattr(self, name)) is not None:
-                vars(copied)[name] = wide(deviation)  # where `cached_property` keeps it
-        return copied
-
     @property
-    def _input_norm(self) -> Normalisation | None:
+    def input_norm(self) -> Normalisation | None:
         """The norm before the network."""
         return None if self.norm_position == "post" else self.normalisation
 
     def _own_input(self) -> Tensor:
         """N_ii, the part of what the network reads that comes from the token itself."""
         if self.norm_position == "parallel":
-            norm = self._input_norm
+            norm = self.input_norm
             return self.inputs if norm is None or norm.bias is None else self.inputs - norm.bias
         return self._as_input(self.attention.last_parts[0])
 
     def _as_input(self, vectors: Tensor) -> Tensor:
         """What the network reads of parts of y_i: γ ⊙ (v − mean(v)) / σ_i if a norm stands before it."""
-        norm, deviation = self._input_norm, self.input_deviation
+        norm, deviation = self.input_norm, self.input_deviation
         if norm is None or deviation is None:
             return vectors
         return norm.scaled(vectors).div_(deviation.unsqueeze(-1))
@@ -369,7 +248,7 @@ class LayerComposition:
         """The constant part of what the network reads, as coefficients by token and a few vectors."""
         like = self.output[..., 0]
         terms = [] if self.norm_position == "parallel" else self.attention.constant_terms(self.attention.stages[-1])
-        norm, deviation = self._input_norm, self.input_deviation
+        norm, deviation = self.input_norm, self.input_deviation
         if norm is not None and deviation is not None:
             terms = [
                 (1 / deviation if factor is None else factor / deviation, norm.scaled(vector))
@@ -387,9 +266,11 @@ class LayerComposition:
         return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers, self.rule)
 
     def _of_tokens(self, stage: LayerStage, network: Tensor, block: Tensor) -> Tensor:
-        return self._at(stage, network, block, None if self.deviation is None else self.deviation.unsqueeze(-1))
+        return self.at(
+            stage, network, block, None if self.last_deviation is None else self.last_deviation.unsqueeze(-1)
+        )
 
-    def _at(self, stage: LayerStage, network: Tensor, block: Tensor, deviation: Tensor | None) -> Tensor:
+    def at(self, stage: LayerStage, network: Tensor, block: Tensor, deviation: Tensor | None) -> Tensor:
         """A part of the output at a stage, without β, from the same part of the network's output and of y.
 
         Args:
@@ -413,55 +294,6 @@ class LayerComposition:
                     return self.output_normalisation.scaled(network) / deviation + block
                 assert self.normalisation is not None
                 return self.normalisation.scaled(network + block) / deviation
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _HeadVectors:
-    """What each head gives with weight 1 and deviations 1, for some keys of one sequence."""
-
-    vectors: Float[Tensor, "key head model"]
-    """Of T."""
-    input: Float[Tensor, "key head neuron"] | None
-    """Of u; None if the network does not read attention."""
-    multiplier: Float[Tensor, "key head neuron"] | None
-    """Of w; None if the network is not gated."""
-
-    def some(self, keys: slice, of: slice) -> "_HeadVectors":
-        """Those of some of the keys."""
-        chosen = slice(keys.start - of.start, keys.stop - of.start)
-        return _HeadVectors(
-            vectors=self.vectors[chosen],
-            input=None if self.input is None else self.input[chosen],
-            multiplier=None if self.multiplier is None else self.multiplier[chosen],
-        )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Heads:
-    """Makes the heads' vectors of a few keys at a time, because those of all keys need too much memory."""
-
-    value: Float[Tensor, "batch head key head_dim"]
-    output_weight: Float[Tensor, "head head_dim model"]
-    read_weight: Float[Tensor, "head head_dim model"] | None
-    """From v to what the network reads; None if it is part of `weights`."""
-    weights: tuple[Tensor, ...]
-    """To u and w: W_1 and V, or these after W_O for every head. Empty if the network does not read attention."""
-
-    def of(self, sequence: int, keys: slice) -> _HeadVectors:
-        """The vectors of some keys of one sequence."""
-        value = self.value[sequence, :, keys]
-        read = value if self.read_weight is None else value @ self.read_weight
-        neurons = [_by_key(read @ weight) for weight in self.weights]
-        return _HeadVectors(
-            vectors=_by_key(value @ self.output_weight),
-            input=neurons[0] if neurons else None,
-            multiplier=neurons[1] if len(neurons) > 1 else None,
-        )
-
-
-def _by_key(vectors: Tensor) -> Tensor:
-    """(head, key, …) to (key, head, …): the product with the weights of a strip of queries then copies nothing."""
-    return vectors.transpose(0, 1).contiguous()
 
 
 def _norms(others: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,10 +23,11 @@ fewer pairs that no query sees."""
 
 
 class Tile(NamedTuple):
-    """The weights of some queries and keys."""
+    """The weights of some queries, or target words, and keys."""
 
     sequences: slice
-    queries: slice
+    rows: slice
+    """The queries or target words."""
     keys: slice
     weights: Float[Tensor, "some head query key"]
     """α; zero at keys that are not visible, and in rows of padding."""

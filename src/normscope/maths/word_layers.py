@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.layer_composition import LayerComposition, LayerStage
-from normscope.maths.words import KeyVectors, Part, Strip, WordGroups
+from normscope.maths.word_batches import KeyVectors, Strip, WordBatch, word_batches
+from normscope.maths.words import WordGroups
 
 
 def layer_word_norms(
@@ -35,15 +36,15 @@ def layer_word_norms(
     stages = list(stages or composition.stages)
     norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
     linear = _LinearStages.of(composition, output_weight, stages)
-    for part in groups.parts(composition.pre_activations.shape[-1]):
-        neurons = [part.key_vectors(value, weight) for weight in linear.read]
-        blocks = {stage: part.key_vectors(value, weight) for stage, weight in linear.block.items()}
-        for strip in part.strips:
-            weights = groups.others(weights_of(strip.queries, strip.sequences).to(value), strip)
-            pairs = _Pairs(composition, linear, groups, part, strip, weights, neurons, blocks)
+    for batch in word_batches(groups, composition.pre_activations.shape[-1]):
+        neurons = [batch.key_vectors(value, weight) for weight in linear.read]
+        blocks = {stage: batch.key_vectors(value, weight) for stage, weight in linear.block.items()}
+        for strip in batch.strips:
+            weights = batch.without_own(weights_of(strip.queries, strip.sequences).to(value), strip)
+            pairs = _Pairs(composition, linear, batch, strip, weights, neurons, blocks)
             for stage in stages:
                 lengths = torch.linalg.vector_norm(pairs.at(stage), dim=-1).transpose(1, 2)
-                norms[stage][strip.sequences, strip.words, part.units] = lengths
+                norms[stage][strip.sequences, strip.words, batch.units] = lengths
     return norms
 
 
@@ -66,7 +67,7 @@ class _LinearStages:
     def of(cls, composition: LayerComposition, output_weight: Tensor, stages: Sequence[LayerStage]) -> "_LinearStages":
         """The weights of a layer's stages."""
         network, attention = composition.network, composition.attention.normalisation
-        if composition.attention_deviation is not None and attention is not None:
+        if composition.attention.last_deviation is not None and attention is not None:
             output_weight = attention.scaled(output_weight)
         read = output_weight
         if composition.norm_position != "post" and composition.normalisation is not None:
@@ -100,8 +101,7 @@ class _Pairs:
 
     composition: LayerComposition
     linear: _LinearStages
-    groups: WordGroups
-    part: Part
+    batch: WordBatch
     strip: Strip
     weights: Float[Tensor, "batch head query key"]
     """α, zero on itself."""
@@ -110,11 +110,11 @@ class _Pairs:
 
     def at(self, stage: LayerStage) -> Float[Tensor, "batch unit word model"]:
         """The vectors at a stage."""
-        rows = self.groups.rows_of(self.strip)
+        rows = self.batch.rows_of(self.strip)
         scaled = rows
         if stage is LayerStage.NORMALISED:
-            assert self.composition.deviation is not None
-            scaled = rows / self._of_queries(self.composition.deviation).unsqueeze(1)
+            assert self.composition.last_deviation is not None
+            scaled = rows / self._of_queries(self.composition.last_deviation).unsqueeze(1)
         if stage is LayerStage.BLOCK:
             return self._block(stage, rows)
         vectors = self._network(stage, scaled)
@@ -124,24 +124,24 @@ class _Pairs:
 
     def _block(self, stage: LayerStage, rows: Tensor) -> Tensor:
         shares = rows
-        if self.composition.attention_deviation is not None:
-            shares = rows / self._of_queries(self.composition.attention_deviation).unsqueeze(1)
-        vectors = self.part.merged(shares, self.weights, self.blocks[stage])
-        return self.groups.with_own(vectors, rows, self.linear.own_block[stage], self.strip)
+        if self.composition.attention.last_deviation is not None:
+            shares = rows / self._of_queries(self.composition.attention.last_deviation).unsqueeze(1)
+        vectors = self.batch.merged(shares, self.weights, self.blocks[stage])
+        return self.batch.with_own(vectors, rows, self.linear.own_block[stage], self.strip)
 
     def _network(self, stage: LayerStage, rows: Tensor) -> Tensor:
         own = self.linear.own_network[stage]
         if not self.neurons:
-            shape = len(rows), len(self.part.units), rows.shape[1], own.shape[-1]
-            return self.groups.with_own(rows.new_zeros(shape), rows, own, self.strip)
+            shape = len(rows), len(self.batch.units), rows.shape[1], own.shape[-1]
+            return self.batch.with_own(rows.new_zeros(shape), rows, own, self.strip)
         shares = rows
-        for deviation in (self.composition.attention_deviation, self.composition.input_deviation):
+        for deviation in (self.composition.attention.last_deviation, self.composition.input_deviation):
             if deviation is not None:
                 shares = shares / self._of_queries(deviation).unsqueeze(1)
         slopes = (slope for slope in self.composition.query_slopes if slope is not None)
         gates = list(zip(self.neurons, map(self._of_queries, slopes), strict=True))
-        neurons = self.groups.merged_neurons(self.part, self.strip, shares, self.weights, gates)
-        return self.groups.with_own(neurons @ self.linear.written[stage], rows, own, self.strip)
+        neurons = self.batch.merged_neurons(self.strip, shares, self.weights, gates)
+        return self.batch.with_own(neurons @ self.linear.written[stage], rows, own, self.strip)
 
     def _of_queries(self, values: Tensor) -> Tensor:
         return values[self.strip.sequences, self.strip.queries]

@@ -13,7 +13,6 @@ Source: word maps of weights are those of Clark et al. 2019, section 4.1 (arXiv:
 """
 
 import dataclasses
-from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,10 +21,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths.transfers import to_device
-
-# Entries of a tensor with axes unit × word × width to hold at once; a CPU's cache holds few more.
-_AT_ONCE = 2**20
-_AT_ONCE_ON_ACCELERATORS = 2**26
 
 
 class Pieces(NamedTuple):
@@ -78,87 +73,6 @@ class Pieces(NamedTuple):
     def part(self, sequences: slice) -> "Pieces":
         """The pieces of some sequences."""
         return Pieces(*(field[sequences] for field in self))
-
-
-class Strip(NamedTuple):
-    """Some target words of some sequences, and the queries that hold their tokens."""
-
-    sequences: slice
-    words: slice
-    queries: slice
-
-
-class KeyVectors(NamedTuple):
-    """What each head gives with weight 1, for the tokens of source words of some sequences."""
-
-    first: Float[Tensor, "batch unit head width"]
-    others: Float[Tensor, "piece head width"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-    """Some sequences, their target words in strips, and their source words.
-
-    Source words are numbered without those that no sequence of the part has; the first are the target words.
-    """
-
-    sequences: slice
-    units: Int[Tensor, " unit"]
-    """Numbers of the source words."""
-    first: Int[Tensor, "batch unit"]
-    """The first token of each source word; 0 for words that a sequence does not have."""
-    exists: Bool[Tensor, "batch unit"]
-    others: Int[Tensor, "piece 2"]
-    """The other tokens: sequence and token."""
-    owners: Int[Tensor, " piece"]
-    """The source words of these, counted over all sequences."""
-    strips: tuple[Strip, ...]
-
-    def key_vectors(
-        self, value: Float[Tensor, "batch head key head_dim"], transform: Float[Tensor, "head head_dim width"]
-    ) -> KeyVectors:
-        """v M of every head, for the tokens of the source words.
-
-        Args:
-            value: v of all sequences.
-            transform: M: W_O, perhaps followed by other linear maps.
-        """
-        by_token = value[self.sequences].transpose(1, 2)  # batch, key, head, head_dim
-        rows = torch.arange(len(by_token), device=by_token.device)[:, None]
-
-        def of(chosen: Tensor) -> Tensor:
-            return (chosen.transpose(0, 1) @ transform).transpose(0, 1)
-
-        first = of(by_token[rows, self.first].flatten(0, 1)).unflatten(0, self.first.shape)
-        return KeyVectors(first, of(by_token[self.others[:, 0], self.others[:, 1]]))
-
-    def merged(
-        self,
-        rows: Float[Tensor, "batch word query"],
-        weights: Float[Tensor, "batch head query key"],
-        vectors: KeyVectors,
-    ) -> Float[Tensor, "batch unit word width"]:
-        """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M: linear, so queries are merged first.
-
-        Args:
-            rows: The share of each query in each target word.
-            weights: α of the same queries.
-            vectors: v M.
-        """
-        return self.over_keys(rows.unsqueeze(1) @ weights, vectors)
-
-    def over_keys(
-        self, weights: Float[Tensor, "batch head query key"], vectors: KeyVectors
-    ) -> Float[Tensor, "batch unit query width"]:
-        """Σ_{j∈J} Σ_h weights^h_ij v^h_j M of all source words J."""
-        by_key = weights.permute(0, 3, 2, 1)  # batch, key, query, head
-        rows = torch.arange(len(by_key), device=by_key.device)[:, None]
-        first = by_key[rows, self.first] * self.exists[..., None, None]
-        sums = torch.bmm(first.flatten(0, 1), vectors.first.flatten(0, 1))
-        if len(self.owners):
-            others = by_key[self.others[:, 0], self.others[:, 1]]
-            sums.index_add_(0, self.owners, torch.bmm(others, vectors.others))
-        return sums.unflatten(0, self.first.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -268,159 +182,6 @@ class WordGroups:
         counts = self.sums(torch.ones_like(self.units.of_token, dtype=values.dtype)).clamp(min=1)
         return self.sums(values) / counts.view(len(counts), *(1 for _ in values.shape[1:-1]), -1)
 
-    def parts(self, width: int) -> Iterator[Part]:
-        """The sequences in parts for which tensors with axes unit × word × width are small, of one sequence at least."""
-        at_once = (_AT_ONCE if self.rows.device.type == "cpu" else _AT_ONCE_ON_ACCELERATORS) // max(1, width)
-        keys = self.host.units
-        words, units = _lengths(self.host.targets.exists), keys.exists.sum(dim=1).tolist()
-        start = 0
-        while start < len(words):
-            stop, most = start + 1, (words[start], units[start])
-            while stop < len(words):
-                longer = max(most[0], words[stop]), max(most[1], units[stop])
-                if (stop + 1 - start) * longer[0] * longer[1] > at_once:
-                    break
-                stop, most = stop + 1, longer
-            if most[0]:
-                yield self._part(slice(start, stop), keys, most[0], max(1, at_once // max(1, most[1])))
-            start = stop
-
-    def _part(self, sequences: slice, keys: Pieces, words: int, at_once: int) -> Part:
-        keys = keys.part(sequences)
-        used = keys.exists.any(dim=0)
-        if self.is_self_attention:
-            used[:words] = True
-        units = used.nonzero()[:, 0]
-        numbers = used.cumsum(0) - 1
-        others = keys.is_other.nonzero()
-        of_others = keys.others[others[:, 0], others[:, 1]], keys.owners[others[:, 0], others[:, 1]]
-        part = Part(
-            sequences=sequences,
-            units=to_device(units, self._device),
-            first=to_device(keys.first[:, units], self._device),
-            exists=to_device(keys.exists[:, units], self._device),
-            others=to_device(torch.stack([others[:, 0], of_others[0]], dim=1), self._device),
-            owners=to_device(others[:, 0] * len(units) + numbers[of_others[1]], self._device),
-            strips=(),
-        )
-        whole = slice(0, self.rows.shape[2])
-        if sequences.stop - sequences.start > 1 or words <= at_once:
-            return dataclasses.replace(part, strips=(Strip(sequences, slice(0, words), whole),))
-        strips = []
-        for start in range(0, words, at_once):
-            chosen = slice(start, min(words, start + at_once))
-            held = self.host.rows[sequences.start, chosen].any(dim=0).nonzero()
-            if len(held):
-                strips.append(Strip(sequences, chosen, slice(int(held[0]), int(held[-1]) + 1)))
-        return dataclasses.replace(part, strips=tuple(strips))
-
-    def rows_of(self, strip: Strip) -> Float[Tensor, "batch word query"]:
-        """The rows of a strip."""
-        return self.rows[strip.sequences, strip.words, strip.queries]
-
-    def others(self, weights: Float[Tensor, "batch head query key"], strip: Strip) -> Tensor:
-        """Weights of a strip's queries without those on themselves, whose vectors include the residual connection."""
-        if not self.is_self_attention:
-            return weights
-        weights = weights.clone()
-        own = torch.arange(weights.shape[2], device=weights.device)
-        weights[:, :, own, own + strip.queries.start] = 0
-        return weights
-
-    def merged_neurons(
-        self,
-        part: Part,
-        strip: Strip,
-        rows: Float[Tensor, "batch word query"],
-        weights: Float[Tensor, "batch head query key"],
-        gates: "list[tuple[KeyVectors, Float[Tensor, 'batch query width']]]",
-    ) -> Float[Tensor, "batch unit word width"]:
-        """Σ_{i∈I} rows_Ii Σ_g A^g_i ⊙ Σ_{j∈J} Σ_h weights^h_ij v^h_j M^g, where every query has slopes A_i of its own.
-
-        Args:
-            part: The source words.
-            strip: The target words.
-            rows: The share of each query in each target word.
-            weights: α of the strip's queries.
-            gates: v M^g, and A^g of the strip's queries.
-        """
-        pieces = self.targets
-        here = slice(strip.words.start, strip.words.stop)
-        columns, of_strip = self._others_of(strip)
-        owners = pieces.owners[strip.sequences][:, columns].sub(here.start).masked_fill(~of_strip, 0)
-
-        def of(tokens: Tensor, words: Tensor, exist: Tensor) -> Tensor:
-            tokens = tokens.sub(strip.queries.start).masked_fill(~exist, 0)
-            batch = torch.arange(len(tokens), device=tokens.device)[:, None]
-            shares = rows[batch, words, tokens] * exist
-            chosen = weights.transpose(1, 2)[batch, tokens].mul_(shares[..., None, None]).transpose(1, 2)
-            sums = None
-            for vectors, slopes in gates:
-                neurons = part.over_keys(chosen, vectors).mul_(slopes[batch, tokens].unsqueeze(1))
-                sums = neurons if sums is None else sums.add_(neurons)
-            assert sums is not None
-            return sums
-
-        words = torch.arange(here.stop - here.start, device=rows.device)[None]
-        sums = of(pieces.first[strip.sequences, here], words, pieces.exists[strip.sequences, here])
-        if len(columns):
-            more = of(pieces.others[strip.sequences][:, columns], owners, of_strip)
-            batch = torch.arange(len(more), device=rows.device)
-            for piece in range(len(columns)):
-                sums[batch, :, owners[:, piece]] += more[:, :, piece]
-        return sums
-
-    def _others_of(self, strip: Strip) -> tuple[Int[Tensor, " piece"], Bool[Tensor, "batch piece"]]:
-        """Columns of `Pieces.others` that some target word of a strip needs, and whether one of a sequence's does."""
-        pieces = self.host.targets
-        inside = (pieces.owners >= strip.words.start) & (pieces.owners < strip.words.stop)
-        of_strip = (pieces.is_other & inside)[strip.sequences]
-        columns = of_strip.any(dim=0).nonzero()[:, 0]
-        return to_device(columns, self._device), to_device(of_strip[:, columns], self._device)
-
-    def with_own(
-        self,
-        vectors: Float[Tensor, "batch unit word model"],
-        rows: Float[Tensor, "batch word query"],
-        own: Float[Tensor, "sequences queries model"],
-        strip: Strip,
-    ) -> Float[Tensor, "batch unit word model"]:
-        """The vectors of a strip's pairs, to which what tokens take from themselves is added at their word and itself.
-
-        Args:
-            vectors: Of all source words and the strip's target words; changed in place.
-            rows: The share of each of the strip's queries in each target word.
-            own: What every token takes from itself.
-            strip: The queries and words.
-        """
-        if self.is_self_attention:
-            itself = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
-            vectors[:, itself, itself - strip.words.start] += rows @ own[strip.sequences, strip.queries]
-        return vectors
-
-    def with_own_norms(
-        self,
-        vectors: Float[Tensor, "batch unit word model"],
-        norms: Float[Tensor, "batch word unit"],
-        rows: Float[Tensor, "batch word query"],
-        own: Float[Tensor, "sequences queries model"],
-        strip: Strip,
-    ) -> Float[Tensor, "batch word unit"]:
-        """The norms of `with_own`, from those of the vectors: they differ in a word's pair with itself alone.
-
-        Args:
-            vectors: See `with_own`; left as they are.
-            norms: Of the vectors.
-            rows: See `with_own`.
-            own: See `with_own`.
-            strip: See `with_own`.
-        """
-        itself = torch.arange(strip.words.start, strip.words.stop, device=vectors.device)
-        pairs = vectors[:, itself, itself - strip.words.start] + rows @ own[strip.sequences, strip.queries]
-        norms = norms.clone()
-        norms[:, itself - strip.words.start, itself] = torch.linalg.vector_norm(pairs, dim=-1)
-        return norms
-
     def to(self, device: torch.device) -> "WordGroups":
         """The groups on another device."""
         if device == self._device:
@@ -459,13 +220,6 @@ def _shares(words: Pieces, dtype: torch.dtype) -> Float[Tensor, "batch word quer
     numbers = torch.arange(words.first.shape[1], device=words.first.device)
     members = (words.of_token.unsqueeze(1) == numbers[:, None]).to(dtype)
     return members / members.sum(dim=-1, keepdim=True).clamp(min=1)
-
-
-def _lengths(exists: Bool[Tensor, "batch word"]) -> list[int]:
-    """1 + the number of the last word that exists."""
-    numbers = torch.arange(1, exists.shape[1] + 1, device=exists.device)
-    lengths: list[int] = (exists * numbers).amax(dim=1).tolist() if exists.shape[1] else [0] * len(exists)
-    return lengths
 
 
 def word_weights(

@@ -6,8 +6,10 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.maths.attention import repeat_heads
+from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
+from normscope.maths.visibility import Visibility
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
@@ -67,21 +69,20 @@ class LayerCapture:
             layer=self.modules.layer,
             inputs=inputs,
             attention_inputs=attention_inputs,
-            query=full_precision(self._captured("query")),
-            key=full_precision(self._captured("key")),
             value=full_precision(self._captured("value")),
-            mask=self.mask,
-            scale=self.scale,
-            log_normaliser=self.log_normaliser,
+            alpha=AttentionWeights(
+                query=full_precision(self._captured("query")),
+                key=full_precision(self._captured("key")),
+                log_normaliser=self.log_normaliser,
+                seen=Visibility(self.mask, token_mask, key_mask, self.modules.layout.is_cross_attention),
+                scale=self.scale,
+                given=None if self.own_weights is None else full_precision(self.own_weights),
+                cap=self.cap,
+                sinks=None if self.sinks is None else full_precision(self.sinks),
+            ),
             attention_output=output,
             parameters=parameters,
-            token_mask=token_mask,
-            key_mask=key_mask,
-            is_cross_attention=self.modules.layout.is_cross_attention,
             key_map=key_map,
-            own_weights=None if self.own_weights is None else full_precision(self.own_weights),
-            cap=self.cap,
-            sinks=None if self.sinks is None else full_precision(self.sinks),
         )
 
     def _check_heads(self, parameters: BlockParameters) -> None:

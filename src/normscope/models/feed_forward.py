@@ -24,9 +24,11 @@ from torch import Tensor
 
 from normscope.maths.composition import NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
-from normscope.maths.layer_composition import LayerComposition, LayerStage, Tile
+from normscope.maths.layer_composition import LayerComposition, LayerStage
+from normscope.maths.layer_pairs import KeyRange, layer_pair_norms
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.pieces import pieces
+from normscope.maths.precision import as_double
 from normscope.maths.word_layers import layer_word_norms
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
@@ -160,19 +162,21 @@ class FeedForwardBlock:
         """
         block = self.attention
         composition, value, output_weight = self._factors(rule, in_double=in_double)
-        tiles = (
-            Tile(sequence, keys, self._strips(sequence, keys, value))
+        ranges = (
+            KeyRange(sequence, keys, self._strips(sequence, keys, value))
             for sequence in range(len(value))
             for keys in pieces(_extent(block.key_mask[sequence]), self._at_once(value) // value.shape[1])
         )
-        return composition.pair_norms(tiles, value, output_weight, stages, is_cross_attention=block.is_cross_attention)
+        return layer_pair_norms(
+            composition, ranges, value, output_weight, stages, is_cross_attention=block.is_cross_attention
+        )
 
     def _factors(self, rule: BiasRule, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
         """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
         composition, value = self.composition(rule), self.attention.value
         output_weight = self.attention.parameters.output_weight
         if in_double:
-            return composition.double(), value.cpu().double(), output_weight.cpu().double()
+            return as_double(composition), as_double(value), as_double(output_weight)
         return composition, value, output_weight
 
     def _at_once(self, like: Tensor) -> int:
@@ -184,11 +188,11 @@ class FeedForwardBlock:
         block = self.attention
         for queries in pieces(_extent(self.token_mask[sequence]), self._at_once(like) // (keys.stop - keys.start)):
             seen = keys
-            if not block.everything_visible:
-                visible = block.visible(queries, slice(sequence, sequence + 1))[0].flatten(0, 1).any(dim=0)[keys]
+            if not block.alpha.seen.is_complete:
+                visible = block.alpha.seen.of(queries, slice(sequence, sequence + 1))[0].flatten(0, 1).any(dim=0)[keys]
                 seen = _extent(visible, keys.start)
             if seen.start < seen.stop:
-                yield queries, seen, block.weights_of(queries, slice(sequence, sequence + 1))[0, :, :, seen].to(like)
+                yield queries, seen, block.alpha.rows(queries, slice(sequence, sequence + 1))[0, :, :, seen].to(like)
 
     def word_maps(
         self,
@@ -208,7 +212,7 @@ class FeedForwardBlock:
         """
         block = self.attention
         composition, value, output_weight = self._factors(rule, in_double=in_double)
-        return layer_word_norms(composition, block.weights_of, value, output_weight, groups.like(value), stages)
+        return layer_word_norms(composition, block.alpha.rows, value, output_weight, groups.like(value), stages)
 
 
 def _extent(mask: Bool[Tensor, " token"], offset: int = 0) -> slice:

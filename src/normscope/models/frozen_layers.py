@@ -1,7 +1,7 @@
 """Layers of a model with their attention weights, deviations and slopes held fixed; see `maths/frozen.py`."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -58,17 +58,9 @@ def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
 
 def frozen_attention(block: AttentionBlock) -> FrozenAttention:
     """The attention of one block, with its weights held fixed."""
-
-    def strips() -> Iterator[tuple[slice, Tensor]]:
-        batch, _, length, _ = block.query.shape
-        step = max(1, block.queries_at_once // batch)
-        for start in range(0, length, step):
-            queries = slice(start, min(length, start + step))
-            yield queries, block.weights_of(queries)
-
     parameters = block.parameters
     return FrozenAttention(
-        strips=strips,
+        strips=block.alpha.strips,
         value_weight=parameters.value_weight,
         value_bias=parameters.value_bias,
         output_weight=parameters.output_weight,

@@ -17,10 +17,11 @@ from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import BlockLayout, normalisation
-from normscope.models.observer import LayerCall, Observer
+from normscope.models.observer import Observer
 from normscope.models.offloading import is_offloaded
 
 

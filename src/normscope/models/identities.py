@@ -133,7 +133,7 @@ def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
         row: The sequence.
     """
     queries = torch.linspace(0, block.query.shape[2] - 1, _SAMPLED_QUERIES, device=block.query.device).round().long()
-    weights = block.weights_of(queries, slice(row, row + 1))[0]
+    weights = block.alpha.rows(queries, slice(row, row + 1))[0]
     heads = weights @ block.value[row].to(weights.dtype)
     made = torch.einsum("hqd,hdm->qm", heads, block.parameters.output_weight.to(weights.dtype))
     if block.output_bias is not None:

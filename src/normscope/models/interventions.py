@@ -16,8 +16,9 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.models.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.forward_pass import Replacement
 from normscope.models.loaded import LoadedModel
-from normscope.models.observer import Observer, Replacement
+from normscope.models.observer import Observer
 from normscope.models.offloading import is_offloaded
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from normscope.models.block import AttentionBlock
-from normscope.models.observer import StopForward, Visitor
+from normscope.models.forward_pass import StopForward, Visitor
 
 
 def observe_blocks(run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:

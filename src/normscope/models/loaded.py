@@ -13,8 +13,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.models.block import AttentionBlock
 from normscope.models.damage import damage_named
+from normscope.models.forward_pass import Visitor
 from normscope.models.layout import BlockLayout, embeddings_of
-from normscope.models.observer import Observer, Visitor
+from normscope.models.observer import Observer
 from normscope.models.offloading import execution_device
 from normscope.models.quantisation import is_quantised
 from normscope.models.stacks import stacks_of
@@ -183,7 +184,7 @@ class LoadedModel:
             inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
         visible: list[torch.Tensor] = []
         with Observer(self.model, self.layout, [1]) as observer:
-            observer.run(inputs, lambda block: visible.append(block.visible()[0, 0]))
+            observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]))
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @property

@@ -14,7 +14,7 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.models.block import WEIGHTS_AT_ONCE, WEIGHTS_AT_ONCE_ON_ACCELERATORS
+from normscope.maths.attention_weights import WEIGHTS_AT_ONCE, WEIGHTS_AT_ONCE_ON_ACCELERATORS
 from normscope.models.layout import BlockLayout, BlockModules
 from normscope.models.options import Quantization
 from normscope.models.quantisation import quantised_bytes

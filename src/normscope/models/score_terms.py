@@ -45,12 +45,12 @@ class ScoreTerms(contextlib.ExitStack):
 
     def weights(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
         """The weights of the current block, recomputed from its query, key and scale and the other terms."""
-        scores = block.scale * block.query @ block.key.transpose(-1, -2)
+        scores = block.alpha.scale * block.query @ block.key.transpose(-1, -2)
         if self._term is not None:
             batch, heads, _, keys = scores.shape
             # DeBERTa-v2 and Bloom fold heads into the batch; Bloom's term is the same for all queries.
             scores = scores + full_precision(self._term).view(batch, heads, -1, keys)
-        seen = block.visible() | ~block.token_mask[:, None, :, None]  # a softmax over nothing would be NaN
+        seen = block.alpha.seen.of() | ~block.token_mask[:, None, :, None]  # a softmax over nothing would be NaN
         return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
 
     def _watch(self, attention: nn.Module, name: str) -> None:

@@ -9,8 +9,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
+from normscope.models.forward_pass import Visitor
 from normscope.models.iteration import observe_blocks
-from normscope.models.observer import Visitor
 
 T = TypeVar("T")
 Models = Callable[[], Iterable[PreTrainedModel]]

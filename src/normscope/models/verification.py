@@ -30,6 +30,7 @@ from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.families import layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.forward_pass import Replacement
 from normscope.models.identities import (
     BOUNDS,
     FLOAT32_INSIDE,
@@ -43,7 +44,7 @@ from normscope.models.identities import (
     stream_differences,
 )
 from normscope.models.layout import BlockLayout, BlockModules, embeddings_of, normalisation
-from normscope.models.observer import Observer, Replacement
+from normscope.models.observer import Observer
 from normscope.models.offloading import execution_device
 from normscope.models.score_terms import ScoreTerms
 from normscope.models.untouched import UntouchedPass, untouched_pass
@@ -173,7 +174,7 @@ class _Proof:
 
     def _compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:
         modules, record = self._layers[block.layer - 1], expected.layers[block.layer]
-        if block.own_weights is not None:
+        if block.alpha.given is not None:
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
             error = relative_error(rebuilt, weights, weights, block.token_mask)
             self._note([Difference(block.layer, "weights from query, key and scale", error)])

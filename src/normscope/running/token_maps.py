@@ -22,6 +22,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import BlockLayout
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
+from normscope.models.word_block import WordBlock
 from normscope.reporting.explorer import DependencyTree, TokenMaps
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.rounding import counted
@@ -200,7 +201,7 @@ def _sentence(
     groups = batch.to(model.device).groups
 
     def visit(block: AttentionBlock) -> None:
-        of_block = block.pair_maps() if groups is None else block.word_maps(groups)
+        of_block = block.pair_maps() if groups is None else WordBlock(block, groups).maps()
         maps = {str(method): values[0].float().numpy() for method, values in of_block.items()}
         mean = maps.pop(Method.ATTN_W)
         block_maps.append(maps)
@@ -208,7 +209,7 @@ def _sentence(
             weights.append(mean[None])
             norms.append(np.zeros_like(mean[:1]))
             return
-        of_heads = (block.weights, block.transformed_norms) if groups is None else block.word_head_maps(groups)
+        of_heads = (block.weights, block.transformed_norms) if groups is None else WordBlock(block, groups).head_maps()
         for kept, values in zip((weights, norms), of_heads, strict=True):
             kept.append(values[0].float().cpu().numpy())
 

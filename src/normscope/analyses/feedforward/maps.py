@@ -99,7 +99,12 @@ class _Comparison:
         maps = {stage: norms.cpu().double() for stage, norms in block.pair_maps(self._rule, in_double=False).items()}
         for row in range(batch.sequences):
             queries, keys = int(batch.token_mask[row].sum()), int(batch.keys.token_mask[row].sum())
-            seen = block.attention.visible(sequences=slice(row, row + 1))[0].any(dim=0)[:queries, :keys].cpu().numpy()
+            seen = (
+                block.attention.alpha.seen.of(sequences=slice(row, row + 1))[0]
+                .any(dim=0)[:queries, :keys]
+                .cpu()
+                .numpy()
+            )
             of_row = {stage: norms[row, :queries, :keys].numpy() for stage, norms in maps.items()}
             if row in sentences:
                 sentences[row].maps[block.layer] = of_row

@@ -9,6 +9,7 @@ from normscope.analyses.mixing.sentences import sentences_of
 from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
 from normscope.data.batching import Batch
 from normscope.models.block import AttentionBlock
+from normscope.models.word_block import WordBlock
 from normscope.results.axes import METHODS
 from normscope.results.rollups import roll_up
 
@@ -25,7 +26,7 @@ class MixingAnalysis(Analysis):
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
-        ratios = block.mixing_ratios if batch.groups is None else block.word_mixing_ratios(batch.groups)
+        ratios = block.mixing_ratios if batch.groups is None else WordBlock(block, batch.groups).mixing_ratios()
         self._ratios.update(block.layer, [ratios[method] for method in self.context.methods], batch.measured)
 
     def result(self) -> Findings:

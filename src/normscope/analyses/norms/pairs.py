@@ -95,6 +95,9 @@ def pairs_of(block: AttentionBlock, batch: Batch) -> Pairs:
 class TokenPairs(Pairs):
     """Pairs of tokens: what the block has."""
 
+    _sum: Tensor | None = None
+    """Σ_i α_ij, once `parts` has gone through all of α."""
+
     @property
     def norms(self) -> Float[Tensor, "batch head key"]:
         """‖f(x_j)‖."""
@@ -108,7 +111,7 @@ class TokenPairs(Pairs):
     @property
     def received(self) -> Float[Tensor, "batch head key"]:
         """Σ_i α_ij."""
-        return self.block.received
+        return self.block.received if self._sum is None else self._sum
 
     @property
     def received_norms(self) -> Float[Tensor, "batch head key"]:
@@ -118,7 +121,9 @@ class TokenPairs(Pairs):
     def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
         block, before = self.block, None
-        for some, part, keys, weights in block.weight_tiles():
+        received = self.norms.new_zeros(self.norms.shape)
+        for some, part, keys, weights in block.alpha.tiles():
+            received[some, :, keys] += weights.sum(dim=2)
             place = part.start, part.stop, keys.start, keys.stop
             unseen = self.batch.once(("unseen", block.mask, *place), functools.partial(self._unseen, part, keys))
             seen = functools.partial(self._seen, part, keys, some)
@@ -126,11 +131,12 @@ class TokenPairs(Pairs):
             pairs = 0 if (some, part) == before else self._pairs(some, part)
             yield PairsPart(weights, some, keys, seen, unseen[some], pairs)
             before = some, part
+        self._sum = received.masked_fill_(~block.key_mask.unsqueeze(1), 0)
 
     def _seen(self, queries: slice, keys: slice, sequences: slice = slice(None)) -> Bool[Tensor, "some 1 query #key"]:
-        if self.block.everything_visible:
+        if self.block.alpha.seen.is_complete:
             return self.block.token_mask[sequences, None, queries, None]
-        return self.block.visible(queries, sequences, keys)
+        return self.block.alpha.seen.of(queries, sequences, keys)
 
     def _unseen(self, queries: slice, keys: slice) -> Int[Tensor, "batch 1 #key"]:
         # The same in every layer and, unlike the mask, small enough to be kept until the last.
@@ -139,9 +145,12 @@ class TokenPairs(Pairs):
     def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[PairsPart]:
         """α of some queries of one sequence."""
         some, keys = slice(row, row + 1), slice(0, self.norms.shape[2])
-        for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
+        for part in pieces(slice(0, len(queries)), self.block.alpha.queries_at_once):
             chosen = to_device(torch.from_numpy(queries[part]), self.norms.device)
-            weights, seen = self.block.weights_of(chosen, some), functools.partial(self.block.visible, chosen, some)
+            weights, seen = (
+                self.block.alpha.rows(chosen, some),
+                functools.partial(self.block.alpha.seen.of, chosen, some),
+            )
             yield PairsPart(weights, some, keys, seen, pairs=self._pairs(some, queries[part]))
 
     @property
@@ -159,8 +168,8 @@ class TokenPairs(Pairs):
     def single(self, places: Int[Tensor, "4 pair"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Single pairs."""
         row, head, query, rank = to_device(places, self.norms.device)
-        key = self.block.visible_keys(row, query, rank)
-        return row, head, key, self.block.weights_at(row, head, query, key)
+        key = self.block.alpha.seen.key_at(row, query, rank)
+        return row, head, key, self.block.alpha.at(row, head, query, key)
 
 
 class WordPairs(Pairs):
@@ -216,7 +225,7 @@ class WordPairs(Pairs):
         vectors = block.value @ block.parameters.norm_factors
         received = vectors.new_zeros(*vectors.shape[:2], groups.count)
         norms = torch.zeros_like(received)
-        for some, words, means in block.word_strips(groups):
+        for some, words, _, means in block.alpha.tiles(groups):
             of_some = groups.part(some)
             weights = of_some.sums(means)
             received[some] += weights.sum(dim=2)
@@ -229,9 +238,9 @@ class WordPairs(Pairs):
     def of_queries(self, row: int, queries: Int[np.ndarray, " chosen"]) -> Iterator[PairsPart]:
         """α of some target words of one sequence."""
         some, units = slice(row, row + 1), slice(0, self._groups.count)
-        for part in pieces(slice(0, len(queries)), self.block.queries_at_once):
+        for part in pieces(slice(0, len(queries)), self.block.alpha.queries_at_once):
             words = torch.from_numpy(queries[part])
-            means = self.block.word_rows(self._groups, some, words)
+            means = self.block.alpha.of_words(self._groups, some, words)
             weights = self._groups.part(some).sums(means)
             seen = functools.partial(self._seen_by, some, to_device(words, self.norms.device))
             yield PairsPart(weights, some, units, seen, pairs=self._pairs(some, queries[part]))
@@ -278,7 +287,7 @@ class WordPairs(Pairs):
         pair, target = pair[place], target[place]
         device = self.norms.device
         tokens = to_device(torch.stack([row[pair], head[pair], target, source]), device)
-        weights = self.block.weights_at(*tokens).to(self.norms)
+        weights = self.block.alpha.at(*tokens).to(self.norms)
         sums = weights.new_zeros(len(row)).index_add_(0, to_device(pair, device), weights)
         row, head, key = to_device(torch.stack([row, head, key]), device)
         return row, head, key, sums / to_device(of_target.sum(dim=-1), device)

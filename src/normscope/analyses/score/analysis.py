@@ -145,7 +145,7 @@ class ScoreAnalysis(Analysis):
         token_mask = batch.token_mask.to(block.query.dtype)
         groups = members.to(block.query.dtype)
         mask = block.mask or Mask()
-        if block.everything_visible and block.key_map.same_for_all_keys:
+        if block.alpha.seen.is_complete and block.key_map.same_for_all_keys:
             query_sums = masked_sum(block.query, batch.token_mask)
             key_sums = torch.einsum("gbk,bhkd->gbhd", groups, block.key)
             sums = contribution_sums(query_sums, weights.key_weight, torch.einsum("gbk,bkm->gbm", groups, inputs))
@@ -164,7 +164,7 @@ class ScoreAnalysis(Analysis):
             bias = torch.einsum("bhkd,hd,gbk->gh", queries_of_key, weights.key_bias, groups)
             counts = seen_by(torch.ones_like(token_mask)[:, None, :, None], batch.token_mask, mask)
             pairs = (counts[:, 0, :, 0].long() * members).sum(dim=(1, 2))
-        if block.everything_visible:
+        if block.alpha.seen.is_complete:
             spread = score_spread(block.query, block.key, batch.token_mask)
         elif mask.causal and mask.keys is None:  # padding at the end
             spread = causal_score_spread(block.query, block.key, batch.token_mask)

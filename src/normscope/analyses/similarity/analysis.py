@@ -14,11 +14,11 @@ from normscope.analyses.similarity.sentences import sentences_of
 from normscope.analyses.similarity.tables import PairColumns, cell_table, gold_correlation, pair_table
 from normscope.attribution.carried_vectors import CarriedVectors
 from normscope.attribution.methods import BiasRule
-from normscope.attribution.precision import wide
 from normscope.attribution.similarities import SimilarityParts, cosine_parts
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenNorm
+from normscope.maths.precision import wide
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo

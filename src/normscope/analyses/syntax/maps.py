@@ -10,6 +10,7 @@ from normscope.analyses.syntax.arcs import Arcs
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.word_block import WordBlock
 
 HEAD_MEASURES = ("attn_w", "attn_n")
 """Measures of single heads."""
@@ -32,14 +33,14 @@ def block_measures(parameters: BlockParameters, methods: Sequence[str], *, layer
 
 def head_maps(block: AttentionBlock, arcs: Arcs) -> Float[Tensor, "batch measure head word unit"]:
     """The maps of single heads, by the measures of HEAD_MEASURES."""
-    return torch.stack(block.word_head_maps(arcs.groups, in_double=False), dim=1)
+    return torch.stack(WordBlock(block, arcs.groups).head_maps(in_double=False), dim=1)
 
 
 def block_maps(
     block: AttentionBlock, network: FeedForwardBlock | None, arcs: Arcs, measures: Sequence[str]
 ) -> Float[Tensor, "batch measure word unit"]:
     """The maps of all heads together, by measure."""
-    maps = {str(method): values for method, values in block.word_maps(arcs.groups, in_double=False).items()}
+    maps = {str(method): values for method, values in WordBlock(block, arcs.groups).maps(in_double=False).items()}
     if network is not None:
         last = LAYER_STAGES[network.parameters.norm_position][-1]
         maps[LAYER] = network.word_maps(arcs.groups, [last], in_double=False)[last]

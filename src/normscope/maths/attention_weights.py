@@ -1,0 +1,243 @@
+"""α of one block, which is never built whole unless somebody asks for the whole.
+
+It is read in tiles (of tokens or words), in rows of chosen queries, or pair by pair. All are the same numbers, since all come
+from α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Sums over queries and the diagonal, which most analyses need, have shorter ways.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.maths import attention as attention_maths
+from normscope.maths.pieces import pieces
+from normscope.maths.received import weight_received
+from normscope.maths.transfers import to_device
+from normscope.maths.visibility import Visibility
+from normscope.maths.weight_tiles import Tile, weight_tiles
+from normscope.maths.words import WordGroups
+
+WEIGHTS_AT_ONCE = {"cpu": 2**22}
+"""Entries of α to materialise at once, by device. 2²² float32 weights (16 MiB) were fastest on a CPU, because of its cache."""
+
+WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
+"""The same on other devices, which need large pieces of work to be busy."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """Post-softmax attention α; zero at invisible keys. Rows of padding hold meaningless but finite numbers."""
+
+    query: Float[Tensor, "batch head query head_dim"]
+    key: Float[Tensor, "batch head key head_dim"]
+    log_normaliser: Float[Tensor, "batch head query"] | None
+    """ℓ_i = log Σ_j exp(scale·q_i·k_j), with the sink in the sum if there is one; None if α is given."""
+    seen: Visibility
+    scale: float
+    """Factor on q·k before the softmax."""
+    given: Float[Tensor, "batch head query key"] | None = None
+    """α as the model's attention module returned it, if query and key alone do not determine it; else None."""
+    cap: float | None = None
+    """c of a soft cap: the score is c·tanh(scale·q·k / c); None without one."""
+    sinks: Float[Tensor, " head"] | None = None
+    """Each head's learned score for attending to no key, which takes part in the softmax; None if α sums to one."""
+
+    @cached_property
+    def whole(self) -> Float[Tensor, "batch head query key"]:
+        """α of all pairs."""
+        return self.rows(slice(0, self.seen.lengths[1]))
+
+    def tiles(self, groups: WordGroups | None = None) -> Iterator[Tile]:
+        """α of all pairs, a few at a time; zero in rows of padding. Tiles that no query sees are left out.
+
+        Args:
+            groups: Words, if rows are to be words: the mean of the rows of each word's tokens.
+        """
+        if groups is not None:
+            yield from self._tiles_of_words(groups)
+        elif self.log_normaliser is None:
+            for queries, weights in self.strips(padding=False):
+                yield Tile(slice(0, len(weights)), queries, slice(0, weights.shape[3]), weights)
+        else:
+            yield from weight_tiles(
+                self.query,
+                self.key,
+                self.log_normaliser,
+                self.seen.queries,
+                self.seen.mask,
+                self.scale,
+                self.cap,
+                self._lone,
+            )
+
+    def _tiles_of_words(self, groups: WordGroups) -> Iterator[Tile]:
+        sequences, queries, keys = self.seen.lengths
+        # Words have at least one token, so that a tile of words has at least as many queries.
+        words = min(groups.rows.shape[1], self.queries_at_once)
+        for some in pieces(slice(0, sequences), self.queries_at_once // queries):
+            for part in pieces(slice(0, groups.rows.shape[1]), words):
+                yield Tile(some, part, slice(0, keys), self.of_words(groups, some, part))
+
+    def strips(self, *, padding: bool = True) -> Iterator[tuple[slice, Float[Tensor, "batch head _ key"]]]:
+        """α of consecutive queries and all keys, with the range of the queries, for all sequences together.
+
+        Args:
+            padding: See `rows`.
+        """
+        sequences, queries, _ = self.seen.lengths
+        for strip in pieces(slice(0, queries), self.queries_at_once // sequences):
+            yield strip, self.rows(strip, padding=padding)
+
+    @property
+    def queries_at_once(self) -> int:
+        """The number of queries, over all sequences, whose weights may be materialised at once."""
+        at_once = WEIGHTS_AT_ONCE.get(self.query.device.type, WEIGHTS_AT_ONCE_ON_ACCELERATORS)
+        return max(1, at_once // (self.query.shape[1] * self.key.shape[2]))
+
+    def rows(
+        self,
+        queries: slice | Int[Tensor, " chosen"],
+        sequences: slice = slice(None),
+        keys: slice | None = None,
+        *,
+        padding: bool = True,
+    ) -> Float[Tensor, "some head chosen _"]:
+        """α of some queries of some sequences.
+
+        Args:
+            queries: Which queries.
+            sequences: Which sequences.
+            keys: Which keys, including those of the queries; None for all.
+            padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
+        """
+        lengths, mask = self.seen.lengths, self.seen.mask
+        tokens = self.seen.queries[sequences][:, None, queries]
+        keys = slice(0, lengths[2]) if keys is None else keys
+        if self.given is not None:
+            weights = self.given[sequences][:, :, queries, keys]
+            return weights if padding else weights * tokens.unsqueeze(-1)
+        assert self.log_normaliser is not None
+        log_normaliser = self.log_normaliser[sequences][:, :, queries]
+        if not padding:
+            log_normaliser = log_normaliser.masked_fill(~tokens, torch.inf)
+        query, key = self.query[sequences][:, :, queries], self.key[sequences][:, :, keys]
+        term = None
+        if mask is not None and isinstance(queries, slice) and mask.is_small(lengths):
+            term = mask.term(queries, keys, lengths, query)
+            term = term if term is None or len(term) == 1 else term[sequences]
+        elif mask is not None:
+            term = mask.chosen_term(sequences, queries, keys, lengths, query)
+        weights = attention_maths.attention_weights(
+            query, key, term, self.scale, cap=self.cap, sinks=self.sinks, log_normaliser=log_normaliser
+        )
+        if self._lone is None:
+            return weights
+        places = (torch.arange(lengths[1], device=weights.device)[queries] - keys.start).unsqueeze(-1)
+        places = places.expand(*weights.shape[:2], -1, -1)
+        own = weights.gather(-1, places).masked_fill_(self._lone[sequences][:, None, queries, None], 1)
+        return weights.scatter_(-1, places, own)
+
+    def of_words(
+        self, groups: WordGroups, sequences: slice, words: slice | Int[Tensor, " chosen"]
+    ) -> Float[Tensor, "some head chosen key"]:
+        """α from target words to tokens: the mean over the tokens of each word; zero for words that a sequence does not have.
+
+        Args:
+            groups: The words; see `maths/words.py`.
+            sequences: Which sequences.
+            words: Which target words; indices in CPU memory.
+        """
+        chosen = words if isinstance(words, slice) else to_device(words, groups.rows.device)
+        rows, queries = groups.rows[sequences, chosen], groups.queries_of(sequences, words)
+        weights = self.rows(queries, sequences, padding=False).to(rows)
+        return rows[:, :, queries].unsqueeze(1) @ weights
+
+    def at(
+        self,
+        row: Int[Tensor, " pair"],
+        head: Int[Tensor, " pair"],
+        query: Int[Tensor, " pair"],
+        key: Int[Tensor, " pair"],
+    ) -> Float[Tensor, " pair"]:
+        """Single α_ij."""
+        if self.given is not None:
+            return self.given[row, head, query, key]
+        assert self.log_normaliser is not None
+        scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
+        scores = attention_maths.capped(scores * self.scale, self.cap)
+        weights, mask = scores - self.log_normaliser[row, head, query], self.seen.mask
+        if mask is not None and mask.bias is not None:
+            weights = weights + mask.bias.expand(len(self.query), -1, -1, -1)[row, head, query, key]
+        seen = None if mask is None else mask.sees(row, query, key)
+        weights = weights.exp() if seen is None else weights.exp().masked_fill(~seen, 0)
+        return weights if self._lone is None else weights.masked_fill(self._lone[row, query] & (query == key), 1)
+
+    @cached_property
+    def received(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i α_ij over the queries that are tokens: the total weight that each key receives; zero at padding."""
+        if self.given is not None:
+            return (self.seen.queries.to(self.given.dtype)[:, None, None, :] @ self.given).squeeze(2)
+        assert self.log_normaliser is not None
+        received = weight_received(
+            self.query, self.key, self.log_normaliser, self.seen.queries, self.seen.mask, self.scale, self.cap
+        )
+        return received.masked_fill(~self.seen.keys.unsqueeze(1), 0)
+
+    @cached_property
+    def own(self) -> Float[Tensor, "batch head query"]:
+        """α_ii, the weight of each token on itself; zero in cross-attention."""
+        if self.seen.is_cross_attention:
+            return torch.zeros_like(self.query[..., 0])
+        if self.given is not None:
+            return self.given.diagonal(dim1=-2, dim2=-1)
+        assert self.log_normaliser is not None
+        bias = None if self.seen.mask is None else self.seen.mask.bias
+        added = None if bias is None else bias.diagonal(dim1=-2, dim2=-1).to(self.query.dtype)
+        weights = attention_maths.self_attention_weights(
+            self.query, self.key, self.log_normaliser, self.scale, added, self.cap
+        )
+        return weights if self._lone is None else weights.masked_fill_(self._lone.unsqueeze(1), 1)
+
+    @cached_property
+    def to_nowhere(self) -> Float[Tensor, "batch head query"] | None:
+        """1 − Σ_j α_ij, the weight that a head's sink takes: exp(s − ℓ_i). None without sinks, where α sums to one."""
+        if self.sinks is None:
+            return None
+        assert self.log_normaliser is not None
+        return (self.sinks.to(self.log_normaliser.dtype)[:, None] - self.log_normaliser).exp()
+
+    def by_group(
+        self,
+        members: Bool[Tensor, "group batch key"],
+        removed: Float[Tensor, "batch head key head_dim"] | None = None,
+    ) -> Float[Tensor, "batch head query group"]:
+        """Σ_{j∈group} α_ij of each group of keys.
+
+        Args:
+            members: Which keys are in which group.
+            removed: What to subtract from the keys first; the softmax is taken again.
+        """
+        if self.given is None:
+            key = self.key if removed is None else self.key - removed
+            return attention_maths.attention_by_group(
+                self.query, key, members, self.seen.mask, self.scale, cap=self.cap, sinks=self.sinks
+            )
+        weights = self.given
+        if removed is not None:
+            # exp(score − difference) / Σ: log α is the score up to a constant per query, which cancels.
+            difference = self.scale * self.query @ removed.transpose(-1, -2)
+            weights = (weights.log() - difference).softmax(dim=-1)
+        return torch.einsum("bhqk,gbk->bhqg", weights, members.to(weights.dtype))
+
+    @cached_property
+    def _lone(self) -> Bool[Tensor, "batch query"] | None:
+        """Tokens whose weight on themselves is 1, which exp(s − ℓ) is only up to rounding; None if sinks leave no such token.
+
+        A ranking of weights would take the last digits at face value.
+        """
+        if self.seen.is_cross_attention or self.sinks is not None:
+            return None
+        return self.seen.only_itself & self.seen.queries

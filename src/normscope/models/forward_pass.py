@@ -1,0 +1,288 @@
+"""One forward pass of an observed model: what its modules have computed so far, and what has been visited."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normscope.errors import InputError
+from normscope.maths.attention import attention, repeat_heads
+from normscope.maths.masks import Mask
+from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
+from normscope.models.capture import FeedForwardCapture, LayerCapture
+from normscope.models.feed_forward import FeedForwardBlock
+from normscope.models.feed_forward_modules import FeedForwardModules
+from normscope.models.layout import BlockLayout, BlockModules
+from normscope.models.rotary import rotation_of
+from normscope.models.sum_check import SumCheck
+
+Visitor = Callable[[AttentionBlock], None]
+FeedForwardVisitor = Callable[[FeedForwardBlock], None]
+HiddenVisitor = Callable[[int, Tensor], None]
+
+
+class LayerCall(NamedTuple):
+    """The arguments of one call of a layer, with which it can run again."""
+
+    layer: int
+    """Counted from 1."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def inputs(self) -> Tensor:
+        """The hidden vectors that the layer reads."""
+        vectors: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
+        return vectors
+
+
+class Replacement(NamedTuple):
+    """New values for some dimensions of the residual stream."""
+
+    dimensions: Tensor
+    values: Tensor
+    tokens: TokenSelector | None = None
+    """Which tokens to change; None for all."""
+
+    def apply(self, vectors: Tensor, token_mask: Tensor) -> Tensor:
+        """A copy of the hidden vectors with the new values."""
+        changed = vectors.clone()
+        changed[..., self.dimensions] = self.values.to(vectors)
+        if self.tokens is None:
+            return changed
+        return torch.where(self.tokens(full_precision(vectors), token_mask).unsqueeze(-1), changed, vectors)
+
+
+_CACHES = frozenset({"past_key_values", "past_key_value"})
+"""Keyword arguments of layers with the keys and values of earlier passes."""
+
+# The order of the visits to one layer.
+_ATTENTION, _FEED_FORWARD, _HIDDEN = range(3)
+
+
+class StopForward(Exception):
+    """Ends a forward pass when the rest of it is not needed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What is visited in a model."""
+
+    layout: BlockLayout
+    layers: Sequence[BlockModules]
+    """All layers of the model."""
+    wanted: frozenset[int]
+    """Layers whose attention blocks are visited."""
+    hidden: frozenset[int]
+    """Layers whose hidden vectors are visited, from 0."""
+    networks: Mapping[int, FeedForwardModules]
+    """The feed-forward networks to visit, by layer."""
+    parameters: Mapping[int, BlockParameters]
+    """Weights of the blocks to visit, by layer."""
+    extra_terms: int
+    """See `BlockLayout.extra_terms`."""
+
+    @cached_property
+    def end(self) -> tuple[int, int]:
+        """The last visit: a layer, and which of its visits. Hidden vectors of a layer come after its blocks."""
+        return max(
+            [
+                *((layer, _ATTENTION) for layer in self.wanted),
+                *((layer, _FEED_FORWARD) for layer in self.networks),
+                *((layer, _HIDDEN) for layer in self.hidden),
+            ]
+        )
+
+
+class Visitors(NamedTuple):
+    """What is called with what is visited."""
+
+    attention: Visitor
+    hidden: HiddenVisitor | None = None
+    feed_forward: FeedForwardVisitor | None = None
+
+
+@dataclasses.dataclass
+class ForwardPass:
+    """A forward pass; the model's hooks call its methods."""
+
+    targets: Targets
+    visitors: Visitors
+    token_mask: Tensor
+    key_mask: Tensor
+    check: SumCheck | None = None
+    """Compares sums of vectors with the attention output, if that is due in this pass."""
+    replacements: Mapping[int, Replacement] = dataclasses.field(default_factory=dict)
+    calls: list[LayerCall] | None = None
+    """Gets the arguments of every layer's call."""
+    whole: bool = False
+    """Whether the pass goes on when everything has been visited."""
+    masks_on_host: Sequence[Tensor] = ()
+    """Token masks in CPU memory, as far as they are known."""
+    passed: int = 0
+    """Number of layers that have begun."""
+    attention: LayerCapture | None = None
+    """What the attention block of the current layer has computed so far; None once it has been visited."""
+    network: FeedForwardCapture | None = None
+    """Likewise of the feed-forward network, until the model leaves the layer."""
+    shown: set[int] = dataclasses.field(default_factory=set)
+    """Layers whose attention blocks have been visited."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor | None:
+        """Attention of a layer whose block is visited; None for any other module."""
+        parts = self.attention
+        if parts is None or parts.modules.attention is not module or parts.modules.layer not in self.targets.wanted:
+            return None
+        if parts.query is not None:
+            raise self._unobservable(f"{type(module).__name__} attends more than once")
+        heads = query.shape[1]
+        key, value = repeat_heads(key, heads), repeat_heads(value, heads)
+        output, parts.log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
+        parts.query, parts.key, parts.value, parts.mask, parts.scale = query, key, value, mask, scale
+        parts.cap, parts.sinks = cap, sinks
+        return output.transpose(1, 2).contiguous()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A layer begins: visit its input, and change it if there is a replacement."""
+        modules = self.targets.layers[self.passed]
+        if modules.whole is not module:
+            raise RuntimeError(f"layer {modules.layer} ran out of order")
+        self.passed += 1
+        vectors = args[0] if args else kwargs["hidden_states"]
+        self._show_hidden(modules.layer - 1, vectors)
+        if self.calls is not None:
+            # A cache of keys would count them twice if the layer ran again.
+            self.calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys())))
+        replaced = self.replacements.get(modules.layer)
+        if replaced is not None:
+            vectors = replaced.apply(vectors, self.token_mask)
+        self.attention = LayerCapture(modules, self.targets.extra_terms, inputs=vectors)
+        network = None if self.visitors.feed_forward is None else self.targets.networks.get(modules.layer)
+        self.network = None if network is None else FeedForwardCapture(network)
+        if replaced is None:
+            return None
+        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+
+    def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """A layer ends: visit its feed-forward network, and its output if it is the last."""
+        self._show_feed_forward()
+        if self.passed == len(self.targets.layers):
+            self._show_hidden(len(self.targets.layers), output[0] if isinstance(output, tuple) else output)
+
+    def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the residual connection adds."""
+        if self.attention is not None:
+            self.attention.inputs = args[0] if args else kwargs["hidden_states"]
+
+    def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """What W_K reads."""
+        # DeBERTa-v2 projects its positions with the same module, after the tokens.
+        if self.attention is not None and self.attention.attention_inputs is None:
+            self.attention.attention_inputs = args[0]
+
+    def take_position(self, module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The rotation of queries and keys."""
+        if self.attention is not None:
+            assert self.targets.layout.rotary is not None
+            try:
+                self.attention.rotation = rotation_of(self.targets.layout.rotary, module, kwargs)
+            except ValueError as error:
+                raise self._unobservable(str(error)) from error
+
+    def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The keys before their norm."""
+        if self.attention is not None:
+            self.attention.unnormed_key = args[0]
+
+    def take_own_weights(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """α of a module that does not use the registry."""
+        if self.attention is not None:
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if not isinstance(weights, Tensor) or weights.ndim != 4:
+                raise self._unobservable(f"{type(module).__name__} returns no attention weights")
+            self.attention.own_weights = weights
+            self._show()
+
+    def _unobservable(self, reason: str) -> InputError:
+        return InputError(
+            f"the attention of layer {self.passed} cannot be observed: {reason}; pass a model whose modules are unchanged"
+        )
+
+    def take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """What the output projection gives."""
+        if self.attention is not None:
+            if output.shape[:-1] != self.token_mask.shape:
+                raise self._unobservable(
+                    f"expected a vector for each of {' × '.join(map(str, self.token_mask.shape))} tokens from its output "
+                    f"projection, got the shape {tuple(output.shape)}"
+                )
+            self.attention.attention_output = output
+            self._show()
+
+    def take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """What the feed-forward network reads."""
+        if self.network is not None:
+            self.network.inputs = args[0]
+
+    def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """What W_1 gives."""
+        if self.network is not None:
+            self.network.pre_activations = output
+
+    def take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """What V gives."""
+        if self.network is not None:
+            self.network.multipliers = output
+
+    def take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """What W_2 gives."""
+        if self.network is not None:
+            # Falcon adds the attention output to this tensor, in place.
+            self.network.output = output.clone() if self.network.modules.layout.added_in_place else output
+
+    def _show_feed_forward(self) -> None:
+        network, self.network = self.network, None
+        if network is not None:
+            assert self.visitors.feed_forward is not None
+            self.visitors.feed_forward(network.block())
+        self._stop_after((self.passed, _FEED_FORWARD))
+
+    def _show_hidden(self, layer: int, vectors: Tensor) -> None:
+        if layer in self.targets.hidden and self.visitors.hidden is not None:
+            self.visitors.hidden(layer, full_precision(vectors))
+        self._stop_after((layer, _HIDDEN))
+
+    def _stop_after(self, shown: tuple[int, int]) -> None:
+        if shown == self.targets.end and not self.whole:
+            raise StopForward
+
+    def _show(self) -> None:
+        """Visit the block once all of its parts are captured."""
+        parts = self.attention
+        assert parts is not None
+        if parts.modules.layer not in self.targets.wanted:
+            return
+        if parts.attention_output is None or (parts.own_weights is None and not self.targets.layout.registry):
+            return
+        self.attention = None
+        block = parts.block(self.targets.parameters[parts.modules.layer], self.token_mask, self.key_mask)
+        if self.network is not None:
+            self.network.attention = block
+        if self.check is not None:
+            self.check.add(block)
+        self.visitors.attention(block)
+        self.shown.add(parts.modules.layer)
+        self._stop_after((parts.modules.layer, _ATTENTION))

@@ -1,0 +1,92 @@
+"""One attention block between words: what its tokens give each other, merged by words (see `maths/words.py`)."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, word_mixing_ratios
+from normscope.maths.norms import norm_factors
+from normscope.maths.precision import as_double
+from normscope.maths.words import WordGroups, merged_head_norms, word_weights
+from normscope.models.block import AttentionBlock
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordBlock:
+    """An attention block, and the words of its tokens."""
+
+    block: AttentionBlock
+    groups: WordGroups
+
+    def maps(self, *, in_double: bool = True) -> dict[Method, Float[Tensor, "batch word unit"]]:
+        """How much every word takes from every other: α averaged over heads, and ‖V_IJ‖ at every stage.
+
+        Args:
+            in_double: Whether to compute in float64 on the CPU, or as the model does.
+        """
+        block, alpha = self.block, self.block.alpha
+        composition, value, output_weight = block.composition, block.value, block.parameters.output_weight
+        if in_double:
+            composition, value, output_weight = as_double(composition), as_double(value), as_double(output_weight)
+        groups = self.groups.like(value)
+        norms = composition.word_norms(alpha.rows, value, output_weight, groups)
+        means = torch.cat([weights.to(value).mean(dim=1) for _, weights in alpha.strips()], dim=1)
+        weights = word_weights(means.unsqueeze(1), groups).squeeze(1)
+        return {Method.ATTN_W: weights} | {OF_STAGE[stage]: maps for stage, maps in norms.items()}
+
+    def head_maps(
+        self, *, in_double: bool = True
+    ) -> tuple[Float[Tensor, "batch head word unit"], Float[Tensor, "batch head word unit"]]:
+        """α and ‖αf(x)‖ of single heads between words.
+
+        Args:
+            in_double: Whether to compute in float64 on the CPU, or as the model does.
+        """
+        value, factors = self.block.value, self.block.parameters.norm_factors
+        if in_double:
+            value, factors = as_double(value), norm_factors(as_double(self.block.parameters.output_weight))
+        groups = self.groups.like(value)
+        means = groups.rows.unsqueeze(1) @ self.block.alpha.rows(slice(None)).to(value)
+        return groups.sums(means), merged_head_norms(means, value @ factors, groups)
+
+    def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch word"]]:
+        """The mixing ratio of every word by the methods of `AttentionBlock.mixing_ratios`.
+
+        What the word's tokens take from one another counts as taken from the word itself.
+        """
+        block, alpha = self.block, self.block.alpha
+        groups = self.groups.like(block.value)
+        if block.is_cross_attention:
+            ratios = word_mixing_ratios(alpha.own, block.composition, groups.rows, alpha.to_nowhere)
+            return {method: ratio for method, ratio in ratios.items() if method in CROSS_ATTENTION_METHODS}
+        weights, vectors = self._within(groups)
+        preserving = dataclasses.replace(block.composition, preserving=vectors)
+        ratios = word_mixing_ratios(weights, preserving, groups.rows, alpha.to_nowhere)
+        alone = self._see_only_their_word(groups)
+        return {method: ratio.masked_fill(alone, 0) for method, ratio in ratios.items()}
+
+    def _within(
+        self, groups: WordGroups
+    ) -> tuple[Float[Tensor, "batch head query"], Float[Tensor, "batch query model"]]:
+        """What each token gives to all tokens of its word, by head, and what it takes from them."""
+        alpha, value = self.block.alpha, self.block.value
+        weights = alpha.own.to(value).clone()
+        values = weights.unsqueeze(-1) * value
+        row, query, key = groups.ordered_siblings
+        for head in range(weights.shape[1]):
+            shares = alpha.at(row, torch.full_like(row, head), query, key).to(weights)
+            weights[:, head].index_put_((row, query), shares, accumulate=True)
+            values[:, head].index_put_((row, query), shares[:, None] * value[row, head, key], accumulate=True)
+        return weights, torch.einsum("bhqd,hdm->bqm", values, self.block.parameters.output_weight)
+
+    def _see_only_their_word(self, groups: WordGroups) -> Bool[Tensor, "batch word"]:
+        """Words none of whose tokens sees another word."""
+        row, query, key = groups.ordered_siblings
+        seen = self.block.alpha.seen
+        inside = seen.queries.long()
+        inside.index_put_((row, query), seen.pairs(row, query, key).long(), accumulate=True)
+        others = (seen.counts - inside).to(groups.rows.dtype)
+        return (groups.rows @ others.unsqueeze(-1)).squeeze(-1) == 0
