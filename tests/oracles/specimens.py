@@ -23,6 +23,7 @@ from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.vocabulary import Vocabulary
 from normscope.models.families import layout_of
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
@@ -126,12 +127,14 @@ class Specimen:
             hidden_norms=observer.hidden_norms,
             methods=self.loaded.layout.methods,
             depth=self.loaded.layers,
-            vocabulary=len(self.loaded.tokenizer),
-            first_token=self.encoder.first_token,
             names=self.encoder.categories.names,
-            special_tokens=self.encoder.categories.special,
-            mask_token=self.loaded.tokenizer.mask_token_id,
-            token=lambda token: str(self.loaded.tokenizer.convert_ids_to_tokens(token)),
+            vocabulary=Vocabulary(
+                size=len(self.loaded.tokenizer),
+                special=self.encoder.categories.special,
+                mask=self.loaded.tokenizer.mask_token_id,
+                first=self.encoder.first_token,
+                text=lambda token: str(self.loaded.tokenizer.convert_ids_to_tokens(token)),
+            ),
             **more,
         )
         merged = analysed(name, chosen, context, observer, self.batches)

@@ -160,7 +160,7 @@ def test_gradients_need_captum(monkeypatch):
 
 
 def test_masking_needs_a_mask_token():
-    context = AnalysisContext(layers=[1], categories=[], parameters={}, mask_token=None)
+    context = AnalysisContext(layers=[1], categories=[], parameters={})
     with pytest.raises(InputError, match=r"analysis.attribution.erasure=mask: the tokenizer has no mask token"):
         AttributionAnalysis(AttributionOptions(seed=0, erasure=Erasure.mask), context)
     for erasure in (None, Erasure.remove):

@@ -21,7 +21,7 @@ from normscope.models import quantised_checkpoints
 from normscope.models.config_checks import check_supported
 from normscope.models.loading import load, open_model
 from normscope.models.options import DeviceMap, DeviceOptions, DType, ModelOptions
-from normscope.models.quantisation import is_quantised, rounds_activations
+from normscope.models.quantisation import is_quantised, number_format, rounds_activations
 from normscope.models.quantised_checkpoints import stored_quantization
 from normscope.models.task_heads import Head
 from normscope.models.verification import verify
@@ -84,7 +84,7 @@ def test_checkpoints_are_decomposed_like_their_dequantised_weights(family, kind,
     folder = save(family, kind, dtype)
     model = load(ModelOptions(name=str(folder)), ON_CPU)
     assert is_quantised(model.model)
-    assert model.number_format == "float32 with quantised weights"
+    assert number_format(model.model) == "float32 with quantised weights"
     wanted = observed(in_float64(folder, kind), model.layout, explicit=True)
     for got, exact in zip(observed(model.model, model.layout), wanted, strict=True):
         torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)  # float32 beside float64
@@ -129,7 +129,7 @@ def test_what_cannot_be_combined_with_quantised_weights(save, monkeypatch, tmp_p
 def test_random_weights_of_a_quantised_checkpoint_are_not_quantised(save):
     model = load(ModelOptions(name=str(save("bert")), random_init=True, seed=0), ON_CPU)
     assert not is_quantised(model.model)
-    assert model.number_format == "float32"
+    assert number_format(model.model) == "float32"
 
 
 @pytest.mark.parametrize(

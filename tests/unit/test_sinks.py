@@ -19,6 +19,7 @@ from normscope.analyses.sinks import massive as massive_search
 from normscope.analyses.sinks.massive import MassiveSearch
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.data.batching import Batch
+from normscope.data.vocabulary import Vocabulary
 from normscope.maths import massive
 from normscope.maths.magnitude import magnitudes, token_sizes
 from normscope.maths.masks import Mask
@@ -357,7 +358,7 @@ def test_a_misleading_sample_does_not_change_the_median(tokens, period):
 
 def test_massive_activations_are_the_same_if_nothing_may_wait(monkeypatch):
     """A layer is seen again when a large value is new to it, and when more tokens carry massive activations than were kept."""
-    context: Any = SimpleNamespace(depth=1, model=40, token=str)
+    context: Any = SimpleNamespace(depth=1, model=40, vocabulary=Vocabulary())
     at_once, later = MassiveSearch(context), MassiveSearch(context)
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(10) < torch.tensor([10, 6, 10])[:, None]

@@ -184,7 +184,7 @@ def test_syntax_does_not_wait(monkeypatch, model_type):
 def test_similarity_does_not_wait(monkeypatch):
     model, layout, _ = prepared("bert")
     context = dataclasses.replace(context_of(model), freezer=LayerFreezer(model, layout))
-    batch = dataclasses.replace(random_batch((4, 6), 99), paired=True, rows=(1, 1, 2, 2), scores=(None, None))
+    batch = dataclasses.replace(random_batch((4, 6), 99), rows=(1, 1, 2, 2), scores=(None, None))
     run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(), context)], batch)
 
 

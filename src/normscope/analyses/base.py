@@ -16,6 +16,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.resources import Resource
+from normscope.data.vocabulary import Vocabulary
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
@@ -74,12 +75,8 @@ class AnalysisContext:
 
     names: Sequence[str] = CATEGORIES
     """All token categories, reported or not."""
-    special_tokens: frozenset[int] = frozenset()
-    """Ids of the tokenizer's special tokens."""
-    mask_token: int | None = None
-    """Id of the tokenizer's mask token; None if it has none."""
-    token: Callable[[int], str] = str
-    """Returns the text of a token id."""
+    vocabulary: Vocabulary = dataclasses.field(default_factory=Vocabulary)
+    """The tokenizer's tokens."""
     hidden_norms: Mapping[int, Normalisation] = dataclasses.field(default_factory=dict)
     """The norms whose outputs are hidden vectors, by layer (0: the embedding layer)."""
     methods: Sequence[Method] = tuple(Method)
@@ -94,10 +91,6 @@ class AnalysisContext:
     """Returns the pooling that the model's own files name; raises InputError if they name none."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
-    vocabulary: int = 0
-    """Number of tokens that the tokenizer and the model both know."""
-    first_token: int | None = None
-    """Id of the tokenizer's token that begins a sequence (`bos` or `cls`); None if it has neither."""
     options: Sequence[AnalysisConfig] = ()
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -22,6 +22,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.errors import InputError, printable
 from normscope.models.loaded import LoadedModel
+from normscope.models.quantisation import number_format
 from normscope.models.text_batches import describe_type
 
 P = ParamSpec("P")
@@ -92,7 +93,9 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
             if not _is_finite(result):
                 model.require_finite_weights()
                 wider = "float64" if model.dtype is torch.float32 else "float32"
-                raise InputError(f"model: {model.name} computes NaN or infinity in {model.number_format}; try {wider}")
+                raise InputError(
+                    f"model: {model.name} computes NaN or infinity in {number_format(model.model)}; try {wider}"
+                )
         return result
 
     return call

@@ -49,10 +49,8 @@ class Batch:
     """Row of each sequence in the corpus; empty unless `words` or `paired` is set."""
     sentences: tuple[AnnotatedSentence | None, ...] = ()
     """The annotated words of each sequence; empty unless `words` is set."""
-    paired: bool = False
-    """Whether each two sequences, one after the other, are the texts of a pair."""
-    scores: tuple[float | None, ...] = ()
-    """The gold score of each such pair; None where there is none."""
+    scores: tuple[float | None, ...] | None = None
+    """If each two sequences, one after the other, are the texts of a pair: its gold score, or None if it has none."""
     inherited: Int[Tensor, "batch token"] | None = None
     """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
@@ -137,6 +135,11 @@ class Batch:
         return self.input_ids.shape[0]
 
     @property
+    def paired(self) -> bool:
+        """Whether each two sequences, one after the other, are the texts of a pair."""
+        return self.scores is not None
+
+    @property
     def unit(self) -> int:
         """The number of sequences that must stay together: two if they are pairs."""
         return 2 if self.paired else 1
@@ -171,7 +174,7 @@ class Batch:
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
-            scores=self.scores[start // self.unit : stop // self.unit],
+            scores=None if self.scores is None else self.scores[start // self.unit : stop // self.unit],
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -287,12 +290,11 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
 
 def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     """The sequences as one padded batch, the texts of pairs one after the other."""
-    paired = sequences[0].second is not None
-    if paired:
+    if sequences[0].second is not None:
         scores = tuple(sequence.score for sequence in sequences)
         texts = [text for sequence in sequences for text in (sequence, sequence.second) if text is not None]
         batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
-        return dataclasses.replace(batch, paired=True, scores=scores, rows=tuple(text.row for text in texts))
+        return dataclasses.replace(batch, scores=scores, rows=tuple(text.row for text in texts))
     sources = [
         TokenSequence(sequence.source_ids, words=sequence.source_words, units=sequence.source_units, row=sequence.row)
         for sequence in sequences

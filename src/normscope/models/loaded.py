@@ -1,6 +1,7 @@
 """A loaded model, with its tokenizer and layout."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -17,7 +18,7 @@ from normscope.models.forward_pass import Visitor
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
 from normscope.models.offloading import execution_device
-from normscope.models.quantisation import is_quantised
+from normscope.models.quantisation import number_format
 from normscope.models.stacks import stacks_of
 from normscope.models.task_heads import Head
 from normscope.models.turns import Turns
@@ -61,7 +62,7 @@ class LoadedModel:
         text = f"{self.name}: {self.model.config.model_type}, {counted(self.layers, 'layer')}, {counted(heads, 'head')}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
-        return f"LoadedModel({text}, {self.number_format} on {self.device}{matched})"
+        return f"LoadedModel({text}, {number_format(self.model)} on {self.device}{matched})"
 
     def in_turn(self, call: Callable[[], T]) -> T:
         """Call a function that observes the model once no other call does; see `Turns`.
@@ -70,7 +71,7 @@ class LoadedModel:
             InputError: If this thread is observing the model already.
         """
         with damage_named(self.model):
-            return self._turns.call(call, self._in_memory)
+            return self._turns.call(call, functools.partial(_in_memory, self))
 
     def blocks_in_turn(self, run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
         """Iterate over the blocks of a pass once no other call observes the model; see `Turns`.
@@ -82,7 +83,7 @@ class LoadedModel:
             InputError: If this thread is observing the model already.
         """
         with damage_named(self.model):
-            yield from self._turns.blocks(run, self._in_memory)
+            yield from self._turns.blocks(run, functools.partial(_in_memory, self))
 
     def require_finite_weights(self) -> None:
         """Check that no weight has become NaN or infinite since the model was loaded or wrapped.
@@ -90,12 +91,8 @@ class LoadedModel:
         Raises:
             InputError: If one has; it is named.
         """
-        for model in self._in_memory():
+        for model in _in_memory(self):
             check_finite(model, self.name)
-
-    def _in_memory(self) -> list[PreTrainedModel]:
-        """The base model, and the heads that have been loaded around it."""
-        return [value for value in vars(self).values() if isinstance(value, PreTrainedModel)]
 
     @cached_property
     def masked_language_head(self) -> PreTrainedModel | None:
@@ -211,12 +208,11 @@ class LoadedModel:
         return execution_device(self.model)
 
     @property
-    def number_format(self) -> str:
-        """The dtype in words, and whether some weights are quantised."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype} with quantised weights" if is_quantised(self.model) else dtype
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self.model.dtype
+
+
+def _in_memory(loaded: LoadedModel) -> list[PreTrainedModel]:
+    """The base model, and the heads that have been loaded around it."""
+    return [value for value in vars(loaded).values() if isinstance(value, PreTrainedModel)]

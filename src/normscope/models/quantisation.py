@@ -58,6 +58,12 @@ def is_quantised_weight(weight: Tensor) -> bool:
     return _by_torchao(weight) or _by_bitsandbytes(weight)
 
 
+def number_format(model: PreTrainedModel) -> str:
+    """The dtype of a model in words, and whether some weights are quantised."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{dtype} with quantised weights" if is_quantised(model) else dtype
+
+
 def is_quantised(model: nn.Module) -> bool:
     """Whether some weights of a model are quantised."""
     return any(is_quantised_weight(parameter) for parameter in model.parameters())

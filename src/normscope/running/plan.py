@@ -19,6 +19,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
+from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
 from normscope.maths.feed_forward import BiasRule
 from normscope.models.frozen_layers import LayerFreezer
@@ -297,9 +298,13 @@ def _context(
         categories=categories,
         parameters=observer.parameters,
         names=encoder.categories.names,
-        special_tokens=encoder.categories.special,
-        mask_token=model.tokenizer.mask_token_id,
-        token=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
+        vocabulary=Vocabulary(
+            size=min(len(model.tokenizer), model.vocabulary),
+            special=encoder.categories.special,
+            mask=model.tokenizer.mask_token_id,
+            first=encoder.first_token,
+            text=lambda token: str(model.tokenizer.convert_ids_to_tokens(token)),
+        ),
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,
         has_position_terms=not model.layout.registry,
@@ -307,8 +312,6 @@ def _context(
         freezer=LayerFreezer(model.model, model.layout),
         own_pooling=lambda: pooling_of(model.folder, model.name),
         has_feed_forward=bool(model.layout.feed_forward),
-        vocabulary=min(len(model.tokenizer), model.vocabulary),
-        first_token=encoder.first_token,
         options=all_options(options.analysis),
     )
 

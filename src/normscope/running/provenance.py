@@ -12,6 +12,7 @@ from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
+from normscope.models.quantisation import number_format
 from normscope.models.verification import Verification
 from normscope.running.options import RunOptions
 from normscope.running.plan import Plan
@@ -59,7 +60,7 @@ class Provenance:
             "model_sha256": model.weights_sha256,
             "training_step": training_step(vars(self.options.model), model.folder),
             "device": str(model.device),
-            "dtype": model.number_format,
+            "dtype": number_format(model.model),
             "seed": self.options.seed,
             "examples": counts.read,
             "skipped": dict(counts.skipped),

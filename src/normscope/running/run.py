@@ -15,6 +15,7 @@ from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
 from normscope.models.offloading import offloaded_to
+from normscope.models.quantisation import number_format
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
@@ -215,7 +216,7 @@ class Run:
         model = self.plan.model
         elsewhere = offloaded_to(model.model)
         say(
-            f"{model.name}: {counted(model.layers, 'layer')} on {model.device}, {model.number_format}",
+            f"{model.name}: {counted(model.layers, 'layer')} on {model.device}, {number_format(model.model)}",
             *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
             f"matches the untouched model to {self.plan.verification.error:.1e}",
         )

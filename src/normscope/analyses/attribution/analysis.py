@@ -33,7 +33,7 @@ class AttributionAnalysis(Analysis):
 
     def __init__(self, options: AttributionOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        if options.erasure is Erasure.mask and context.mask_token is None:
+        if options.erasure is Erasure.mask and context.vocabulary.mask is None:
             raise InputError(
                 "analysis.attribution.erasure=mask: the tokenizer has no mask token; set analysis.attribution.erasure=remove"
             )

@@ -68,7 +68,7 @@ class SampleAttribution:
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
         pooling = None if options.pooling is None else Pooling(str(options.pooling))
         self.readout, self.pooling_is_guessed = readout_of(model, pooling)
-        self._mask_token = None if options.erasure is Erasure.remove else context.mask_token
+        self._mask_token = None if options.erasure is Erasure.remove else context.vocabulary.mask
         names = [str(method) for method in self._methods]
         self.shares = Shares(context.layers, context.names, context.categories)
         self.agreement = Agreement(names)
@@ -140,7 +140,7 @@ class SampleAttribution:
     def _test(self, batch: Batch, maps: Mapping[MapMethod, ModelMaps]) -> None:
         """Score the tokens or words of a batch of one sequence, and test the scores."""
         ids = batch.measured.input_ids[0].cpu().numpy()
-        ordinary = np.flatnonzero(~np.isin(ids, list(self._context.special_tokens)))
+        ordinary = np.flatnonzero(~np.isin(ids, list(self._context.vocabulary.special)))
         if len(ordinary) < 2:
             self.untested += 1
             return

@@ -135,7 +135,7 @@ class _Comparison:
         return pd.DataFrame(rows, columns=["layer", "query_token", "key_token", "category", "before", "after"])
 
     def _tokens(self, batch: Batch, row: int) -> list[str]:
-        return [self._context.token(token) for token in batch.input_ids[row][batch.token_mask[row]].tolist()]
+        return [self._context.vocabulary.text(token) for token in batch.input_ids[row][batch.token_mask[row]].tolist()]
 
     def _compare(self, layer: int, maps: Mapping[LayerStage, np.ndarray], seen: np.ndarray) -> None:
         ranks = {stage: _ranks(norms, seen) for stage, norms in maps.items()}
@@ -163,8 +163,8 @@ class _Comparison:
                 continue
             taking, giving = int(batch.input_ids[row, query]), int(batch.keys.input_ids[row, key])
             pair = {
-                "query_token": self._context.token(taking),
-                "key_token": self._context.token(giving),
+                "query_token": self._context.vocabulary.text(taking),
+                "key_token": self._context.vocabulary.text(giving),
                 "category": self._kind(taking, giving, abs(int(query) - int(key)), batch),
                 "before": float(before[query, key]),
                 "after": float(after[query, key]),
@@ -174,7 +174,7 @@ class _Comparison:
         del listed[self._pairs :]
 
     def _kind(self, query: int, key: int, distance: int, batch: Batch) -> str:
-        special = self._context.special_tokens
+        special = self._context.vocabulary.special
         if query in special or key in special:
             return "special"
         if query == key:

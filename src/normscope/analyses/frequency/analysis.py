@@ -74,7 +74,7 @@ class FrequencyAnalysis(Analysis):
         super().__init__(options, context)
         self._frequencies = frequencies
         self._rank = torch.from_numpy(frequencies.rank)
-        self._special = torch.from_numpy(np.isin(np.arange(len(frequencies.rank)), list(context.special_tokens)))
+        self._special = torch.from_numpy(np.isin(np.arange(len(frequencies.rank)), list(context.vocabulary.special)))
         self._measures = ("alpha", "f", *(str(method) for method in context.methods))
         groups = len(self._measures) * len(SPECIALS)
         # The mean over layers, then every layer.
@@ -194,7 +194,7 @@ class FrequencyAnalysis(Analysis):
         seen = count.nonzero().flatten().numpy()
         return pd.DataFrame(
             {
-                "token": [self.context.token(token) for token in seen.tolist()],
+                "token": [self.context.vocabulary.text(token) for token in seen.tolist()],
                 "token_id": seen,
                 "rank": pd.Series(self._frequencies.rank[seen]).replace(0, None).astype("Int64"),
                 "reference_count": self._frequencies.count[seen],

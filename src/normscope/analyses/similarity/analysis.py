@@ -90,7 +90,7 @@ class SimilarityAnalysis(Analysis):
         cells = torch.einsum("nkc,nkl,nld->ncd", first, matrix, second)
         counts = torch.einsum("nkc,nld->cd", first, second)
         self._cells.update(0, cells.sum(dim=0).flatten(), counts.round().long().flatten())
-        self._pairs.update(self._columns.rows(batch.rows[0::2], value.cpu(), cells.cpu(), batch.scores))
+        self._pairs.update(self._columns.rows(batch.rows[0::2], value.cpu(), cells.cpu(), batch.scores or ()))
         self._maps.update(batch, matrix.cpu())
 
     def result(self) -> Findings:
@@ -104,7 +104,7 @@ class SimilarityAnalysis(Analysis):
         metrics = roll_up(self.info.published, {"pairs": pairs}).metrics | {"with_bias": float(kept[:, 2].mean())}
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}
         metrics |= gold_correlation(pairs)
-        texts, notes = self._maps.texts(self.context.token)
+        texts, notes = self._maps.texts(self.context.vocabulary.text)
         return Findings(
             tables={"by_category": table, "pairs": pairs},
             metrics=metrics,

@@ -100,7 +100,7 @@ class SinksAnalysis(Analysis):
             sample = self._long.compute()
         except EmptyAccumulatorError:
             sample = []
-        every = list(variants(self.options, self.context.first_token))
+        every = list(variants(self.options, self.context.vocabulary.first))
         for variant in runner.progress(every, len(every), "sink rates"):
             sequences = sequences_of(variant, sample, self.options, self.context)
             if sequences:
@@ -145,7 +145,11 @@ class SinksAnalysis(Analysis):
         position = main_position(rates) if rates else None
         by_head = tables["by_head"]
         rolled = roll_up(self.info.published, tables | {"by_head": by_head[by_head["position"] == position]})
-        first_token = None if self.context.first_token is None else self.context.token(self.context.first_token)
+        first_token = (
+            None
+            if self.context.vocabulary.first is None
+            else self.context.vocabulary.text(self.context.vocabulary.first)
+        )
         return Findings(
             tables=tables,
             metrics=rolled.metrics,
@@ -194,7 +198,7 @@ class SinksAnalysis(Analysis):
                 f"sink rates leave out {counted(short, 'sequence')} with fewer than {self.options.length} tokens "
                 "(analysis.sinks.length)"
             )
-        if self.context.first_token is None:
+        if self.context.vocabulary.first is None:
             notes.append(
                 "the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one"
             )

@@ -144,7 +144,7 @@ class MassiveSearch:
                 "layer": keys[:, 0],
                 "dimension": keys[:, 1],
                 "position": keys[:, 2] + 1,
-                "token": np.array([self._context.token(int(token)) for token in keys[:, 3]], dtype=object),
+                "token": np.array([self._context.vocabulary.text(int(token)) for token in keys[:, 3]], dtype=object),
                 "value": value,
                 "median": median,
                 "ratio": ratio,

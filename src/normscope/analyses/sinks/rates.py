@@ -121,7 +121,7 @@ class SinkRates:
                         "inputs": str(self._variant.inputs),
                         "bos": self._variant.bos,
                         "position": position + 1,
-                        "token": self._context.token(token),
+                        "token": self._context.vocabulary.text(token),
                         "share": share,
                         "entropy": float(self._entropy[index, head]) / self._sequences,
                         "dormant": int(self._dormant[index, head]) / self._sequences,

@@ -40,26 +40,26 @@ def sequences_of(
         options: The length and the seed.
         context: The special tokens, which `random` and `repeat` keep, and the vocabulary.
     """
-    every = np.arange(context.vocabulary)
-    ordinary = every[~np.isin(every, list(context.special_tokens))]
+    every = np.arange(context.vocabulary.size)
+    ordinary = every[~np.isin(every, list(context.vocabulary.special))]
     made = []
     for kinds in sample:
         cut = _cut(kinds.numpy(), options.length, variant.bos, context)
         if cut is not None:
             made.append(
-                torch.from_numpy(_replaced(cut, variant.inputs, ordinary, options.seed, context.special_tokens))
+                torch.from_numpy(_replaced(cut, variant.inputs, ordinary, options.seed, context.vocabulary.special))
             )
     return made
 
 
 def long_enough(ids: np.ndarray, length: int, context: AnalysisContext) -> bool:
     """Whether a sequence can be cut to the length in one of the variants."""
-    return len(ids) - _begins(ids, context) + (context.first_token is not None) >= length
+    return len(ids) - _begins(ids, context) + (context.vocabulary.first is not None) >= length
 
 
 def _begins(ids: np.ndarray, context: AnalysisContext) -> int:
     """1 if a sequence begins with the beginning-of-sequence token, else 0."""
-    return int(context.first_token is not None and ids[0] == context.first_token)
+    return int(context.vocabulary.first is not None and ids[0] == context.vocabulary.first)
 
 
 def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) -> np.ndarray | None:
@@ -67,7 +67,7 @@ def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) ->
     ids, segments = kinds[0][kinds[0] >= 0], kinds[1][kinds[1] >= 0]
     start = _begins(ids, context)
     end = len(ids)
-    while end - 1 > start and ids[end - 1] in context.special_tokens:
+    while end - 1 > start and ids[end - 1] in context.vocabulary.special:
         end -= 1
     room = length - bos - (len(ids) - end)
     if not 0 < room <= end - start:
@@ -76,8 +76,8 @@ def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) ->
     columns = max(length, int((kinds[2] >= 0).sum()))
     cut = np.full((len(kinds), columns), -1, dtype=np.int64)
     cut[0, bos:length] = ids[kept]
-    if bos and context.first_token is not None:
-        cut[0, 0] = context.first_token
+    if bos and context.vocabulary.first is not None:
+        cut[0, 0] = context.vocabulary.first
     if len(segments):
         cut[1, bos:length] = segments[kept]
         cut[1, 0] = segments[0]
