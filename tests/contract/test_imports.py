@@ -145,6 +145,20 @@ ALLOWED = {
     "__init__": {"api", "distribution", "oldest_versions"},
 }
 
+# What a newcomer may skip, and the only modules outside that import it: one for each, which loads it where a run needs it.
+LEAVES = {
+    "alignment": {"analyses.registry"},
+    "data.conversations": {"data.encoding", "data.rows"},
+    "data.pickled_tokens": {"data.corpora"},
+    "datatrove": set(),
+    "models.offloading": {"models.loading"},
+    "models.quantisation": {"models.loading", "models.memory_estimate", "models.quantised_checkpoints"},
+    "models.quantised_checkpoints": {"models.config_checks", "models.loading"},
+    "reporting.comparison": {"sweep"},
+    "reporting.trackers": {"api.training"},
+    "translation": {"running.inputs"},
+}
+
 # Who may know a library.
 OWNERS = {
     "hydra": {"cli.py", "command_line.py"},
@@ -233,6 +247,20 @@ def libraries(path: Path, source: Path = SOURCE) -> set[str]:
 
 def knows_an_architecture(source: Path) -> set[str]:
     return {name(path, source) for path in files(source) if "model_type" in path.read_text()}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_a_leaf_has_one_place_that_loads_it(leaf):
+    importing = set()
+    for path in files(SOURCE):
+        module = module_of(path, SOURCE)
+        if not below(module, leaf) and any(below(imported, f"normscope.{leaf}") for imported in imports(path, SOURCE)):
+            importing.add(module)
+    assert importing == LEAVES[leaf]
+
+
+def below(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def test_imports_follow_the_arrows():

@@ -15,7 +15,16 @@ from transformers import PreTrainedTokenizerFast
 
 from normscope.data import template_process
 from normscope.data.chat_templates import ChatTemplate, Renderer
-from normscope.data.conversations import REJECTED, REWRITTEN, Message, conversation, messages_of, template_of, tokens_of
+from normscope.data.conversations import (
+    PART_OF_ROLE,
+    REJECTED,
+    REWRITTEN,
+    Message,
+    conversation,
+    messages_of,
+    template_of,
+    tokens_of,
+)
 from normscope.data.corpora import open_corpus
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
@@ -196,7 +205,7 @@ def test_the_date_of_a_template_is_always_the_same(bytes_tokenizer):
 def test_messages_in_rows():
     row = [{"role": "developer", "content": "x"}, {"role": "tool", "content": "y", "name": "search"}]
     assert messages_of(row, "row 1") == (Message("developer", "x"), Message("tool", "y"))
-    assert [message.part for message in messages_of(row, "row 1")] == ["system", "user"]
+    assert [PART_OF_ROLE[message.role] for message in messages_of(row, "row 1")] == ["system", "user"]
     assert messages_of([], "row 1") == messages_of([{"role": "user", "content": " "}], "row 1") == "empty"
     assert messages_of([{"role": "user", "content": [{"type": "image"}]}], "row 1") == "not text"
     for cell in ("text", [{"role": "judge", "content": "x"}], [{"content": "x"}], [["user", "x"]]):

@@ -13,7 +13,8 @@ from normscope.models.loading import open_model
 from normscope.models.memory_estimate import Memory, MemoryEstimate, compare, estimate
 from normscope.models.observer import Observer
 from normscope.models.options import DeviceMap, DeviceOptions, DType, ModelOptions, Quantization
-from normscope.models.quantisation import quantise_to_int8, stored_tensors
+from normscope.models.quantisation import quantise_to_int8
+from normscope.models.stored_weights import stored_tensors
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs
 from normscope.running.options import RunOptions

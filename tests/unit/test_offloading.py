@@ -16,20 +16,12 @@ from normscope.models.frozen_pass import frozen_pass
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loading import load
 from normscope.models.observer import Observer
-from normscope.models.offloading import (
-    device_share,
-    execution_device,
-    is_offloaded,
-    keep_on,
-    memory_by_device,
-    offloaded_to,
-    spare_memory,
-    weights_present,
-)
+from normscope.models.offloading import keep_on, memory_by_device, spare_memory
 from normscope.models.options import DeviceMap, DeviceOptions, MaxMemory, ModelOptions
+from normscope.models.stored_weights import execution_device, is_offloaded, offloaded_to, weights_present
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
-from normscope.running.distributed import ProcessGroup
+from normscope.running.distributed import ProcessGroup, device_share
 from normscope.running.options import RunOptions, check
 from tests.tiny import FAMILY_CONFIGS, INPUTS, tiny_model
 

@@ -15,13 +15,8 @@ from normscope.models.layout import weight_and_bias
 from normscope.models.loading import load, open_model
 from normscope.models.observer import Observer
 from normscope.models.options import DeviceMap, DeviceOptions, ModelOptions, Quantization
-from normscope.models.quantisation import (
-    bitsandbytes_config,
-    is_quantised,
-    quantise_to_int8,
-    rounds_activations,
-    weight_values,
-)
+from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
+from normscope.models.stored_weights import is_quantised, number_format, rounds_activations, weight_values
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
 from normscope.models.wrapping import wrap_model
@@ -88,7 +83,7 @@ def test_quantised_models_are_loaded_and_wrapped(saved_model):
     model = normscope.load(saved_model, quantization="torchao_int8", device="cpu")
     assert is_quantised(model.model)
     assert not is_quantised(plain.model)
-    assert (model.number_format, plain.number_format) == ("float32 with quantised weights", "float32")
+    assert (number_format(model.model), number_format(plain.model)) == ("float32 with quantised weights", "float32")
     assert not rounds_activations(model.model)
     wrapped = normscope.wrap(model.model, model.tokenizer)
     projection = "encoder.layer.1.attention.self.value.weight"

@@ -21,8 +21,8 @@ from normscope.models import quantised_checkpoints
 from normscope.models.config_checks import check_supported
 from normscope.models.loading import load, open_model
 from normscope.models.options import DeviceMap, DeviceOptions, DType, ModelOptions
-from normscope.models.quantisation import is_quantised, number_format, rounds_activations
 from normscope.models.quantised_checkpoints import stored_quantization
+from normscope.models.stored_weights import is_quantised, number_format, rounds_activations
 from normscope.models.task_heads import Head
 from normscope.models.verification import verify
 from tests.tiny import FAMILY_CONFIGS, tiny_model

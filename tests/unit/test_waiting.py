@@ -27,7 +27,7 @@ from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
-from normscope.models import offloading
+from normscope.models import stored_weights
 from normscope.models.families import layout_of
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.model_info import ModelInfo
@@ -90,7 +90,7 @@ def run(monkeypatch, model, layout, measured, batch):
     observer.parameters._read.clear()
     if model.dtype == torch.float32:  # otherwise the weights of one layer at a time are read
         observer.parameters._read.update(weights)
-    monkeypatch.setattr(offloading, "is_offloaded", lambda _module: False)
+    monkeypatch.setattr(stored_weights, "is_offloaded", lambda _module: False)
     model.to(META)
     for analysis in measured:  # waiting is allowed after the last layer
         monkeypatch.setattr(analysis, "end_batch", lambda _batch: None)

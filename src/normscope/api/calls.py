@@ -22,7 +22,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.api.arguments import in_terms_of_arguments
 from normscope.errors import InputError, printable
 from normscope.models.loaded import LoadedModel
-from normscope.models.quantisation import number_format
+from normscope.models.stored_weights import number_format
 from normscope.models.text_batches import describe_type
 
 P = ParamSpec("P")

@@ -15,6 +15,9 @@ from normscope.errors import InputError, one_line
 CATEGORIES = ("cls", "sep", "mask", "punctuation", "other")
 """The categories of every run. Each token is in exactly one."""
 
+CONVERSATION_PARTS = ("system", "user", "assistant", "template")
+"""The categories of conversations. What the template adds around the messages, the names of roles included, is `template`."""
+
 ALL = "all"
 """The union of the categories, reported alongside them."""
 

@@ -1,18 +1,20 @@
 """Conversations as one text: messages in a tokenizer's own chat template, and the part of the conversation of each token."""
 
 import bisect
+import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.chat_templates import ChatTemplate, RejectedError
+from normscope.data.encoders import ExampleEncoder
+from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.legibility import NOT_TEXT, why_not_text
+from normscope.data.token_sequence import TokenSequence
 from normscope.errors import InputError, one_line, printable
-
-PARTS = ("system", "user", "assistant", "template")
-"""The parts of a conversation. What the template adds around the messages, the names of roles included, is `template`."""
 
 _TODAY = datetime.datetime(2024, 7, 26)
 """The date that templates get as today's, to keep runs repeatable: the one that Llama's own template falls back on."""
@@ -24,22 +26,11 @@ _DATE = (
     + " }}{% endmacro %}{{ '' }}"
 )
 
-_PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
+PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
+"""Instructions of developers count as `system`, outputs of tools as `user`."""
 
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
 REJECTED = "messages that the chat template rejects: {reason} (dataset.chat_template)"
-
-
-class Message(NamedTuple):
-    """What one side says."""
-
-    role: str
-    content: str
-
-    @property
-    def part(self) -> str:
-        """One of PARTS: instructions of developers count as `system`, outputs of tools as `user`."""
-        return _PART_OF_ROLE[self.role]
 
 
 class Conversation(NamedTuple):
@@ -75,9 +66,9 @@ def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
     messages = []
     for message in cell if isinstance(cell, list) else [cell]:
         role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(message, dict) or not isinstance(role, str) or role not in _PART_OF_ROLE:
+        if not isinstance(message, dict) or not isinstance(role, str) or role not in PART_OF_ROLE:
             raise InputError(
-                f"dataset.chat_template=true: {place}: expected a list of messages with a role of {', '.join(_PART_OF_ROLE)} "
+                f"dataset.chat_template=true: {place}: expected a list of messages with a role of {', '.join(PART_OF_ROLE)} "
                 f"and a content, got {printable(repr(message), 60)}"
             )
         content = message.get("content")
@@ -143,7 +134,7 @@ def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Convers
         if content is None:
             return REWRITTEN
         starts += [place, place + len(content)]
-        parts += [message.part, "template"]
+        parts += [PART_OF_ROLE[message.role], "template"]
         place += len(content)
     return Conversation(text, tuple(starts), tuple(parts)) if text[place:] == rest else REWRITTEN
 
@@ -152,3 +143,26 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tupl
     """The token ids of a conversation, and the part of each. The template has all special tokens, so none are added."""
     encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoded["input_ids"]), written.parts_of(encoded["offset_mapping"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversations(ExampleEncoder):
+    """Conversations in the tokenizer's chat template, with the part of each token as its category."""
+
+    template: ChatTemplate
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Sequences of the conversations that the template accepts."""
+        return self.sequences.with_text(self._written(examples, counts), counts)
+
+    def _written(self, examples: Sequence[Example], counts: CorpusCounts) -> Iterator[list[TokenSequence]]:
+        names, longest = self.sequences.categories.names, self.sequences.max_length
+        for example in examples:
+            written = conversation(self.template, example.messages or ())
+            if isinstance(written, str):
+                counts.skipped[written] += 1
+                continue
+            ids, parts = tokens_of(self.sequences.tokenizer, written)
+            sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
+            inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
+            yield [dataclasses.replace(sequence, inherited=inherited)]

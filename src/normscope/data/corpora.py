@@ -11,7 +11,6 @@ from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
-from normscope.data.pickled_tokens import PickledTokens
 from normscope.data.segmentation import Segmented, WikiText
 from normscope.data.text_files import TextFile, TextFiles, find_files, has_columns
 from normscope.data.toy_corpus import PAIRS as TOY_PAIRS
@@ -48,6 +47,8 @@ def open_corpus(options: DatasetOptions) -> Corpus:
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
         case DatasetKind.clark:
+            from normscope.data.pickled_tokens import PickledTokens
+
             corpus = PickledTokens(Path(_path(options, "unlabeled_attn.pkl")).expanduser())
         case _:
             assert_never(options.kind)

@@ -1,15 +1,16 @@
-"""One encoder for each kind of example: texts and pairs, annotated sentences, conversations, compared pairs, translations."""
+"""One encoder for each kind of example: texts and pairs, annotated sentences, compared pairs, translations.
+
+That of conversations is in `conversations`, which only they need.
+"""
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding
 
-from normscope.data.chat_templates import ChatTemplate
-from normscope.data.conversations import conversation, tokens_of
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.sequences import Sequences
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
@@ -233,29 +234,6 @@ class ComparedPairs(ExampleEncoder):
             second = dataclasses.replace(second, last=False, row=pair.row)
             kept.append(dataclasses.replace(first, second=second, score=pair.score, row=pair.row))
         return kept
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversations(ExampleEncoder):
-    """Conversations in the tokenizer's chat template, with the part of each token as its category."""
-
-    template: ChatTemplate
-
-    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """Sequences of the conversations that the template accepts."""
-        return self.sequences.with_text(self._written(examples, counts), counts)
-
-    def _written(self, examples: Sequence[Example], counts: CorpusCounts) -> Iterator[list[TokenSequence]]:
-        names, longest = self.sequences.categories.names, self.sequences.max_length
-        for example in examples:
-            written = conversation(self.template, example.messages or ())
-            if isinstance(written, str):
-                counts.skipped[written] += 1
-                continue
-            ids, parts = tokens_of(self.sequences.tokenizer, written)
-            sequence = self.sequences.of_one_text(ids[:longest], cut=longest is not None and len(ids) > longest)
-            inherited = np.array([names.index(part) for part in parts[:longest]], dtype=np.int64)
-            yield [dataclasses.replace(sequence, inherited=inherited)]
 
 
 @dataclasses.dataclass(frozen=True)

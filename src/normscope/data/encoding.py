@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from normscope.data.categories import TokenCategories
-from normscope.data.conversations import PARTS, template_of
+from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
 from normscope.data.corpus_memory import SequenceMemory
 from normscope.data.encoders import (
     AnnotatedSentences,
     ComparedPairs,
-    Conversations,
     ExampleEncoder,
     Texts,
     TranslatedTexts,
@@ -63,7 +61,7 @@ class Encoder:
             model.vocabulary,
             None if column is not None else options.categories,
             causal=model.causal,
-            column=PARTS if options.chat_template else values,
+            column=CONVERSATION_PARTS if options.chat_template else values,
         )
         longest = options.max_length or model.max_length
         _check(model, options, longest, separate=separate)
@@ -99,6 +97,8 @@ class Encoder:
                     "dataset.chat_template=true: expected analyses of single texts, got one that compares the texts of pairs "
                     "or the decoder of an encoder–decoder; leave one of the two out"
                 )
+            from normscope.data.conversations import Conversations, template_of
+
             return Conversations(sequences, template_of(model.tokenizer, model.name))
         texts = Texts(
             sequences,

@@ -6,12 +6,17 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from normscope.data.conversations import Message
+from typing import Any, NamedTuple
 
 Link = tuple[int, int]
 """Source word, target word; both counted from 0."""
+
+
+class Message(NamedTuple):
+    """What one side of a conversation says."""
+
+    role: str
+    content: str
 
 
 @dataclasses.dataclass(frozen=True)

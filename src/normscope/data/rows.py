@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from normscope.data.annotation import spaced
-from normscope.data.conversations import messages_of
 from normscope.data.examples import Annotation, Example
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.errors import InputError, printable
@@ -60,6 +59,8 @@ class RowReader:
         return Example(text.strip(), pair.strip(), score=score) if reason is None else f"{reason} in the second text"
 
     def _conversation(self, row: Row, number: int) -> Example | str:
+        from normscope.data.conversations import messages_of
+
         column = MESSAGES if self.text_column is None else self.text_column
         cell = self._cell(row, number, column, "text", required=True)
         messages = messages_of(cell, f"row {number} of {self.source}")

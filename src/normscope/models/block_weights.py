@@ -8,8 +8,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import BlockParameters
 from normscope.models.layout import BlockModules
-from normscope.models.offloading import is_offloaded
-from normscope.models.quantisation import is_quantised
+from normscope.models.stored_weights import is_offloaded, is_quantised
 
 
 class BlockWeights(Mapping[int, BlockParameters]):

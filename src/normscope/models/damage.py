@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import adapted_layers
-from normscope.models.quantisation import is_quantised
+from normscope.models.stored_weights import is_quantised
 from normscope.models.weight_checks import UNOBSERVED_PARTS
 
 

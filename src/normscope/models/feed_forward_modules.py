@@ -23,8 +23,7 @@ from normscope.models.layout import (
     scaled_projection,
     weight_and_bias,
 )
-from normscope.models.offloading import weights_present
-from normscope.models.quantisation import weight_values
+from normscope.models.stored_weights import weight_values, weights_present
 
 
 @dataclasses.dataclass(frozen=True)

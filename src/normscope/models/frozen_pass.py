@@ -22,7 +22,7 @@ from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.observer import Observer
-from normscope.models.offloading import is_offloaded
+from normscope.models.stored_weights import is_offloaded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import BlockLayout, BlockModules, normalisation, scaled_projection, stacked_heads
-from normscope.models.quantisation import rounds_activations
+from normscope.models.stored_weights import rounds_activations
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision

@@ -19,7 +19,7 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.forward_pass import Replacement
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.offloading import is_offloaded
+from normscope.models.stored_weights import is_offloaded
 
 T = TypeVar("T")
 

@@ -14,10 +14,9 @@ from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
-from normscope.models.offloading import weights_present
 from normscope.models.positions import longest_by_positions
-from normscope.models.quantisation import weight_values
 from normscope.models.rotary import Rotation
+from normscope.models.stored_weights import weight_values, weights_present
 
 Fusion = Literal["stacked", "interleaved"]
 """How one module holds W_Q, W_K and W_V: one after another, or, for every head of keys, its queries, its key and its value."""

@@ -17,9 +17,8 @@ from normscope.models.damage import damage_named
 from normscope.models.forward_pass import Visitor
 from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.observer import Observer
-from normscope.models.offloading import execution_device
-from normscope.models.quantisation import number_format
 from normscope.models.stacks import stacks_of
+from normscope.models.stored_weights import execution_device, number_format
 from normscope.models.task_heads import Head
 from normscope.models.turns import Turns
 from normscope.models.verification import Verification, verify

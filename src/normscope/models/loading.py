@@ -32,14 +32,7 @@ from normscope.models.layout import BlockLayout, embeddings_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
-from normscope.models.offloading import (
-    accelerate_silenced,
-    execution_device,
-    is_offloaded,
-    keep_on,
-    memory_by_device,
-    spare_memory,
-)
+from normscope.models.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.options import DeviceOptions, DType, ModelOptions, Quantization
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.quantised_checkpoints import (
@@ -49,6 +42,7 @@ from normscope.models.quantised_checkpoints import (
     set_dtype,
     stored_quantization,
 )
+from normscope.models.stored_weights import execution_device, is_offloaded
 from normscope.models.task_heads import Head, head_class, task_head
 from normscope.models.text_tower import text_config, text_tower
 from normscope.models.tokenizer_loading import check_tokenizer, load_tokenizer

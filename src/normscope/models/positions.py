@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.offloading import execution_device
+from normscope.models.stored_weights import execution_device
 
 # Positions and relative positions alike grow with the length; only those of tokens are one per token.
 _LENGTHS = (4, 6)

@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.architecture import silent_warnings
-from normscope.models.offloading import is_offloaded
+from normscope.models.stored_weights import is_offloaded
 from normscope.models.text_tower import text_tower
 from normscope.models.weight_checks import check_dtypes, check_finite, check_shapes
 

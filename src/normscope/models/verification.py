@@ -45,8 +45,8 @@ from normscope.models.identities import (
 )
 from normscope.models.layout import BlockLayout, BlockModules, embeddings_of, normalisation
 from normscope.models.observer import Observer
-from normscope.models.offloading import execution_device
 from normscope.models.score_terms import ScoreTerms
+from normscope.models.stored_weights import execution_device
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))

@@ -12,8 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, printable
 from normscope.models.files import weight_files
-from normscope.models.offloading import weights_present
-from normscope.models.quantisation import is_quantised_weight, weight_values
+from normscope.models.stored_weights import is_quantised_weight, weight_values, weights_present
 
 # Tensors of a base model that no block depends on: masked-language-model checkpoints have no pooler.
 UNOBSERVED_PARTS = ("pooler.",)

@@ -22,7 +22,7 @@ from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import BlockLayout, Stack
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
-from normscope.models.quantisation import (
+from normscope.models.stored_weights import (
     is_quantised,
     is_quantised_weight,
     quantisation_state,

@@ -1,6 +1,7 @@
 """The tracker that the config selects."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,9 +9,13 @@ from pathlib import Path
 from normscope.errors import InputError
 from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions
 from normscope.reporting.tracker import NoTracker, RunDescription, Tracker
-from normscope.reporting.trackers.mlflow_store import mlflow_run
-from normscope.reporting.trackers.tensorboard_files import tensorboard_run
-from normscope.reporting.trackers.weights_and_biases import wandb_run
+
+_TRACKERS = {
+    TrackerName.wandb: "weights_and_biases:wandb_run",
+    TrackerName.mlflow: "mlflow_store:mlflow_run",
+    TrackerName.tensorboard: "tensorboard_files:tensorboard_run",
+}
+"""Where each tracker is; it is imported by the runs that use it."""
 
 _PACKAGES = {
     TrackerName.mlflow: {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
@@ -49,12 +54,7 @@ def track(options: TrackingOptions, description: RunDescription, folder: Path) -
     if options.mode is TrackingMode.disabled:
         yield NoTracker()
         return
-    match options.tracker:
-        case TrackerName.wandb:
-            started = wandb_run(options, description, folder)
-        case TrackerName.mlflow:
-            started = mlflow_run(options, description, folder)
-        case TrackerName.tensorboard:
-            started = tensorboard_run(options, description, folder)
-    with started as tracker:
+    module, _, function = _TRACKERS[options.tracker].partition(":")
+    start = getattr(importlib.import_module(f"normscope.reporting.trackers.{module}"), function)
+    with start(options, description, folder) as tracker:
         yield tracker

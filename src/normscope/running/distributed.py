@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from normscope.errors import InputError, PeerError, one_line
-from normscope.models.offloading import device_share
 from normscope.models.options import DeviceOptions
 from normscope.running.rendezvous import launcher_store, new_store
 
@@ -136,6 +135,26 @@ class ProcessGroup:
                 f"one of the {self.size} processes ended before it sent its results; its message says why. Continue with "
                 f"resume=FOLDER ({one_line(error)})"
             ) from error
+
+
+def device_share(local_rank: int, processes: int, devices: int) -> range:
+    """The accelerators of one of the processes on a machine; all have equally many.
+
+    Args:
+        local_rank: The number of the process, from 0.
+        processes: How many there are.
+        devices: How many accelerators the machine shows.
+
+    Raises:
+        InputError: If they cannot be divided evenly.
+    """
+    if devices % processes:
+        raise InputError(
+            f"device.map=auto: expected a number of GPUs that {processes} processes can share equally, got {devices}; change "
+            "--nproc-per-node or CUDA_VISIBLE_DEVICES"
+        )
+    each = devices // processes
+    return range(local_rank * each, (local_rank + 1) * each)
 
 
 def _send(content: bytes, rank: int) -> None:

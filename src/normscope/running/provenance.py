@@ -12,7 +12,7 @@ from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
-from normscope.models.quantisation import number_format
+from normscope.models.stored_weights import number_format
 from normscope.models.verification import Verification
 from normscope.running.options import RunOptions
 from normscope.running.plan import Plan

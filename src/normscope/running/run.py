@@ -14,8 +14,7 @@ from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
-from normscope.models.offloading import offloaded_to
-from normscope.models.quantisation import number_format
+from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
 from normscope.reporting.tracking_environment import with_environment
