@@ -24,7 +24,6 @@ class LinkFile:
     """A file with one line of links per sentence pair: `1-2` is a sure link, `3p4` a possible one.
 
     Args:
-        path: The file.
         key: The config key that names it, for messages.
         base: The number of the first word of a sentence, 0 or 1.
         direction: Which side a link names first.

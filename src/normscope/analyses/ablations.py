@@ -174,7 +174,6 @@ def ablate_residual_stream(
     """Attention and loss when dimensions are replaced wherever a layer reads them, from one layer to the last.
 
     Args:
-        runner: Runs the model.
         batches: The sequences to run it on.
         context: The context of the run. Every chosen layer is measured.
         removals: The dimensions to replace.

@@ -165,7 +165,6 @@ class Analysis(abc.ABC):
 
         Args:
             options: An instance of `info.options`.
-            context: The context of the run.
 
         Raises:
             InputError: If an option does not fit the model.

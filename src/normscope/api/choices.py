@@ -13,11 +13,7 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 def chosen(argument: str, value: object, choices: type[Choice]) -> Choice:
-    """Return the choice of this name.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """Return the choice of this name."""
     for choice in choices:
         if value == choice:
             return choice

@@ -18,7 +18,6 @@ def coloured(tokens: Sequence[str], values: Float[np.ndarray, " token"], largest
     """Render a text as HTML, with the value of each token as its tooltip.
 
     Args:
-        tokens: The tokens.
         values: How much each adds.
         largest: The value with the strongest colour.
     """

@@ -119,7 +119,6 @@ def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | N
         model: Any transformers model, with or without a head, on any device and in any dtype, or quantised by torchao or
             bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy. All weights must be on one
             device.
-        tokenizer: Its tokenizer.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
 
     Raises:

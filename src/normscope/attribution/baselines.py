@@ -38,7 +38,6 @@ def baseline_scores(
     Args:
         method: Which baseline.
         model: The base model, in evaluation mode.
-        inputs: Its keyword arguments.
         readout: What is attributed.
         steps: Number of steps of integrated gradients (Gauss–Legendre).
 

@@ -16,7 +16,6 @@ def defined_methods(
     """The wanted methods, or all that are defined.
 
     Args:
-        layout: The layout of the model's family.
         wanted: Methods that must be defined; None means all that are.
         stage: The stage of `norm_rollout`.
         model: The base model, which shows whether it has a convolution; None assumes that it has none.

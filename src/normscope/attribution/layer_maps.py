@@ -100,11 +100,7 @@ def changes_without_values(block: FeedForwardBlock) -> Float[Tensor, "batch quer
 
 
 class _Compared:
-    """What ALTI compares: a block's output, and what the residual connection adds to it, after the block's norm.
-
-    Args:
-        block: The block.
-    """
+    """What ALTI compares: a block's output, and what the residual connection adds to it, after the block's norm."""
 
     def __init__(self, block: AttentionBlock) -> None:
         stage = block.composition.stages[-1]
@@ -177,7 +173,6 @@ def _tiles(block: AttentionBlock, width: int, size: int) -> Iterator[PairTile]:
     """The pairs of tokens that attention connects, a few at a time: one vector of `width` entries per pair fits in memory.
 
     Args:
-        block: The block.
         width: Entries of a vector.
         size: Bytes of an entry.
     """

@@ -49,11 +49,7 @@ NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapM
 
 
 def check_defined_for_translations(method: MapMethod) -> None:
-    """Check that a method maps the outputs of a decoder to the tokens of source and target.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Check that a method maps the outputs of a decoder to the tokens of source and target."""
     if method is not MapMethod.ALTI:
         raise InputError(
             f"{method} is not defined for translations; use alti, or load the model with stack='encoder' to map its encoder"
@@ -78,7 +74,6 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
     """Check that a method is defined for a family.
 
     Args:
-        method: The method.
         stage: The stage for `norm_rollout`.
         layout: The family's layout.
         convolution: Whether the model has a convolution beside its first layer.

@@ -57,9 +57,7 @@ def model_maps(
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
         inputs: Keyword arguments of the model.
-        methods: Which methods.
         stage: The stage of `norm_rollout`.
         bias: Where `decompx` puts the value biases of the first layer.
         keep: Whether to keep the maps of every layer as well as their product.

@@ -135,7 +135,6 @@ def readout_of(model: LoadedModel, pooling: Pooling | None) -> tuple[Readout, bo
     """The classifier's class if the model has one, otherwise its embedding.
 
     Args:
-        model: The model.
         pooling: How an embedding is pooled; it is then read out even if the model has a classifier. None leaves it to the
             model's sentence-transformers files, or to a guess: the last token's vector of a causal model, the mean of others.
 

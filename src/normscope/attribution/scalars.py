@@ -44,7 +44,6 @@ def attribute_scalars(
     """Attribute one scalar per sequence to its tokens.
 
     Args:
-        passed: The pass.
         targets: Scalars that autograd has recorded from `passed.hidden`, each from its own sequence.
         bias: Where the value biases of the first layer go.
 

@@ -39,7 +39,6 @@ def similarity_parts(
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
         inputs_a: Keyword arguments of the model.
         inputs_b: The same for the other texts, equally many.
         pooling: How an embedding is pooled from the hidden vectors.

@@ -57,7 +57,6 @@ def pair_tiles(block: AttentionBlock, pairs: int) -> Iterator[PairTile]:
     In self-attention, every query's own key is in one tile, seen or not.
 
     Args:
-        block: The block.
         pairs: Maximum number of pairs of a tile, unless a single one is more.
     """
     for sequence, length in enumerate(block.token_mask.sum(dim=-1).tolist()):

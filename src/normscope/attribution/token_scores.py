@@ -37,10 +37,7 @@ def token_scores(
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
-        inputs: Its keyword arguments.
         readout: What is attributed.
-        methods: Which methods.
         maps: The maps of these inputs, by the methods that have maps.
         bias: Where `decompx` puts the value biases of the first layer.
         steps: Number of steps of integrated gradients.

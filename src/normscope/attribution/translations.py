@@ -16,7 +16,6 @@ def attribute_translation(passed: FrozenTranslation, target: Float[Tensor, "1"])
     every layer. All biases are one part.
 
     Args:
-        passed: The pass.
         target: A scalar that autograd has recorded, linear in the logits.
     """
     leaves = [passed.source, passed.target, *passed.biases]

@@ -41,7 +41,6 @@ def vector_norms(
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
         inputs: Keyword arguments of the model.
         bias: Where the value biases of the first layer go.
         keep: Whether to return the norms after every layer instead of the last only.
@@ -79,7 +78,6 @@ def pooled_vectors(
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
         inputs: Keyword arguments of the model.
         weights: Turns the mask of tokens into w, the weights of pooling.
         bias: Where the value biases of the first layer go.
@@ -124,7 +122,6 @@ def carried(
     """x_{i⇐k} of some sources k, at the model's last hidden vectors.
 
     Args:
-        passed: The pass.
         sources: Numbers of sources: positions of tokens, unless `units` says otherwise; the one after the last is the bias.
         bias: Where the value biases of the first layer go.
         visit: Called with the vectors after every layer.

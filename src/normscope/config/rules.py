@@ -127,9 +127,6 @@ def check_rules(section: Any, prefix: str = "") -> None:
     Args:
         section: A dataclass of options.
         prefix: Its name and a dot; empty for the root.
-
-    Raises:
-        InputError: Naming the key, what was expected and what came.
     """
     fields = dataclasses.fields(section)
     for name, value, rules in ((field.name, getattr(section, field.name), field.metadata) for field in fields):

@@ -27,11 +27,7 @@ class Schema:
         self._root = root
 
     def check(self, options: Any) -> None:
-        """Check the options of a run, as far as their metadata tells.
-
-        Raises:
-            InputError: Naming the key, what was expected and what came.
-        """
+        """Check the options of a run, as far as their metadata tells."""
         self.check_strings(plain(options))
         check_rules(options)
 
@@ -71,9 +67,6 @@ class Schema:
 
         Args:
             config: The whole config or a part of it, nested or flat.
-
-        Raises:
-            InputError: Naming the key.
         """
         settings = {key: value for key, value in flat(config).items() if not self.is_free_form(key)}
         for key, value in settings.items():

@@ -15,11 +15,7 @@ def is_size(text: str) -> bool:
 
 
 def size_in_bytes(key: str, size: str) -> int:
-    """A size of memory, such as `20GiB` or `500MB`, in bytes.
-
-    Raises:
-        InputError: If it is none.
-    """
+    """A size of memory, such as `20GiB` or `500MB`, in bytes."""
     match = _SIZE.fullmatch(size.strip())
     if match is None:
         raise InputError(f"{key}={size}: expected a size such as 20GiB or 500MB")

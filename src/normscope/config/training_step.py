@@ -53,11 +53,7 @@ def without_step(name: str) -> str:
 
 
 def checkpoints(pattern: str) -> list[Path]:
-    """The folders that a pattern matches, in the order of their training steps.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """The folders that a pattern matches, in the order of their training steps."""
     path = Path(pattern).expanduser()
     try:
         # A pattern may be absolute, which Path.glob does not allow.

@@ -122,7 +122,6 @@ class ChatTemplate:
     """A chat template.
 
     Args:
-        template: The template.
         variables: What it can use, besides the messages.
         name: The model's name, for messages.
         renderer: Renders it.

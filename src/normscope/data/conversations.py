@@ -84,7 +84,6 @@ def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
     """The chat template of a tokenizer.
 
     Args:
-        tokenizer: The tokenizer.
         name: The model's name, for messages.
 
     Raises:

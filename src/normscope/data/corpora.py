@@ -147,7 +147,6 @@ class NumberedCorpus(Corpus):
     """A corpus whose examples carry their row numbers.
 
     Args:
-        corpus: The corpus.
         divisible: Whether it may be read in parts, whose examples carry no numbers.
     """
 

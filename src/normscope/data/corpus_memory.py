@@ -59,7 +59,6 @@ class SequenceMemory:
         """The token sequences of examples, by `encode` unless these very objects were encoded before.
 
         Args:
-            examples: The examples.
             counts: Updated either way.
             encode: Makes the sequences and updates counts.
         """

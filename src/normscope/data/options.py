@@ -140,11 +140,7 @@ _READ_BY = {
 
 
 def check_dataset(options: DatasetOptions) -> None:
-    """Check how the keys of a dataset go together.
-
-    Raises:
-        InputError: Naming the keys.
-    """
+    """Check how the keys of a dataset go together."""
     for key, kinds in _READ_BY.items():
         if getattr(options, key) is not None and options.kind not in kinds:
             raise InputError(

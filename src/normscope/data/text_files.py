@@ -190,11 +190,7 @@ def _hint(*files: Path) -> str:
 
 
 def find_files(path: str, key: str) -> list[Path]:
-    """The files that a path names: the path itself, or sorted by name the files in a folder or those matching a pattern.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """The files that a path names: the path itself, or sorted by name the files in a folder or those matching a pattern."""
     location = Path(path).expanduser()
     if location.is_dir():
         files = sorted(file for file in location.iterdir() if file.is_file() and kind(file) in _ROWS)
@@ -260,7 +256,6 @@ class _RowLines:
     """The lines of a .csv, which keep track of the row that they belong to.
 
     Args:
-        path: The file.
         bounded: Whether a row of many lines is an error.
     """
 

@@ -52,7 +52,6 @@ def token_words(
 
     Args:
         tokenizer: If it has no offsets, characters of tokens and words are matched.
-        text: The text.
         words: The spans of its words.
         target: Whether to tokenise it as the target of a translation.
         longest: Maximum number of tokens; None if unlimited.
@@ -102,7 +101,6 @@ def unit_texts(
     """What each unit spells, without the tokenizer's marks; without units, the tokens as they are.
 
     Args:
-        tokenizer: The tokenizer.
         input_ids: The tokens of a sequence.
         units: The unit of each, if words are measured.
     """
@@ -159,7 +157,6 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
     """Whether two tokens, one after the other, belong to one word.
 
     Args:
-        text: The text.
         one: The span of the first.
         other: The span of the second.
         same: Whether they belong to one word of the tokenizer.
@@ -201,7 +198,6 @@ def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> 
     Within what the tokenizer marks as one word, the rules of `written_words` apply.
 
     Args:
-        tokens: The tokens.
         special: Those that are special.
         mark: What the tokenizer marks; see `mark_of`.
     """

@@ -121,7 +121,6 @@ def attention_by_group(
     This is attention whose values are indicators of group membership.
 
     Args:
-        query: Queries.
         key: Keys, one head per query head.
         members: Which keys are in which group.
         mask: Which keys a query sees, or None.
@@ -151,7 +150,6 @@ def attention_weights(
     """Post-softmax attention weights α, in float32 or better; each row sums to one, or to less with a sink.
 
     Args:
-        query: Queries.
         key: Keys, one head per query head.
         term: Term added to the scores (see `masks.Mask`), or None.
         scale: Factor on q·k before the softmax.

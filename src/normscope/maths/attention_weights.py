@@ -108,8 +108,6 @@ class AttentionWeights:
         """α of some queries of some sequences.
 
         Args:
-            queries: Which queries.
-            sequences: Which sequences.
             keys: Which keys, including those of the queries; None for all.
             padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
         """
@@ -146,8 +144,6 @@ class AttentionWeights:
         """α from target words to tokens: the mean over the tokens of each word; zero for words that a sequence does not have.
 
         Args:
-            groups: The words; see `maths/words.py`.
-            sequences: Which sequences.
             words: Which target words; indices in CPU memory.
         """
         chosen = words if isinstance(words, slice) else to_device(words, groups.rows.device)

@@ -254,7 +254,6 @@ class Composition:
             weights_of: α of a range of queries of a range of sequences.
             value: v, with b_V inside.
             output_weight: W_O.
-            groups: The words.
             stages: The stages to measure; by default all, in cross-attention only F.
         """
         stages = list(stages or (self.stages if groups.is_self_attention else self.stages[:1]))

@@ -19,10 +19,6 @@ def kernel_for(
 ) -> Kernel | None:
     """The fused kernel that returns output and log-normaliser, given query, key, value, mask, is_causal and scale.
 
-    Args:
-        query: Queries.
-        value: Values.
-
     Returns:
         The kernel, or None if there is none for this device, dtype and these shapes.
     """

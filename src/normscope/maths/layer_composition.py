@@ -274,7 +274,6 @@ class LayerComposition:
         """A part of the output at a stage, without β, from the same part of the network's output and of y.
 
         Args:
-            stage: The stage.
             network: A part of the network's output.
             block: The same part of y.
             deviation: σ_i of the queries, of a shape that divides the vectors.

@@ -147,8 +147,6 @@ class Mask:
         Every layer needs it again, so it is cached where that takes no more memory than is used anyway.
 
         Args:
-            queries: Which queries.
-            keys: Which keys.
             lengths: Total numbers of sequences, queries and keys.
             like: A tensor with the dtype and device of the result.
         """

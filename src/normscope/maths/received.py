@@ -20,7 +20,6 @@ def weight_received(
     """Σ_i α_ij over the queries that are not padding: the total weight that each key receives, without building α.
 
     Args:
-        query: Queries.
         key: Keys, one head per query head.
         log_normaliser: ℓ_i of each query.
         token_mask: Queries that are not padding.

@@ -78,8 +78,6 @@ def score_spread(
     query. With k̃ the keys minus their mean, Σ_m (q_m·k̃_n) q_m = k̃_n Q for Q = Σ_m q_mᵀ q_m: linear in length.
 
     Args:
-        query: Queries.
-        key: Keys.
         token_mask: Which tokens are not padding.
     """
     tokens = token_mask[:, None, :, None].to(key.dtype)
@@ -104,8 +102,6 @@ def causal_score_spread(
     the scores are cheaper than G_n, which is only needed where a block ends.
 
     Args:
-        query: Queries.
-        key: Keys.
         token_mask: Which tokens are not padding; padding is at the end.
     """
     tokens = token_mask[:, None, :, None].to(key.dtype)
@@ -139,8 +135,6 @@ def visible_score_spread(
     """The same for any mask, in strips of queries.
 
     Args:
-        query: Queries.
-        key: Keys.
         token_mask: Which tokens are not padding.
         mask: Which keys a query sees.
     """

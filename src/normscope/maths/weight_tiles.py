@@ -48,7 +48,6 @@ def weight_tiles(
     α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Sums of products begin at b_ij − ℓ_i, which saves a pass over the tile.
 
     Args:
-        query: Queries.
         key: Keys, one head per query head.
         log_normaliser: ℓ_i of each query.
         token_mask: Queries that are not padding.

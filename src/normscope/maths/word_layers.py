@@ -30,7 +30,6 @@ def layer_word_norms(
         weights_of: α of a range of queries of a range of sequences.
         value: v, with b_V inside.
         output_weight: W_O.
-        groups: The words.
         stages: The stages to measure; all by default.
     """
     stages = list(stages or composition.stages)

@@ -158,7 +158,6 @@ class WordGroups:
         """The queries that are tokens of some target words.
 
         Args:
-            sequences: Which sequences.
             words: Which target words; indices in CPU memory.
         """
         held = self.host.rows[sequences, words].flatten(0, 1).any(dim=0)
@@ -241,7 +240,6 @@ def word_head_norms(
         weights: Post-softmax α.
         value: v, with b_V inside.
         factors: See `norms.norm_factors`.
-        groups: The words.
     """
     return merged_head_norms(groups.rows.unsqueeze(1) @ weights, value @ factors, groups)
 
@@ -257,7 +255,6 @@ def merged_head_norms(
     Args:
         means: m: α, averaged over the tokens of each target word.
         vectors: f(x_j), or any vectors with the same products.
-        groups: The words.
     """
     lengths = means * torch.linalg.vector_norm(vectors, dim=-1).unsqueeze(2)
     norms = groups.sums(lengths)

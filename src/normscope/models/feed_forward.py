@@ -205,7 +205,6 @@ class FeedForwardBlock:
         """How much every word takes from every other, from the end of the attention block on.
 
         Args:
-            groups: The words; see `maths/words.py`.
             stages: The stages to measure; all by default.
             rule: Where integrated gradients leave the network's biases.
             in_double: Whether to compute in float64 on the CPU, or as the model does.

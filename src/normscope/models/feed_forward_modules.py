@@ -86,8 +86,6 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     """The feed-forward networks of all layers of a model, in order. A layer that runs twice appears twice.
 
     Args:
-        model: A base model.
-        layout: The layout of its family.
         name: For messages; the family's by default.
 
     Raises:

@@ -55,9 +55,6 @@ def locate(name: str, options: ModelOptions, weights: bool, key: str = "model.na
         options: The model's options; their pin applies if it has the same name.
         weights: Whether weight files are needed, or only config and tokenizer.
         key: The config key that gives the name, for messages.
-
-    Raises:
-        InputError: If they cannot be found.
     """
     pinned = options.pin.name == name
     if pinned and options.pin.package is not None and options.revision is None:

@@ -90,12 +90,7 @@ def known_activation(function: Callable[[Tensor], Tensor], dtype: torch.dtype, d
 
 
 class LayerFreezer:
-    """Holds the layers of a model fixed at their inputs.
-
-    Args:
-        model: A base model.
-        layout: The layout of its family.
-    """
+    """Holds the layers of a model fixed at their inputs."""
 
     def __init__(self, model: PreTrainedModel, layout: BlockLayout) -> None:
         self._model, self._layout = model, layout

@@ -118,7 +118,6 @@ def frozen_pass(
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
         inputs: Keyword arguments of the model.
         head: A model that contains `model`; it is run instead. The slopes of its own activations and the deviations of its own
             norms are held fixed.

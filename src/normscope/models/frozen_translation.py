@@ -38,7 +38,6 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
 
     Args:
         model: The encoder–decoder with its head, in evaluation mode.
-        inputs: Its keyword arguments.
 
     Raises:
         InputError: If a layer has no feed-forward network whose slopes are known.

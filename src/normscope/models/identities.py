@@ -45,12 +45,7 @@ _LITTLE = 0.05
 
 
 def bound_of(model: PreTrainedModel, layout: BlockLayout) -> float:
-    """The largest difference that rounding can bring about.
-
-    Args:
-        model: A base model.
-        layout: Its layout.
-    """
+    """The largest difference that rounding can bring about."""
     bound = BOUNDS[model.dtype]
     if layout.float32_inside:
         bound = max(bound, FLOAT32_INSIDE)
@@ -79,7 +74,6 @@ def attention_differences(
 
     Args:
         block: A block of the observed pass.
-        modules: Its modules.
         expected: What the untouched model did.
 
     Raises:
@@ -129,7 +123,6 @@ def sampled_sum_error(block: AttentionBlock, row: int) -> Float[Tensor, ""]:
     a proof on short probes is not enough. Queries are spread evenly, from the first to the last.
 
     Args:
-        block: Any block.
         row: The sequence.
     """
     queries = torch.linspace(0, block.query.shape[2] - 1, _SAMPLED_QUERIES, device=block.query.device).round().long()
@@ -235,7 +228,6 @@ def rest_of_layer(
 
     Args:
         block: A block of the observed pass.
-        modules: Its modules.
         record: What the untouched model did in its layer.
         crossing: The cross-attention that follows in the same layer and has a proof of its own; the block's output must be what
             its residual connection carries.
@@ -261,8 +253,6 @@ def stream_differences(
     """Compare what each layer reads with what the one before leaves, and the last with the model's output.
 
     Args:
-        model: A base model.
-        layout: Its layout.
         layers: The modules of its layers.
         expected: What the untouched model did.
         token_mask: False at padding.
@@ -325,7 +315,6 @@ def feed_forward_differences(
 
     Args:
         block: A network of the observed pass, with the attention block of its layer.
-        modules: Its modules.
         record: What the untouched model did in its layer.
 
     Raises:

@@ -115,11 +115,7 @@ class LoadedModel:
 
     @cached_property
     def verification(self) -> Verification:
-        """Proof that attention blocks are observed exactly. It is made once.
-
-        Raises:
-            InputError: If they are not.
-        """
+        """Proof that attention blocks are observed exactly. It is made once."""
         return verify(self.model, self.layout, self.name)
 
     @cached_property
@@ -133,11 +129,7 @@ class LoadedModel:
 
     @cached_property
     def stacks_verification(self) -> Verification:
-        """Proof that the attention blocks of all stacks of an encoder–decoder are observed exactly. It is made once.
-
-        Raises:
-            InputError: If they are not.
-        """
+        """Proof that the attention blocks of all stacks of an encoder–decoder are observed exactly. It is made once."""
         verifications = [verify(stack.model, stack.layout, self.name) for stack in stacks_of(self.model).values()]
         return max(verifications, key=lambda verification: verification.error)
 

@@ -201,7 +201,6 @@ class OpenedModel:
         """Estimate what a run needs, and compare it with the memory of its device.
 
         Args:
-            device: Where the model runs.
             processes: How many processes of the run are on this machine.
 
         Returns:
@@ -263,11 +262,7 @@ class OpenedModel:
         return {"device_map": {"": device}, "quantization_config": bitsandbytes_config(quantization, dtype, device)}
 
     def _check_spreadable(self) -> None:
-        """Check that weights of the model can be elsewhere while their module does not run.
-
-        Raises:
-            InputError: If they cannot.
-        """
+        """Check that weights of the model can be elsewhere while their module does not run."""
         if self.quantization is not None:
             given, advice = f"model.quantization={self.quantization}", "leave out one of the two"
             if self.stored is not None:

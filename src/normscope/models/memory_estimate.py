@@ -92,7 +92,6 @@ def estimate(
 
     Args:
         config: The model's config.
-        layout: The layout of its family.
         dtype: Of weights and activations.
         batch_tokens: The largest number of tokens of a batch, padding included.
         quantization: Of the weights of linear layers.
@@ -165,7 +164,6 @@ def compare(
 
     Args:
         needed: The estimate.
-        device: Where the model runs.
         memory: Of this device.
         advice: Settings that need less.
         name: The model's name.

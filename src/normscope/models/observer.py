@@ -50,7 +50,6 @@ class Observer:
 
     Args:
         model: A base model in evaluation mode.
-        layout: The layout of its family.
         layers: Layers whose blocks are visited, from 1; None for all.
         hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.

@@ -131,11 +131,7 @@ class DeviceOptions:
 
 
 def check_model(options: ModelOptions) -> None:
-    """Check how the keys of a model go together.
-
-    Raises:
-        InputError: Naming the keys.
-    """
+    """Check how the keys of a model go together."""
     if options.checkpoints is not None:
         raise InputError(
             f"model.checkpoints={options.checkpoints}: expected on the command line, where it makes a sweep; in a file, "
@@ -146,11 +142,7 @@ def check_model(options: ModelOptions) -> None:
 
 
 def check_device(options: DeviceOptions) -> None:
-    """Check how the keys of a device go together.
-
-    Raises:
-        InputError: Naming the keys.
-    """
+    """Check how the keys of a device go together."""
     for place, size in vars(options.max_memory).items():
         if size is not None and options.map is None:
             raise InputError(f"device.max_memory.{place}={size} is only used with device.map=auto; set it as well")

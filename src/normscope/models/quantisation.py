@@ -20,7 +20,6 @@ def bitsandbytes_config(quantization: Quantization, dtype: torch.dtype, device: 
     Args:
         quantization: In how many bits.
         dtype: What layers in four bits compute in.
-        device: Where the model runs.
 
     Raises:
         InputError: If the device is not CUDA, or bitsandbytes is not installed.
@@ -95,9 +94,6 @@ def check_dtype(dtype: torch.dtype, subject: str) -> None:
     Args:
         dtype: The dtype in which the model computes.
         subject: What asks for quantised weights, for messages.
-
-    Raises:
-        InputError: If they cannot.
     """
     if dtype is torch.float64:
         raise InputError(f"device.dtype=float64: expected bfloat16, float16 or float32 with {subject}")

@@ -43,11 +43,7 @@ def check_readable(config: PretrainedConfig) -> None:
 
 
 def stored_quantization(config: PretrainedConfig) -> Quantization | None:
-    """How the weights of a checkpoint are quantised; None if they are not.
-
-    Raises:
-        InputError: If they cannot be read.
-    """
+    """How the weights of a checkpoint are quantised; None if they are not."""
     method = method_of(config)
     if method is None:
         return None

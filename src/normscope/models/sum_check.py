@@ -46,11 +46,7 @@ class SumCheck:
         self.errors[block.layer] = sampled_sum_error(block, self._row)
 
     def require(self) -> None:
-        """Check that the vectors of the pass add up to the attention output.
-
-        Raises:
-            InputError: If they do not.
-        """
+        """Check that the vectors of the pass add up to the attention output."""
         for layer, error in self.errors.items():
             if float(error) >= self._bound:  # analyses refuse what is not a number
                 raise InputError(

@@ -67,9 +67,7 @@ def task_head(
     """Load a checkpoint's head around its base model, which is already loaded.
 
     Args:
-        head: Which head.
         folder: The checkpoint's folder.
-        config: Its config.
         base: Its base model, which becomes part of the result, so weights are in memory once.
         name: The model's name, for messages.
         allow_pickle: Whether weights may be pickled.

@@ -22,7 +22,6 @@ def load_tokenizer(
         options: The model's options.
         source: The model's files; None if there are none.
         model: The model that will read its tokens.
-        layout: The layout of the model's family.
         random_weights: Whether the model's weights are random, so that a tokenizer much smaller than the embedding is fine.
 
     Raises:
@@ -46,10 +45,8 @@ def check_tokenizer(
     """Check that a tokenizer and a model fit together.
 
     Args:
-        tokenizer: The tokenizer.
         name: The model's name, for messages.
         model: The model that will read its tokens.
-        layout: The layout of the model's family.
         tokenizer_name: The tokenizer's name, if it is not the model's own.
         random_weights: Whether the model's weights are random, so that a tokenizer much smaller than the embedding is fine.
 

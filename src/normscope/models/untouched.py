@@ -198,7 +198,6 @@ def is_norm(module: nn.Module, size: int, device: torch.device, dtype: torch.dty
     """Whether what a module makes of a vector does not depend on its length, as with every norm.
 
     Args:
-        module: Any module.
         size: Number of dimensions of the vectors.
         device: Where it runs.
         dtype: What it takes.

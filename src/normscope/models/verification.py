@@ -244,11 +244,7 @@ class _Proof:
 
 
 def _check_evaluation(model: nn.Module, name: str) -> None:
-    """Check that no module behaves as in training.
-
-    Raises:
-        InputError: If one does.
-    """
+    """Check that no module behaves as in training."""
     for path, module in model.named_modules():
         if module.training:
             raise InputError(

@@ -34,9 +34,6 @@ def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
     Args:
         mismatched: Name, shape in the checkpoint and shape in the model of each tensor whose shapes differ.
         name: The model's name, for messages.
-
-    Raises:
-        InputError: If there is one.
     """
     tensors = sorted((key, tuple(shape), tuple(expected)) for key, shape, expected in mismatched)
     if tensors:
@@ -158,9 +155,6 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
     Args:
         model: A model with its weights.
         name: Its name, for messages.
-
-    Raises:
-        InputError: If one is.
     """
     for path, module in model.named_modules():
         own = [key for key, _ in module.named_parameters(prefix=path, recurse=False)]

@@ -46,7 +46,6 @@ def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack |
 
     Args:
         model: A transformers model with or without a head, or a PEFT model around one. Active adapters are merged in the copy.
-        tokenizer: Its tokenizer.
         stack: Which attention of an encoder–decoder; the encoder's by default.
 
     Raises:

@@ -153,11 +153,7 @@ class RecipeOptions:
 
 
 def check_tracking(options: TrackingOptions) -> None:
-    """Check keys that only Weights & Biases has.
-
-    Raises:
-        InputError: Naming the keys.
-    """
+    """Check keys that only Weights & Biases has."""
     if options.tracker is not TrackerName.wandb:
         if options.mode not in (None, TrackingMode.disabled):
             raise InputError(f"tracking.mode={options.mode} is for W&B; drop it, or set tracking.tracker=wandb")

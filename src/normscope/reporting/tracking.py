@@ -25,11 +25,7 @@ _PACKAGES = {
 
 
 def check_installed(options: TrackingOptions) -> None:
-    """Check before a run that its tracker is installed.
-
-    Raises:
-        InputError: If it is not.
-    """
+    """Check before a run that its tracker is installed."""
     if options.mode is TrackingMode.disabled:
         return
     packages = _PACKAGES.get(options.tracker, {})
@@ -47,7 +43,6 @@ def track(options: TrackingOptions, description: RunDescription, folder: Path) -
     Args:
         options: The tracking options, completed by `tracking_environment`.
         description: The run, as it is tracked.
-        folder: The run folder.
 
     If a tracker fails, at any time and in any of its threads, the run continues without it and logs one warning.
     """

@@ -93,11 +93,7 @@ def _stay(step: _Step) -> _Step:
 
 
 class _Copies:
-    """Copies this share's batches to a CUDA device, from pinned memory and on a stream of their own.
-
-    Args:
-        device: The device.
-    """
+    """Copies this share's batches to a CUDA device, from pinned memory and on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)

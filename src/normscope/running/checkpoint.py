@@ -109,9 +109,7 @@ class Checkpoint:
     """The file of a share in a run folder.
 
     Args:
-        folder: The run folder.
         name: Name of the file.
-        share: The share.
         identity: What a resumed run must have in common with this one, as plain values.
         every_seconds: Minimum number of seconds between two saves; 0 saves after every batch.
     """
@@ -194,7 +192,6 @@ class Checkpoint:
         """Save the state of the analyses.
 
         Args:
-            analyses: The analyses.
             position: How far the share has been read.
             counts: The counts of its examples, if the whole share has been analysed.
 

@@ -13,7 +13,6 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
     """The description of a run.
 
     Args:
-        options: The whole config.
         command: What the user typed.
         family: The model's family.
     """

@@ -31,9 +31,6 @@ def analyse(options: RunOptions, inputs: InputsInMemory, progress: Progress) -> 
         options: The whole config; nothing in it says where model and texts come from.
         inputs: The model and the texts.
         progress: Wraps the steps of interventions in a progress bar.
-
-    Raises:
-        InputError: If the input is invalid.
     """
     options = settled(options)
     check(options)

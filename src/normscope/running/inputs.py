@@ -38,18 +38,13 @@ class Inputs(abc.ABC):
 
     @abc.abstractmethod
     def open_corpus(self, options: DatasetOptions) -> Corpus:
-        """The corpus that dataset options describe.
-
-        Raises:
-            InputError: If it cannot be opened.
-        """
+        """The corpus that dataset options describe."""
 
 
 class ConfiguredInputs(Inputs):
     """The model and the corpus that a config names.
 
     Args:
-        options: The whole config.
         group: The processes of the run; each has a device of its own.
         memory: What earlier runs of a sweep have read.
     """

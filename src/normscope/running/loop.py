@@ -12,7 +12,6 @@ def accumulate(run: Run, tracker: Tracker) -> None:
     """Run this process's batches through every analysis, with regular checkpoints.
 
     Args:
-        run: The run.
         tracker: Receives throughput, memory and the time that is left.
 
     Raises:

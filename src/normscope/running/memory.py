@@ -78,7 +78,6 @@ class BatchRunner:
     copied before every batch larger than all before it; only such a batch can fail.
 
     Args:
-        observer: Runs the model.
         device: The model's device.
         analyses: Receive the blocks and hidden vectors.
         pair_entries: Numbers kept for each pair of tokens of a batch. Batches are split so that these fit into memory; one that

@@ -117,11 +117,7 @@ def settled(options: RunOptions) -> RunOptions:
 
 
 def check(options: RunOptions) -> None:
-    """Check what types cannot say, as far as it is known before a model is loaded.
-
-    Raises:
-        InputError: Naming the key, what was expected and what came.
-    """
+    """Check what types cannot say, as far as it is known before a model is loaded."""
     SCHEMA.check(options)
     if not enabled_analyses(options.analysis):
         names = ", ".join(node.name for node in dataclasses.fields(options.analysis))

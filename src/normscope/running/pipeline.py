@@ -46,7 +46,6 @@ def run(
     """Run the enabled analyses over the corpus, and publish their results in a folder.
 
     Args:
-        options: The whole config.
         folder: The run folder; created if it does not exist.
         command: What the user typed, for the record.
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.

@@ -82,13 +82,9 @@ class Plan:
         """Load the model, prove that it can be observed, open the corpus, and build the analyses.
 
         Args:
-            options: The whole config.
             inputs: The model and the texts.
             shares: The shares of the corpus, and those of this process.
             group: The processes of the run.
-
-        Raises:
-            InputError: If the input is invalid.
         """
         torch.manual_seed(options.seed)
         look = _look(options.figures)

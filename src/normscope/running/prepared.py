@@ -18,7 +18,6 @@ def identity(options: RunOptions, names: Mapping[str, str]) -> dict[str, Any]:
     """The keys that prepared resources depend on.
 
     Args:
-        options: The config of the run.
         names: The analyses that need the resources, by resource.
     """
     groups = ("model.", "dataset.", *(f"analysis.{name}." for name in names.values()))
@@ -31,7 +30,6 @@ def saved_states(
     """The states of the resources that have been prepared for a run; none unless `prepared` is set.
 
     Args:
-        options: The config of the run.
         resources: What the run needs, by name.
         names: The analyses that need them, by resource.
 

@@ -21,7 +21,6 @@ class ProgressMeter:
     """Measures a run's throughput and memory while it reads its corpus.
 
     Args:
-        run: The run.
         tracker: Receives the values every ten seconds, and once at the end.
         bar: Shows them.
         clock: Seconds that never go back.

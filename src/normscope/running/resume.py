@@ -59,7 +59,6 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
     let third-party code run (`config.rules.RUNS_CODE`) hold only if they are typed again.
 
     Args:
-        folder: The run folder.
         config: The composed config of this command.
         overrides: What the user typed.
         key: `resume` or `reproduce`, for messages.
@@ -128,11 +127,7 @@ def _keys_of(override: str, config: DictConfig) -> list[str]:
 
 
 def metrics_of(folder: Path) -> dict[str, float]:
-    """The metrics of a completed run.
-
-    Raises:
-        InputError: If it has none.
-    """
+    """The metrics of a completed run."""
     try:
         results = read_results(folder)
     except InputError as error:

@@ -89,11 +89,7 @@ class Run:
 
     @classmethod
     def in_memory(cls, options: RunOptions, inputs: InputsInMemory) -> "Run":
-        """The same for a model and texts in memory, in this process and without a run folder.
-
-        Raises:
-            InputError: If the input is invalid.
-        """
+        """The same for a model and texts in memory, in this process and without a run folder."""
         group, whole = ProcessGroup(), Shares(1, [Share(0, 1)])
         plan = Plan.of(options, inputs, whole, group)
         run = cls(plan, group, None, Path(), Provenance.of(plan, Origin(time.monotonic(), "")))
@@ -143,11 +139,7 @@ class Run:
             self.position = before.resume(self.plan.analyses, self.stream)
 
     def _require_first_batches(self) -> None:
-        """Stop now if the corpus ends without a usable example for some of the analyses.
-
-        Raises:
-            InputError: If it does.
-        """
+        """Stop now if the corpus ends without a usable example for some of the analyses."""
         missing = {view.encoder.separate: view for view in self.plan.views}
 
         def all_found(batch: Batch) -> bool:
@@ -245,7 +237,6 @@ def require_examples(run: Run, counts: CorpusCounts) -> None:
     """Check that every analysis had an example.
 
     Args:
-        run: The run.
         counts: The counts of the whole corpus.
 
     Raises:

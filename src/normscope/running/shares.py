@@ -42,7 +42,6 @@ class Share:
         The batches of all shares together are those of the only share of one.
 
         Args:
-            corpus: The corpus.
             read: Returns the batches of one of its windows.
             counts: Updated with what became of the examples.
         """

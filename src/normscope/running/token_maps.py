@@ -41,7 +41,6 @@ def maps_per_layer(layout: BlockLayout, rule: BiasRule | None) -> int:
     """The number of maps of a layer, without those of single heads, as far as the size of a report is concerned.
 
     Args:
-        layout: The layout of the model's family.
         rule: Where integrated gradients leave the biases of feed-forward networks; None if no map goes through them.
     """
     # The first stage of the layer is the last one of its attention block.

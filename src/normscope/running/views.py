@@ -45,7 +45,6 @@ class ViewRunner:
     """Runs every batch through the analyses of its view.
 
     Args:
-        observer: Runs the model.
         device: The model's device.
         views: The views; at most one of them compares the texts of pairs.
     """

@@ -13,7 +13,6 @@ class Counts(TensorAccumulator):
     """Accumulates integer counts.
 
     Args:
-        layers: Number of layers.
         values: Shape of the counts of a layer.
     """
 

@@ -32,7 +32,6 @@ class GroupedMoments(TensorAccumulator):
     Sums are kept in float64 and counts as integers, so the order of the stream does not matter beyond rounding at 1e-16.
 
     Args:
-        layers: Number of layers.
         rows: Number of values per token.
         groups: Number of groups.
     """

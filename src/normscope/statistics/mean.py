@@ -24,7 +24,6 @@ class Mean(TensorAccumulator):
     """Accumulates precomputed sums in float64 and their numbers of terms as integers.
 
     Args:
-        layers: Number of layers.
         groups: Number of groups, each with its own number of terms.
         values: Shape of one sum.
     """

@@ -244,7 +244,6 @@ class _Counter:
 
         Args:
             counts: The counts, which are updated.
-            numbers: The numbers.
             base: Where the cells of each key begin, less the grid's `origin`.
             hidden: Which numbers do not count; None if all do.
             elsewhere: Where these are counted.

@@ -12,7 +12,6 @@ class PerExampleTensors(Accumulator):
     """Keeps one tensor per layer and row. Use it for tensors that are themselves the result, not for a whole corpus.
 
     Args:
-        layers: Number of layers.
         dtype: Dtype of the stored tensors.
     """
 

@@ -37,7 +37,6 @@ class RankCorrelation(Accumulator):
     grids, and memory stops growing.
 
     Args:
-        layers: Number of layers.
         groups: Number of groups; each pair belongs to one.
         first, second: Grids for the two numbers of a pair.
         exact_pairs: Largest number of pairs to keep, over all layers and groups.

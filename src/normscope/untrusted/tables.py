@@ -40,7 +40,6 @@ def table(path: Path, columns: Columns | None = None) -> "pd.DataFrame":
     """A Parquet file of texts and numbers, none of them infinite.
 
     Args:
-        path: The file.
         columns: What it must have; by default, any columns of texts, numbers and booleans.
 
     Raises:

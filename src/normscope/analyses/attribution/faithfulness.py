@@ -17,7 +17,6 @@ class Faithfulness:
     """How far the model's answer falls, by method, measure and share, sequence by sequence.
 
     Args:
-        methods: The methods.
         shares: Percentages of the ordinary tokens.
 
     Source: DeYoung et al. 2020, ERASER, section 4 (arXiv:1911.03429).

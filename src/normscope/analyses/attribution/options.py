@@ -108,11 +108,7 @@ class AttributionOptions(AnalysisConfig):
     """Seed of the sampled sequences and the random orders."""
 
     def validate(self, _run: RunSettings) -> None:
-        """Check that Captum is installed if a method needs it.
-
-        Raises:
-            InputError: If it is not.
-        """
+        """Check that Captum is installed if a method needs it."""
         wanted = [method for method in self.methods or () if method in CAPTUM]
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:
             raise InputError(

@@ -51,8 +51,6 @@ class SampleAttribution:
     """Attributes a sample, one sequence at a time: the maps of a sequence need memory with the square of its length.
 
     Args:
-        runner: Runs the model.
-        context: The context of the run.
         options: The options of the analysis.
 
     Raises:

@@ -18,7 +18,6 @@ def sentences_of(
     """Where vectors come from, which method is the most faithful, and how far methods agree.
 
     Args:
-        metrics: All metrics.
         above_random: By method, the lower end of the interval of its difference from random orders, sequence by sequence.
             Without a number above 0, the sample cannot tell the two apart.
         below_best: The same for its difference from the best method.

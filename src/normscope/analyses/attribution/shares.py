@@ -44,7 +44,6 @@ class Shares:
         """Add the maps of one sequence.
 
         Args:
-            method: The method.
             maps: By scope, the map of each layer of the model. A column after those of the tokens belongs to the bias.
             categories: The category of each token, an index into `names`.
         """

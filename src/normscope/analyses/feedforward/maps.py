@@ -58,9 +58,7 @@ def compare_maps(
     """Run the model on a sample and compare the maps of every layer stage by stage.
 
     Args:
-        runner: Runs the model.
         batches: The sample.
-        context: The context of the run.
         rule: Where integrated gradients leave the network's biases.
         pairs: Number of pairs to list in each layer.
     """

@@ -25,7 +25,6 @@ class PairCorrelation:
 
     Args:
         options: The number of pairs to keep, the number of queries to draw, and the seed.
-        layers: Number of layers.
         groups: Number of categories of keys.
     """
 
@@ -40,7 +39,6 @@ class PairCorrelation:
 
         Args:
             layer: Index of the layer, from 0.
-            pairs: The pairs.
         """
         norms, categories, batch = pairs.norms, pairs.keys.categories, pairs.batch
         lengths = batch.lengths

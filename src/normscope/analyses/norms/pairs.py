@@ -21,12 +21,7 @@ from normscope.statistics.pair_histogram import PairsPart
 
 
 class Pairs(abc.ABC):
-    """The weights and vectors of one block on one batch.
-
-    Args:
-        block: The block.
-        batch: Its batch.
-    """
+    """The weights and vectors of one block on one batch."""
 
     def __init__(self, block: AttentionBlock, batch: Batch) -> None:
         self.block = block
@@ -178,11 +173,6 @@ class WordPairs(Pairs):
     The vector of a word is the mean of its tokens' vectors, x_J = 1/|J| Σ_{j∈J} x_j and, because f is affine,
     f(x_J) = 1/|J| Σ_{j∈J} f(x_j). What a word receives is not α_IJ f(x_J) but the sum of its tokens' αf(x_j), which is what
     `received_norms` measures.
-
-    Args:
-        block: The block.
-        batch: Its batch.
-        groups: The words.
     """
 
     def __init__(self, block: AttentionBlock, batch: Batch, groups: WordGroups) -> None:

@@ -38,7 +38,6 @@ class HiddenMoments:
     """Accumulates the moments of the hidden vectors and finds the outlier dimensions.
 
     Args:
-        context: The context of the run.
         categories: Token categories to keep apart. The last group is always all tokens.
 
     Raises:

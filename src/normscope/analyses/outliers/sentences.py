@@ -11,7 +11,6 @@ def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[S
     """The outlier dimensions.
 
     Args:
-        metrics: All metrics.
         given: Whether the dimensions were set by hand.
     """
     shares = by_axes("<dimension>/share_of_layers", metrics)

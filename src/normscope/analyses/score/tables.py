@@ -17,7 +17,6 @@ class ScoreReport:
     """The tables of the score analysis.
 
     Args:
-        context: The context of the run.
         contributions: Means over query–key pairs (layer, category, head, dimension). The last axis ends with the contribution
             of b_K and the score itself.
         spread: Means over queries (layer, 1, head, dimension). The last axis ends with the share of b_K and the variance, to

@@ -17,7 +17,6 @@ class PairMaps:
     """Keeps the maps of some rows of the corpus.
 
     Args:
-        rows: Which rows.
         longest: Maximum number of tokens of a text; maps of longer ones would be illegible.
     """
 

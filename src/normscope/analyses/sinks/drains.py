@@ -16,11 +16,7 @@ MEASURES = ("alpha", "v_norm", "f_norm", "alpha_f")
 
 
 class ValueDrains:
-    """Accumulates α_k, ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head.
-
-    Args:
-        context: The context of the run.
-    """
+    """Accumulates α_k, ‖v‖, ‖f(x)‖ and ‖αf(x)‖ by layer and head."""
 
     def __init__(self, context: AnalysisContext) -> None:
         self._context = context

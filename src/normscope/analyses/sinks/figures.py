@@ -26,7 +26,6 @@ def describe_figures(
     """The map of sink rates, norms of the residual stream, and the vectors of sinks beside others.
 
     Args:
-        tables: The tables.
         position: The position whose sink rates are drawn; None if none was measured.
         first_token: The tokenizer's token that begins a sequence; None if it has none.
     """

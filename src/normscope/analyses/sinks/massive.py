@@ -39,9 +39,6 @@ class MassiveSearch:
     until the batch has passed would take too much memory. So the largest |x| of a layer is kept, and nothing else while it is
     below 100, as always in models without massive activations. Once it has been larger, the layer's medians are computed in
     every pass, and a few tokens with the largest activations are kept. If this was not enough, the layer is seen again.
-
-    Args:
-        context: The context of the run.
     """
 
     def __init__(self, context: AnalysisContext) -> None:

@@ -23,8 +23,6 @@ class SinkRates:
     """What every head does on the sequences of one variant.
 
     Args:
-        variant: The variant.
-        context: The context of the run.
         options: The length, ε and the threshold of dormant heads.
     """
 

@@ -21,11 +21,7 @@ _MEASURES = ("max_abs", "kurtosis", "beyond_6_sigma")
 
 
 class ResidualStream:
-    """Accumulates statistics of the hidden vectors of layers 0 to L.
-
-    Args:
-        context: The context of the run.
-    """
+    """Accumulates statistics of the hidden vectors of layers 0 to L."""
 
     def __init__(self, context: AnalysisContext) -> None:
         self._context = context

@@ -15,7 +15,6 @@ def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", dormant
     """Sinks, dormant heads, value drains, massive activations, and what depends on them.
 
     Args:
-        metrics: All metrics.
         first_token: The token that begins a sequence.
         dormant: The share of a head's weight that a single key of a dormant head exceeds.
     """

@@ -35,7 +35,6 @@ def sequences_of(
     """The sampled sequences as a variant, each of exactly `options.length` tokens; those that are too short are left out.
 
     Args:
-        variant: Which variant.
         sample: Sequences in the form of `Batch.packed`. Inherited categories stay at their positions.
         options: The length and the seed.
         context: The special tokens, which `random` and `repeat` keep, and the vocabulary.

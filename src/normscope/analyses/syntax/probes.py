@@ -148,7 +148,6 @@ def probe_results(
     """Train probes by every measure and kind of maps, and score them; then the same for a random model.
 
     Args:
-        runner: Runs the model.
         treebank: Its sentences score the probes; those of one half train them unless there is a file for that.
         find_arcs: Finds the arcs of a batch.
         options: How many sentences to train on.

@@ -72,7 +72,6 @@ def correct_arcs(
 
     Args:
         maps: What each word takes from each unit.
-        arcs: The arcs.
     """
     words, units = maps.shape[2:]
     # Special tokens are the last units; the word itself has the number of its row.
@@ -120,7 +119,6 @@ def edge_weights(maps: Float[Tensor, "batch map word unit"], arcs: Arcs) -> Floa
 
     Args:
         maps: What each word takes from each unit.
-        arcs: The arcs.
     """
     sentence, one, other = to_device(arcs.edges, maps.device)
     return (maps[sentence, :, one, other] + maps[sentence, :, other, one]).T

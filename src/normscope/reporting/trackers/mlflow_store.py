@@ -41,8 +41,6 @@ def mlflow_run(options: TrackingOptions, description: RunDescription, folder: Pa
 
     Args:
         options: The tracking options; `project` is the experiment.
-        description: The description of the run.
-        folder: The run folder.
     """
     failures = Failures("MLflow")
     # MLflow would report its use to its makers.

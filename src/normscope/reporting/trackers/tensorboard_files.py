@@ -28,13 +28,7 @@ _TABLE_ROWS = 200
 
 @contextlib.contextmanager
 def tensorboard_run(options: TrackingOptions, description: RunDescription, folder: Path) -> Iterator[Tracker]:
-    """Event files in the run folder, for the duration of a run.
-
-    Args:
-        options: The tracking options.
-        description: The description of the run.
-        folder: The run folder.
-    """
+    """Event files in the run folder, for the duration of a run."""
     failures = Failures("TensorBoard")
     with (
         contained_threads("tensorboard", failures.note),
@@ -70,8 +64,6 @@ class _TensorBoard(Tracker):
 
     Args:
         writer: Torch's `SummaryWriter`.
-        options: The tracking options.
-        description: The description of the run.
         failures: Receives every error.
     """
 

@@ -34,7 +34,6 @@ class _Outage:
     """Failures of Weights & Biases during one run, of which only the first is reported.
 
     Args:
-        folder: The run folder.
         online: Whether there is a server that may stop answering.
     """
 
@@ -77,7 +76,6 @@ class _Wandb(Tracker):
 
     Args:
         run: What `wandb.init` returned.
-        description: The description of the run.
         outage: Receives every error.
     """
 
@@ -186,11 +184,6 @@ class _Wandb(Tracker):
 @contextlib.contextmanager
 def wandb_run(options: TrackingOptions, description: RunDescription, folder: Path) -> Iterator[Tracker]:
     """A Weights & Biases run, for the duration of a run.
-
-    Args:
-        options: The tracking options.
-        description: The description of the run.
-        folder: The run folder.
 
     If the server is unreachable, an online run is tracked offline; if the connection is lost later, unsent data stays on
     disk. If W&B fails in any other way, at any time and in any of its threads, the run continues without tracking. Each run
