@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import normscope
-from normscope.api.choices import single_text
+from normscope.api.arguments import single_text
 from normscope.api.targets import prepared
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError

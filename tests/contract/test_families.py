@@ -14,9 +14,9 @@ from normscope.models.attention_function import attention_by
 from normscope.models.block import AttentionBlock
 from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.forward_pass import Replacement
-from normscope.models.iteration import observe_blocks
 from normscope.models.observer import Observer
 from normscope.models.sum_check import SumCheck
+from normscope.models.turns import observe_blocks
 from normscope.models.verification import BOUNDS, verify
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, proved_to, tiny_model, tiny_stack, token_batch
 

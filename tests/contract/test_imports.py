@@ -38,7 +38,7 @@ ALLOWED = {
     "declarations": {"config", "options"},
     "maths": set(),
     "statistics": {"maths"},
-    "data": {"options", "config", "network", "maths.transfers", "maths.words"},
+    "data": {"options", "config", "network", "maths.tensors", "maths.words"},
     "models": {"options", "config", "data", "maths", "network"},
     "results": {"declarations"},
     "analyses": {

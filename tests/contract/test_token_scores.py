@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from normscope.attribution.baselines import Baseline
-from normscope.attribution.choices import defined_methods
-from normscope.attribution.methods import MapMethod, MapStage
+from normscope.attribution.methods import MapMethod, MapStage, defined_methods
 from normscope.attribution.model_maps import model_maps
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.attribution.token_scores import token_scores

@@ -22,7 +22,7 @@ from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
 from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions, check_tracking
-from normscope.reporting.tracking_environment import with_environment
+from normscope.reporting.tracking import with_environment
 from normscope.running.description import describe
 from normscope.running.options import RunOptions
 from tests.end_to_end.shell import run_here

@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
 from normscope.reporting.options import TrackingMode, TrackingOptions
-from normscope.reporting.tracking_environment import with_environment
+from normscope.reporting.tracking import with_environment
 from normscope.running import pipeline
 from normscope.running.description import describe
 from normscope.running.options import RunOptions

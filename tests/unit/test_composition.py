@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope.maths.composition import STAGES, Composition, Stage
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.precision import as_double
+from normscope.maths.tensors import as_double
 
 BATCH, HEADS, TOKENS, HEAD_DIM, MODEL = 2, 3, 4, 5, 6
 

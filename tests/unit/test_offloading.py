@@ -7,7 +7,7 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-from normscope.config.sizes import size_in_bytes
+from normscope.config.rules import size_in_bytes
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError

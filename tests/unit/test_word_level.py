@@ -25,7 +25,7 @@ from normscope.maths.words import Pieces
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.models.word_block import WordBlock
-from normscope.running.wording import about_words
+from normscope.running.conclusions import about_words
 from tests.end_to_end.shell import run_here
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen

@@ -17,7 +17,7 @@ from normscope.data.batching import Batch
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.statistics.counts import Counts

@@ -20,7 +20,7 @@ from normscope.data.vocabulary import Vocabulary
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock, BlockParameters
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_layers import LayerFreezer

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
+from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
-from normscope.api.choices import chosen, single_text
 from normscope.api.picture import Picture
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,

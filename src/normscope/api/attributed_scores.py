@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
+from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
-from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import NextToken, Target, prepared, token_number
 from normscope.attribution.methods import BiasRule, check_supported

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import WordMaps
+from normscope.api.arguments import chosen
 from normscope.api.calls import checked, in_turn
-from normscope.api.choices import chosen
 from normscope.api.explorers import Explorer
 from normscope.api.exports import to_circuitsvis, to_xarray
 from normscope.api.picture import Picture

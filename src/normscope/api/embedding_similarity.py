@@ -9,8 +9,8 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.analyses.findings import TextPair, WordMaps
+from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
-from normscope.api.choices import chosen, single_text
 from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.api.arguments import in_terms_of_arguments
+from normscope.api.arguments import chosen, in_terms_of_arguments
 from normscope.api.calls import checked
-from normscope.api.choices import chosen
 from normscope.config.sections import plain
 from normscope.errors import InputError
 from normscope.models.damage import damage_named

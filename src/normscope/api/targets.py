@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.api.arguments import chosen
 from normscope.api.calls import checked
-from normscope.api.choices import chosen
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
 from normscope.models.frozen_pass import FrozenPass

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.readouts import Readout
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.layout import embeddings_of
 
 _ROWS_AT_ONCE = 16

@@ -7,7 +7,7 @@ from torch import Tensor
 from normscope.attribution.methods import BiasRule
 from normscope.attribution.vectors import groups_of_sources
 from normscope.maths.frozen import FrozenLayer, FrozenNorm
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 
 
 class CarriedVectors:

@@ -14,7 +14,7 @@ from normscope.maths.contributions import cosine_distance, row_normalised, with_
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import head_grams, norms_from_grams, replaced_diagonal
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 

@@ -1,9 +1,13 @@
 """The methods of attribution, and the families for which each is defined."""
 
 import enum
+from collections.abc import Collection
+
+from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.maths.layer_composition import WHOLE_LAYER
+from normscope.models.frozen_layers import FrozenConvolutions
 from normscope.models.layout import BlockLayout
 
 
@@ -95,3 +99,31 @@ def check_defined(method: MapMethod, stage: MapStage, layout: BlockLayout, *, co
     stages = [each for each in MapStage if each is MapStage.LAYER or str(each) in map(str, layout.methods)]
     if method is MapMethod.NORM_ROLLOUT and stage not in stages:
         raise InputError(f"stage={stage} is not defined for {layout.family}; expected one of {', '.join(stages)}")
+
+
+def defined_methods(
+    layout: BlockLayout, wanted: Collection[MapMethod] | None, stage: MapStage, model: PreTrainedModel | None = None
+) -> list[MapMethod]:
+    """The wanted methods, or all that are defined.
+
+    Args:
+        wanted: Methods that must be defined; None means all that are.
+        stage: The stage of `norm_rollout`.
+        model: The base model, which shows whether it has a convolution; None assumes that it has none.
+
+    Raises:
+        InputError: If a wanted method or the stage is not defined, or attribution cannot follow the model.
+    """
+    check_supported(layout)
+    convolution = model is not None and bool(FrozenConvolutions(model, layout))
+    defined: list[MapMethod] = []
+    for method in MapMethod if wanted is None else wanted:
+        try:
+            check_defined(method, stage, layout, convolution=convolution)
+        except InputError:
+            depends_on_the_family = convolution or method is MapMethod.GLOBENC
+            if wanted is not None or not depends_on_the_family:
+                raise
+        else:
+            defined.append(method)
+    return defined

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
 from normscope.models.pooling import Pooling, pooling_of

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.methods import BiasRule
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.frozen_pass import FrozenPass
 
 

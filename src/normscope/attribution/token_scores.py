@@ -17,7 +17,7 @@ from normscope.attribution.methods import BiasRule, MapMethod
 from normscope.attribution.model_maps import ModelMaps
 from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import BlockLayout
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attribution.scalars import ScalarAttribution
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.frozen_translation import FrozenTranslation
 
 

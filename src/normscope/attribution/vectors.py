@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import BiasRule, check_supported
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.maths.words import WordGroups
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import BlockLayout

@@ -16,7 +16,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.sequences import fingerprint
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.transfers import host_waits, to_device
+from normscope.maths.tensors import host_waits, to_device
 
 # K is tabulated on [−_REACH, _REACH]; beyond, every smooth activation equals its asymptotes to 1e-16.
 _REACH = 40.0

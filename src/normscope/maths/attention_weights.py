@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths import attention as attention_maths
-from normscope.maths.pieces import pieces
 from normscope.maths.received import weight_received
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import pieces, to_device
 from normscope.maths.visibility import Visibility
 from normscope.maths.weight_tiles import Tile, weight_tiles
 from normscope.maths.words import WordGroups

@@ -34,7 +34,7 @@ from torch import Tensor
 from normscope.maths.composition import Composition, NormPosition
 from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.pieces import pieces
+from normscope.maths.tensors import pieces
 
 
 class LayerStage(enum.StrEnum):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.pieces import cached_rows
+from normscope.maths.tensors import cached_rows
 
 SIGMAS = 6
 """Distance from the mean, in standard deviations, beyond which an activation is counted as far out."""

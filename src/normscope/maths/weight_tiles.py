@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.maths.attention import LOG2_E, capped, exponents
 from normscope.maths.masks import Mask
-from normscope.maths.pieces import pieces
+from normscope.maths.tensors import pieces
 
 ENTRIES_AT_ONCE = {"cpu": 2**18}
 """Weights in a tile, by device: 1 MiB in float32."""

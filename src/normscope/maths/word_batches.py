@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
 
 # Entries of a tensor with axes unit × word × width to hold at once; a CPU's cache holds few more.

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 
 
 class Pieces(NamedTuple):

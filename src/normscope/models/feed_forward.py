@@ -27,8 +27,7 @@ from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage
 from normscope.maths.layer_pairs import KeyRange, layer_pair_norms
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.pieces import pieces
-from normscope.maths.precision import as_double
+from normscope.maths.tensors import as_double, pieces
 from normscope.maths.word_layers import layer_word_norms
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock

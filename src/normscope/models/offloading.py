@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from normscope.config.sizes import size_in_bytes
+from normscope.config.rules import size_in_bytes
 from normscope.errors import InputError
 from normscope.models.options import MaxMemory
 from normscope.models.stored_weights import kept_elsewhere

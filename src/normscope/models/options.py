@@ -6,8 +6,7 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
-from normscope.config.rules import FREE_FORM, IS_PATH, RUNS_CODE, SEED, at_least, rule
-from normscope.config.sizes import is_size
+from normscope.config.rules import FREE_FORM, IS_PATH, RUNS_CODE, SEED, at_least, is_size, rule
 from normscope.errors import InputError
 
 

@@ -1,5 +1,6 @@
 """Calls that use one model: one after the other, and none leaves anything behind in the model."""
 
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -9,8 +10,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.models.block import AttentionBlock
-from normscope.models.forward_pass import Visitor
-from normscope.models.iteration import observe_blocks
+from normscope.models.forward_pass import StopForward, Visitor
 
 T = TypeVar("T")
 Models = Callable[[], Iterable[PreTrainedModel]]
@@ -108,3 +108,45 @@ def _remove_our_changes(model: nn.Module) -> None:
 
 def _is_ours(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("normscope.")
+
+
+def observe_blocks(run: Callable[[Visitor], None]) -> Iterator[AttentionBlock]:
+    """Iterate over the blocks of one forward pass, which advances only when the next block is requested.
+
+    The pass runs in a separate thread, which waits while the caller uses a block. Leaving the loop early ends the pass.
+
+    Args:
+        run: Runs the pass, and calls a visitor with each block.
+    """
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[AttentionBlock | BaseException | None] = queue.SimpleQueue()
+
+    def hand_over(block: AttentionBlock) -> None:
+        answers.put(block)
+        if not requests.get():
+            raise StopForward
+
+    def forward() -> None:
+        try:
+            if requests.get():
+                run(hand_over)
+            answers.put(None)
+        except BaseException as error:
+            answers.put(error)
+
+    thread = threading.Thread(target=forward, name="normscope-forward", daemon=True)
+    try:
+        thread.start()
+        while True:
+            requests.put(True)
+            answer = answers.get()
+            if answer is None:
+                return
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
+            del answer
+    finally:
+        requests.put(False)
+        if thread.ident is not None:
+            thread.join()

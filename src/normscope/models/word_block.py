@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, word_mixing_ratios
 from normscope.maths.norms import norm_factors
-from normscope.maths.precision import as_double
+from normscope.maths.tensors import as_double
 from normscope.maths.words import WordGroups, merged_head_norms, word_weights
 from normscope.models.block import AttentionBlock
 

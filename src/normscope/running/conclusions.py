@@ -1,12 +1,13 @@
 """From the accumulated state of the analyses to their findings."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from normscope.analyses.findings import Figure, Findings, HeatmapGrid, HeatmapPanels
+from normscope.analyses.findings import Figure, Findings, HeatmapGrid, HeatmapPanels, Sentence
 from normscope.data.categories import ALL
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -14,7 +15,6 @@ from normscope.models.interventions import InterventionRunner
 from normscope.results.declare import Published
 from normscope.results.rollups import roll_up
 from normscope.running.run import Run, require_examples
-from normscope.running.wording import about_words
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """Wraps an iterable in a progress bar, given its length and a title."""
@@ -156,3 +156,31 @@ def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, 
             "value_title": title,
         }
     )
+
+
+# Special tokens and punctuation marks are words of their own, and still called tokens.
+_TOKEN = re.compile(r"(?<![Ss]pecial )(?<!mask )(?<!punctuation )(?<!\])(?<!\] )\b(T|t)oken")
+
+
+def about_words(findings: Findings) -> Findings:
+    """The findings of an analysis that has measured words: sentences and captions say `word` where they say `token`."""
+    sentences = [
+        Sentence(_of_words(text), figure=text.figure, table=text.table)
+        if isinstance(text, Sentence)
+        else _of_words(text)
+        for text in findings.sentences
+    ]
+    return dataclasses.replace(
+        findings,
+        sentences=sentences,
+        notes=[_of_words(note) for note in findings.notes],
+        summary_caption=_of_words(findings.summary_caption),
+        figures={
+            name: dataclasses.replace(figure, caption=_of_words(figure.caption))
+            for name, figure in findings.figures.items()
+        },
+    )
+
+
+def _of_words(text: str) -> str:
+    return _TOKEN.sub(lambda found: "Word" if found[1] == "T" else "word", text)

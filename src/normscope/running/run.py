@@ -17,7 +17,7 @@ from normscope.errors import InputError
 from normscope.models.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import PeerFolder, RunFolder
 from normscope.reporting.terminal import say
-from normscope.reporting.tracking_environment import with_environment
+from normscope.reporting.tracking import with_environment
 from normscope.rounding import counted
 from normscope.running.batch_stream import BatchStream
 from normscope.running.checkpoint import Checkpoint, Position, SavedShare

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 
 A = TypeVar("A", bound="Accumulator")
 

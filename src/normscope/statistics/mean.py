@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.statistics.accumulator import EmptyAccumulatorError, TensorAccumulator
 
 

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.maths.pieces import lanes, pieces
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import lanes, pieces, to_device
 
 Seen = Bool[Tensor, "#batch #head #query #key"] | Callable[[], Tensor]
 """Which pairs of a query and a key count."""

@@ -14,8 +14,7 @@ from normscope.analyses.attribution.summary import summarised
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
-from normscope.attribution.choices import defined_methods
-from normscope.attribution.methods import MapStage
+from normscope.attribution.methods import MapStage, defined_methods
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL

@@ -15,8 +15,7 @@ from normscope.analyses.attribution.options import AttributionOptions, Erasure
 from normscope.analyses.attribution.shares import CUMULATIVE, LAYER, Shares
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.baselines import Baseline
-from normscope.attribution.choices import defined_methods
-from normscope.attribution.methods import BiasRule, MapMethod, MapStage
+from normscope.attribution.methods import BiasRule, MapMethod, MapStage, defined_methods
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.readouts import Readout, readout_of
 from normscope.attribution.token_scores import token_scores

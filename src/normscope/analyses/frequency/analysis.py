@@ -18,7 +18,7 @@ from normscope.analyses.frequency.sentences import sentences_of
 from normscope.data.batching import Batch
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.mixing import Method
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.models.block import AttentionBlock
 from normscope.models.model_info import ModelInfo
 from normscope.results.rollups import roll_up

@@ -13,8 +13,7 @@ from torch import Tensor
 from normscope.data.batching import Batch
 from normscope.maths.masks import Mask, ranked
 from normscope.maths.norms import transformed_norms
-from normscope.maths.pieces import pieces
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import pieces, to_device
 from normscope.maths.words import WordGroups, merged_head_norms
 from normscope.models.block import AttentionBlock
 from normscope.statistics.pair_histogram import PairsPart

@@ -14,7 +14,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
-from normscope.maths.pieces import cached_rows, lanes
+from normscope.maths.tensors import cached_rows, lanes
 from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.mean import Mean
 

@@ -18,7 +18,7 @@ from normscope.attribution.similarities import SimilarityParts, cosine_parts
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.frozen import FrozenNorm
-from normscope.maths.precision import wide
+from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo

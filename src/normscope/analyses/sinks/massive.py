@@ -13,7 +13,7 @@ from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
 from normscope.maths.magnitude import TokenSizes
 from normscope.maths.massive import MASSIVE, is_massive, massive_activations, median_magnitudes
-from normscope.maths.transfers import host_waits
+from normscope.maths.tensors import host_waits
 from normscope.statistics.accumulator import Accumulator
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean

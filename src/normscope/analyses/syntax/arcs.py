@@ -13,7 +13,7 @@ from normscope.data.batching import Batch
 from normscope.data.examples import ROOT
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
 
 INSIDE, MISSING = range(2)

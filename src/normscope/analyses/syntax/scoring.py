@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from normscope.analyses.syntax.arcs import Arcs
-from normscope.maths.transfers import to_device
+from normscope.maths.tensors import to_device
 from normscope.statistics.intervals import share_interval
 
 CANDIDATES = ("all", "no_self", "no_special", "words")

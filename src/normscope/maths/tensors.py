@@ -1,0 +1,84 @@
+"""Tensors moved between devices, cut into pieces, and widened."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def host_waits(device: torch.device) -> bool:
+    """Whether the host waits for a device when it reads a number from it."""
+    return device.type != "cpu"
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on another device. The host does not wait if the tensor is in CPU memory: CUDA copies it from pinned memory."""
+    if tensor.device.type != "cpu":
+        return tensor.to(device)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+_ENTRIES_AT_ONCE = 2**17
+"""Numbers in a piece on a CPU, 512 KiB in float32: what several operations read one after the other stays in its cache."""
+
+_MOST_LANES = 4
+"""Histograms have counts for each lane, which take up to 5 MB per layer and category."""
+
+
+def pieces(whole: slice, size: int) -> Iterator[slice]:
+    """A range in pieces of a size, but of one at least."""
+    for start in range(whole.start, whole.stop, size := max(1, size)):
+        yield slice(start, min(whole.stop, start + size))
+
+
+def cached_rows(rows: Float[Tensor, "row *size"], width: int | None = None) -> Sequence[Tensor]:
+    """The rows in pieces that fit into the cache of a CPU; on other devices all of them, since they need large pieces of work.
+
+    Args:
+        rows: Vectors or matrices, or a number for each of them.
+        width: Size of a row; that of `rows` if not given.
+    """
+    if rows.device.type != "cpu":
+        return [rows]
+    return rows.split(max(1, _ENTRIES_AT_ONCE // (math.prod(rows.shape[1:]) if width is None else width)))
+
+
+def lanes(device: torch.device) -> int:
+    """Into how many lanes to divide work on a device, so that each thread of a CPU goes on with numbers that it has computed.
+
+    Where the caches of two processors are far apart, passing numbers from one to the other takes longer than adding them up.
+    """
+    return min(_MOST_LANES, torch.get_num_threads()) if device.type == "cpu" else 1
+
+
+T = TypeVar("T")
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU if its device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def as_double(value: T) -> T:
+    """A copy in float64 on the CPU of a tensor, or of a record and everything in it; of other values the value itself.
+
+    Deviations that a record computes keep the values of the model's precision.
+    """
+    if isinstance(value, Tensor):
+        return cast(T, value.cpu().double())
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return cast(T, value._make(map(as_double, value)))
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {field.name: as_double(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    copied: Any = dataclasses.replace(cast(Any, value), **fields)
+    for name in ("last_deviation", "input_deviation"):
+        if isinstance(computed := getattr(value, name, None), Tensor):
+            vars(copied)[name] = as_double(computed)  # where `cached_property` keeps it
+    return cast(T, copied)
