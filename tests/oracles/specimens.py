@@ -30,6 +30,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
 from normscope.models.task_heads import Head
+from normscope.running.conclusions import with_rollups
 from normscope.running.memory import run_batch
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
@@ -139,7 +140,7 @@ class Specimen:
         )
         merged = analysed(name, chosen, context, observer, self.batches)
         merged.intervene(InterventionRunner(self.loaded, self.encoder, layers, 45))
-        return merged.result()
+        return with_rollups(merged.info.published, merged.result())
 
 
 def analysed(name: str, options: Any, context: AnalysisContext, observer: Observer, parts: Sequence[Batch]) -> Analysis:

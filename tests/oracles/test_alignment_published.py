@@ -14,6 +14,7 @@ from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
+from normscope.running.conclusions import with_rollups
 from tests.oracles import alignment_oracle
 from tests.oracles.alignment_oracle import Pair
 from tests.oracles.comparison import assert_published
@@ -114,7 +115,8 @@ def seen(model, options: AlignmentOptions, baselines, reverse, layers):
 
 
 def findings(options: AlignmentOptions, baselines, reverse, layers):
-    return seen(tiny_stack("marian", "cross", torch.float64), options, baselines, reverse, layers).result()
+    analysis = seen(tiny_stack("marian", "cross", torch.float64), options, baselines, reverse, layers)
+    return with_rollups(analysis.info.published, analysis.result())
 
 
 def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():

@@ -17,9 +17,9 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.errors import InputError
+from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.feed_forward import BiasRule
 from normscope.maths.layer_composition import LAYER_STAGES
-from normscope.models import block as blocks
 from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table, payload
@@ -240,7 +240,7 @@ def test_maps_through_the_whole_layer_take_room(model):
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
 def test_maps_in_strips_are_those_of_explicit_vectors(model, encoder, monkeypatch, at_once):
-    monkeypatch.setattr(blocks.AttentionBlock, "queries_at_once", property(lambda _: at_once))
+    monkeypatch.setattr(AttentionWeights, "queries_at_once", property(lambda _: at_once))
     sequence = encoder.encode([Example("The cat sat on the mat, and slept.")], CorpusCounts())[0]
     batch = exploration.collate([sequence], encoder)
     compared = []

@@ -6,6 +6,7 @@ import torch
 from benchmarks.profiling import operations
 from benchmarks.scenarios import analyses_of, analysing, random_batch
 from normscope.analyses.outliers import hidden_moments
+from normscope.maths.attention_weights import AttentionWeights
 from normscope.models.block import AttentionBlock
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
@@ -32,9 +33,9 @@ def test_operations_do_not_grow_with_the_batch(model_type, name):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_block_builds_nothing_twice(monkeypatch, model_type):
     built: dict[str, int] = {}
-    parts = ("received", "transformed_norms", "self_weights", "preserving", "composition", "mixing_ratios")
+    parts = ("received", "transformed_norms", "own", "preserving", "composition", "mixing_ratios")
     for part in parts:
-        property_ = AttentionBlock.__dict__[part]
+        property_ = (AttentionWeights if part in ("received", "own") else AttentionBlock).__dict__[part]
 
         def counted(block, part=part, build=property_.func):
             built[part] = built.get(part, 0) + 1

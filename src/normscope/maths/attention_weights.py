@@ -52,12 +52,29 @@ class AttentionWeights:
     def tiles(self, groups: WordGroups | None = None) -> Iterator[Tile]:
         """α of all pairs, a few at a time; zero in rows of padding. Tiles that no query sees are left out.
 
+        Going through all tiles of tokens adds up `received` on the way, which then costs nothing.
+
         Args:
             groups: Words, if rows are to be words: the mean of the rows of each word's tokens.
         """
         if groups is not None:
             yield from self._tiles_of_words(groups)
-        elif self.log_normaliser is None:
+            return
+        sums = self.seen.keys.new_zeros(*self.query.shape[:2], self.key.shape[2], dtype=self._dtype)
+        for tile in self._tiles_of_tokens():
+            sums[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
+            yield tile
+        # Where `cached_property` keeps it.
+        vars(self).setdefault("received", sums.masked_fill_(~self.seen.keys.unsqueeze(1), 0))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        known = self.given if self.log_normaliser is None else self.log_normaliser
+        assert known is not None
+        return known.dtype
+
+    def _tiles_of_tokens(self) -> Iterator[Tile]:
+        if self.log_normaliser is None:
             for queries, weights in self.strips(padding=False):
                 yield Tile(slice(0, len(weights)), queries, slice(0, weights.shape[3]), weights)
         else:

@@ -44,7 +44,7 @@ def with_rollups(published: Published, findings: Findings) -> Findings:
 
     If it leaves all numbers to its declaration and has no summary of its own, they are the summary.
     """
-    rolled = roll_up(published, findings.tables)
+    rolled = roll_up(published, {**findings.tables, **findings.rolled_up_from})
     own = len(findings.summary) or findings.metrics
     return dataclasses.replace(
         findings,

@@ -93,12 +93,12 @@ class AttributionAnalysis(Analysis):
             "faithfulness": faithfulness,
             "ranking": ranking,
         }
-        rolled = roll_up(
-            self.info.published, tables | {"by_category": overall, "ranking": ranking.assign(quantity=quantity)}
-        )
+        counted = {"by_category": overall, "ranking": ranking.assign(quantity=quantity)}
+        rolled = roll_up(self.info.published, tables | counted)
         summary = summarised(overall, ranking)
         return Findings(
             tables=tables,
+            rolled_up_from=counted,
             metrics=rolled.metrics,
             curves=rolled.curves,
             figures=describe_figures(overall, agreement, faithfulness, attributed.drawn, quantity, attributed.erasure),

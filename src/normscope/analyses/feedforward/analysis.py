@@ -71,13 +71,15 @@ class FeedForwardAnalysis(Analysis):
         ratios, change = self._ratios.compute(), self._maps.change
         table = ratios[~ratios["method"].isin(self._attention)]
         overall = overall_rows(table)
-        rolled = roll_up(self.info.published, {"mixing_by_layer": overall, "change": change})
+        counted = {"mixing_by_layer": overall}
+        rolled = roll_up(self.info.published, {"change": change} | counted)
         return Findings(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),
                 "change": change,
                 "amplified": self._maps.amplified,
             },
+            rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,

@@ -33,9 +33,11 @@ class MixingAnalysis(Analysis):
         """Tables, figures and the summary of K21: mean, maximum and minimum over all tokens of all layers."""
         table = self._ratios.compute()
         overall, shown = overall_rows(table), reported_rows(table, self.context.categories)
-        rolled = roll_up(self.info.published, {"by_layer": overall})
+        counted = {"by_layer": overall}
+        rolled = roll_up(self.info.published, counted)
         return Findings(
             tables={"by_layer": shown},
+            rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,

@@ -89,9 +89,6 @@ def pairs_of(block: AttentionBlock, batch: Batch) -> Pairs:
 class TokenPairs(Pairs):
     """Pairs of tokens: what the block has."""
 
-    _sum: Tensor | None = None
-    """Σ_i α_ij, once `parts` has gone through all of α."""
-
     @property
     def norms(self) -> Float[Tensor, "batch head key"]:
         """‖f(x_j)‖."""
@@ -105,7 +102,7 @@ class TokenPairs(Pairs):
     @property
     def received(self) -> Float[Tensor, "batch head key"]:
         """Σ_i α_ij."""
-        return self.block.received if self._sum is None else self._sum
+        return self.block.received
 
     @property
     def received_norms(self) -> Float[Tensor, "batch head key"]:
@@ -115,9 +112,7 @@ class TokenPairs(Pairs):
     def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
         block, before = self.block, None
-        received = self.norms.new_zeros(self.norms.shape)
         for some, part, keys, weights in block.alpha.tiles():
-            received[some, :, keys] += weights.sum(dim=2)
             place = part.start, part.stop, keys.start, keys.stop
             unseen = self.batch.once(("unseen", block.mask, *place), functools.partial(self._unseen, part, keys))
             seen = functools.partial(self._seen, part, keys, some)
@@ -125,7 +120,6 @@ class TokenPairs(Pairs):
             pairs = 0 if (some, part) == before else self._pairs(some, part)
             yield PairsPart(weights, some, keys, seen, unseen[some], pairs)
             before = some, part
-        self._sum = received.masked_fill_(~block.key_mask.unsqueeze(1), 0)
 
     def _seen(self, queries: slice, keys: slice, sequences: slice = slice(None)) -> Bool[Tensor, "some 1 query #key"]:
         if self.block.alpha.seen.is_complete:
@@ -141,10 +135,8 @@ class TokenPairs(Pairs):
         some, keys = slice(row, row + 1), slice(0, self.norms.shape[2])
         for part in pieces(slice(0, len(queries)), self.block.alpha.queries_at_once):
             chosen = to_device(torch.from_numpy(queries[part]), self.norms.device)
-            weights, seen = (
-                self.block.alpha.rows(chosen, some),
-                functools.partial(self.block.alpha.seen.of, chosen, some),
-            )
+            weights = self.block.alpha.rows(chosen, some)
+            seen = functools.partial(self.block.alpha.seen.of, chosen, some)
             yield PairsPart(weights, some, keys, seen, pairs=self._pairs(some, queries[part]))
 
     @property

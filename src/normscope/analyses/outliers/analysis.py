@@ -70,11 +70,11 @@ class OutliersAnalysis(Analysis):
                 }
             ),
         }
-        rolled = roll_up(
-            self.info.published, tables | {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
-        )
+        counted = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
+        rolled = roll_up(self.info.published, tables | counted)
         return Findings(
             tables=tables,
+            rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, given=self.options.dimensions is not None),
             curves=rolled.curves,

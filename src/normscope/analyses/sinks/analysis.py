@@ -144,7 +144,8 @@ class SinksAnalysis(Analysis):
         rates = rates_of_first_variant(tables["summary"])
         position = main_position(rates) if rates else None
         by_head = tables["by_head"]
-        rolled = roll_up(self.info.published, tables | {"by_head": by_head[by_head["position"] == position]})
+        counted = {"by_head": by_head[by_head["position"] == position]}
+        rolled = roll_up(self.info.published, tables | counted)
         first_token = (
             None
             if self.context.vocabulary.first is None
@@ -152,6 +153,7 @@ class SinksAnalysis(Analysis):
         )
         return Findings(
             tables=tables,
+            rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, first_token or "BOS", self.options.dormant),
             curves=rolled.curves | {"massive": massive_by_layer(tables)},

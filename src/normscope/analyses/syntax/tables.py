@@ -66,12 +66,13 @@ class SyntaxReport:
         best, trees, probe = self._best(), self._trees(), self._probe_table()
         tables = {"heads": heads, "best": best, "trees": trees} | ({"probe": probe} if len(probe) else {})
         # Where single heads compete, the maps of whole blocks do not.
-        competing = heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]
-        rolled = roll_up(PUBLISHED, tables | {"heads": competing})
+        counted = {"heads": heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]}
+        rolled = roll_up(PUBLISHED, tables | counted)
         metrics = rolled.metrics | self._gains_and_drops(best)
         pooled = self._pooled(best)
         return Findings(
             tables=tables,
+            rolled_up_from=counted,
             metrics=metrics,
             sentences=sentences_of(metrics),
             curves=rolled.curves,
