@@ -23,8 +23,8 @@ from normscope.models.options import ModelOptions
 from normscope.reporting import tracking
 from normscope.reporting.options import TrackerName, TrackingMode, TrackingOptions, check_tracking
 from normscope.reporting.tracking import with_environment
-from normscope.running.description import describe
 from normscope.running.options import RunOptions
+from normscope.running.status import describe
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import run_of
 

@@ -18,8 +18,8 @@ from normscope.reporting import tracking
 from normscope.reporting.options import TrackingMode, TrackingOptions
 from normscope.reporting.tracking import with_environment
 from normscope.running import pipeline
-from normscope.running.description import describe
 from normscope.running.options import RunOptions
+from normscope.running.status import describe
 from tests.end_to_end.disturbed import mounted, results
 from tests.end_to_end.shell import run_here
 from tests.end_to_end.wandb_file import contents, run_of

@@ -6,7 +6,6 @@ import torch
 
 from normscope.maths import attention as maths
 from normscope.maths import kernels, masks, weight_tiles
-from normscope.maths import received as received_maths
 from normscope.maths.masks import Mask
 
 SCALE = 0.3
@@ -68,13 +67,13 @@ def kernel(request, monkeypatch):
 def received_weights(monkeypatch, query, key, normaliser, token_mask, mask, scale, cap=None):
     """Σ_i α_ij in each way there is: in tiles as large as they are on a CPU, in small ones, and by a fused kernel."""
     arguments = query, key, normaliser, token_mask, mask, scale, cap
-    yield received_maths.weight_received(*arguments)
+    yield weight_tiles.weight_received(*arguments)
     with monkeypatch.context() as patched:
         patched.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", 1)
         patched.setattr(weight_tiles, "SMALLEST_TILE", {True: 2, False: 4})
-        yield received_maths.weight_received(*arguments)
+        yield weight_tiles.weight_received(*arguments)
     shift = (-normaliser).masked_fill(~token_mask[:, None], float("-inf"))
-    yield received_maths._by_kernel(query, key, shift, mask or Mask(), scale, cap)
+    yield weight_tiles._by_kernel(query, key, shift, mask or Mask(), scale, cap)
 
 
 @pytest.mark.usefixtures("kernel")

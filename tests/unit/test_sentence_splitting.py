@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from normscope.data import sentence_splitting
-from normscope.data.sentence_splitting import sentences
+from normscope.data import segmentation
+from normscope.data.segmentation import sentences
 
 DOCUMENTS = (
     ('He said "Hi."', "Then left."),
@@ -48,7 +48,7 @@ def test_blank_lines_end_sentences_and_ends_of_lines_do_not():
 @settings(max_examples=300)
 def test_sentences_are_the_document_up_to_white_space(document, piece):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentence_splitting, "_PIECE", piece)
+        patch.setattr(segmentation, "_PIECE", piece)
         found = sentences(document)
     assert without_space("".join(found)) == without_space(document)
     assert all(part and part in document and part == part.strip() for part in found)
@@ -56,16 +56,16 @@ def test_sentences_are_the_document_up_to_white_space(document, piece):
 
 def test_a_long_paragraph_is_read_in_pieces_with_the_same_result(monkeypatch):
     expected = [f"Dr. Smith said number {number}." for number in range(50)]
-    monkeypatch.setattr(sentence_splitting, "_PIECE", 100)
+    monkeypatch.setattr(segmentation, "_PIECE", 100)
     assert sentences(" ".join(expected)) == expected
 
 
 @pytest.mark.parametrize("piece", ["A b.\n\n", "a ", "\n ", "。」", "Dr. "])
 def test_the_splitter_reads_bounded_pieces_once(monkeypatch, piece):
     """Its work grows with the length of a document, not with its square."""
-    split, given = sentence_splitting.segmenter.analyze, []
-    monkeypatch.setattr(sentence_splitting.segmenter, "analyze", lambda text: given.append(len(text)) or split(text))
-    monkeypatch.setattr(sentence_splitting, "_PIECE", 500)
+    split, given = segmentation.segmenter.analyze, []
+    monkeypatch.setattr(segmentation.segmenter, "analyze", lambda text: given.append(len(text)) or split(text))
+    monkeypatch.setattr(segmentation, "_PIECE", 500)
     text = piece * 2_000
     sentences(text)
     assert max(given) <= 500

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normscope.attribution import layer_maps
-from normscope.attribution.translation_maps import translation_maps
+from normscope.attribution.translations import translation_maps
 from tests.tiny import STACK_CONFIGS, tiny_model, token_batch
 
 SOURCE, TARGET = (6, 4), (5, 3)

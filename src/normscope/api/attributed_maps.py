@@ -21,7 +21,7 @@ from normscope.attribution.methods import (
     check_supported,
 )
 from normscope.attribution.model_maps import ModelMaps, model_maps
-from normscope.attribution.translation_maps import translation_maps
+from normscope.attribution.translations import translation_maps
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel

@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.maths import attention as attention_maths
-from normscope.maths.received import weight_received
 from normscope.maths.tensors import pieces, to_device
 from normscope.maths.visibility import Visibility
-from normscope.maths.weight_tiles import Tile, weight_tiles
+from normscope.maths.weight_tiles import Tile, weight_received, weight_tiles
 from normscope.maths.words import WordGroups
 
 WEIGHTS_AT_ONCE = {"cpu": 2**22}

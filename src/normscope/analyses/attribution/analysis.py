@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from normscope.analyses.attribution.erasures import MEASURES
 from normscope.analyses.attribution.figures import describe_figures
 from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
 from normscope.analyses.attribution.sample import SampleAttribution, between_tokens, methods_of
 from normscope.analyses.attribution.sentences import sentences_of
-from normscope.analyses.attribution.summary import summarised
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
@@ -144,3 +144,12 @@ def _lower_ends(ranking: pd.DataFrame, difference: str) -> dict[str, float]:
 
 
 _GUESSED = {"mean": "the mean of the last hidden vectors", "last": "the last token's hidden vector"}
+
+
+def summarised(overall: pd.DataFrame, ranking: pd.DataFrame) -> pd.DataFrame:
+    """AOPC by method, the largest comprehensiveness first, and the share that comes from the token itself."""
+    deepest = overall[(overall["layer"] == overall["layer"].max()) & (overall["source"] == "itself")]
+    tested = ranking.set_index("method")[list(MEASURES)]
+    own = deepest.set_index("method")["share"].rename("itself").astype(float)
+    methods = [*tested.index, *(method for method in own.index if method not in tested.index)]
+    return tested.reindex(methods).join(own).rename_axis("method")
