@@ -64,6 +64,7 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["+model.architecture.model_type=nope"], "model.architecture is not a valid transformers config"),
     ],
 )
+@pytest.mark.spread(10)
 def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
     if arguments == ["device=cuda"]:  # on every machine
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -133,6 +134,7 @@ def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
         (["model.tokenizer=/no/such/folder"], "model.tokenizer=/no/such/folder: expected an existing folder"),
     ],
 )
+@pytest.mark.spread(12)
 def test_overrides_that_hydra_or_we_refuse(capsys, monkeypatch, tmp_path, arguments, message):
     assert refuse(capsys, monkeypatch, tmp_path, *arguments).startswith(f"normscope: {message}")
 

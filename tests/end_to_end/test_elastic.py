@@ -91,6 +91,7 @@ def test_another_number_of_processes_continues_to_the_same_bytes(capsys, monkeyp
     assert not list(killed.glob("checkpoint*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_its_first_batch_keeps_its_parts(capsys, monkeypatch, killed, merged):
     """As many as processes began it, however many continue: otherwise sums would be added up in another order."""
     killed = killed("config.yaml")

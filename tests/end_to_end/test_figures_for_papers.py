@@ -14,6 +14,7 @@ PAPER = ["figures.format=[pdf,svg]", "figures.width=column", "figures.caption=fa
 
 @pytest.mark.draws
 @pytest.mark.reports
+@pytest.mark.slow
 def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_model):
     folder, sheet = tmp_path / "run", tmp_path / "paper.mplstyle"
     sheet.write_text("font.family: serif\naxes.labelcolor: 123456\n")

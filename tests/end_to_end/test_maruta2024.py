@@ -130,6 +130,7 @@ def test_spread_is_the_variance_of_a_querys_scores(table, eager, sequences):
     assert abs(row["outliers"] - shares[4][GIVEN].sum()) < 1e-5
 
 
+@pytest.mark.slow
 def test_outliers_by_category_are_means_and_spreads(table, sequences):
     by_category, every = table("outliers_by_category"), table("outliers_dimensions")
     assert sorted(by_category["dimension"].unique()) == GIVEN
@@ -146,6 +147,7 @@ def test_outliers_by_category_are_means_and_spreads(table, sequences):
     assert (every["is_outlier"] == (every["score"].abs() > 3)).all()
 
 
+@pytest.mark.slow
 def test_the_norms_that_make_the_outliers_stand_beside_them(table, eager):
     norms = table("outliers_layernorm")
     assert sorted(norms["layer"].unique()) == list(range(LAYERS + 1))
@@ -163,6 +165,7 @@ def share_of(alpha, sequence, category):
 
 
 @pytest.mark.parametrize("removed", ["157", "outliers"])
+@pytest.mark.slow
 def test_intervention_takes_the_contributions_out_of_the_scores(table, eager, sequences, removed):
     found = table("score_intervention").query("removed == @removed")
     dimensions = GIVEN if removed == "outliers" else [int(removed)]
@@ -184,6 +187,7 @@ def test_intervention_takes_the_contributions_out_of_the_scores(table, eager, se
 
 
 @pytest.mark.parametrize("value", ["zero", "mean"])
+@pytest.mark.slow
 def test_ablation_replaces_the_dimensions_wherever_a_block_reads_them(table, eager, sequences, value):
     tokens = torch.cat([sequence["hidden"] for sequence in sequences], dim=1)
     means = tokens.mean(dim=1)[:, GIVEN].detach()
@@ -281,6 +285,7 @@ def test_a_hundred_and_thirty_custom_categories(capsys, monkeypatch, tmp_path, s
     assert set(found["category"]) >= {f"own{number}" for number in range(130)}
 
 
+@pytest.mark.slow
 def test_masked_token_loss_is_the_heads_own(capsys, monkeypatch, tmp_path, saved_model, tokenizer, corpus):
     """Against the masked language model run by hand on the same masked tokens."""
     from normscope.data.encoding import Encoder

@@ -122,6 +122,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
     np.testing.assert_allclose(curve, overall["mean"])
 
 
+@pytest.mark.slow
 def test_batches_and_layers_change_nothing(capsys, monkeypatch, tmp_path, saved_model):
     tables = []
     for number, more in enumerate((["device.batch_tokens=64"], ["device.batch_tokens=16384"], ["layers=[2]"])):

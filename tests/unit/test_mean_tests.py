@@ -182,6 +182,7 @@ def _documented():
     return tables
 
 
+@pytest.mark.slow
 def test_the_documented_rates_of_false_positives():
     """A sixteenth of the simulations, against the rates that all of them gave."""
     documented = _documented()

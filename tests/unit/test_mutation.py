@@ -95,6 +95,7 @@ def test_a_mutant_meets_the_tests_that_run_its_line_the_quickest_first():
     assert tests["ONE = a - b"] == ("other", "quick", "slow"), "what runs at import concerns whoever runs the file"
 
 
+@pytest.mark.slow
 def test_every_error_that_is_said_to_change_nothing_can_be_planted():
     files = {Path(file) for file, *_ in equivalents()}
     planted = {mutant.identity for file in files for mutant in mutants_of(file, (ROOT / file).read_text())}
