@@ -3,6 +3,7 @@
 import yaml
 
 from docs.hooks.markdown import ROOT, code, head_comment, table
+from normscope.analyses.registry import analyses
 from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import METHODS
 from normscope.models.families import FAMILIES, STACKS
@@ -19,9 +20,19 @@ BLOCKS: dict[NormPosition, str] = {
 def page() -> str:
     """The page in Markdown."""
     text = (ROOT / "docs" / "reference" / "models.md").read_text()
-    for marker, content in (("families", _families()), ("stacks", _stacks()), ("presets", _presets())):
+    for marker, content in _generated().items():
         text = text.replace(f"<!-- {marker} -->", content)
     return text
+
+
+def _generated() -> dict[str, str]:
+    of_cross_attention = [code(name) for name, info in analyses().items() if info.supports_cross_attention]
+    return {
+        "families": _families(),
+        "stacks": _stacks(),
+        "of cross-attention": ", ".join(of_cross_attention),
+        "presets": _presets(),
+    }
 
 
 def _families() -> str:

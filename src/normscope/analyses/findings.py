@@ -180,7 +180,7 @@ class Findings:
     curves: Mapping[str, pd.Series] = dataclasses.field(default_factory=dict)
     """Values by layer, which trackers plot against `layer`; as with metrics, those that are declared need not be given."""
     rolled_up_from: Mapping[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
-    """Tables from which declared numbers and curves follow, where not the published ones: with other rows, or more columns."""
+    """Tables from which declared numbers and curves are rolled up if the published ones have other rows or too few columns."""
     by_sequence: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     """Means of single sequences, so that comparisons of runs can resample them: the columns sequence (a number that depends on
     the tokens alone), count (of the terms) and metrics, each of which is the mean of its column weighted by the counts."""

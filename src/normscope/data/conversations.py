@@ -1,4 +1,4 @@
-"""Conversations as one text: messages in a tokenizer's own chat template, and the part of the conversation of each token."""
+"""Conversations written in a tokenizer's own chat template, and the part of the conversation that each token belongs to."""
 
 import bisect
 import dataclasses
@@ -17,7 +17,7 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.errors import InputError, one_line, printable
 
 _TODAY = datetime.datetime(2024, 7, 26)
-"""The date that templates get as today's, to keep runs repeatable: the one that Llama's own template falls back on."""
+"""The date that templates are given as today's, to keep runs repeatable: the default in Llama's own template."""
 
 # The macro is followed by an expression, because a newline right after a block would be dropped.
 _DATE = (
@@ -40,10 +40,10 @@ class Conversation(NamedTuple):
     starts: tuple[int, ...]
     """Where each part of the text begins, in order; the first begins at 0."""
     parts: tuple[str, ...]
-    """The name of each."""
+    """The name of each part."""
 
     def parts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
-        """The part that each span of characters belongs to. A span that reaches into a message belongs to it."""
+        """The part that each span of characters belongs to. A span that reaches into a message belongs to that message."""
         names = []
         for start, end in spans:
             touched = range(bisect.bisect(self.starts, start) - 1, bisect.bisect_left(self.starts, max(end, start + 1)))
@@ -56,10 +56,10 @@ def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
 
     Args:
         cell: A list of mappings, each with a role and a content.
-        place: The row, for messages.
+        place: The row, for error messages.
 
     Raises:
-        InputError: If the cell is something else, or names a role that is not known.
+        InputError: If the cell is something else, or names an unknown role.
     """
     if cell is None or cell == []:
         return "empty"
@@ -84,10 +84,10 @@ def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
     """The chat template of a tokenizer.
 
     Args:
-        name: The model's name, for messages.
+        name: The model's name, for error messages.
 
     Raises:
-        InputError: If it cannot write conversations, or does not tell where its tokens come from.
+        InputError: If the tokenizer cannot write conversations, or does not say which characters its tokens come from.
     """
     if not tokenizer.chat_template:
         raise InputError(
@@ -108,8 +108,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
 def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Conversation | str:
     """Messages in a chat template, or the reason why they are skipped.
 
-    The messages are found by rendering placeholders in their place, so a message that repeats words of the template is no
-    problem.
+    Messages are located by rendering placeholders in their place, so they may repeat words of the template.
 
     Raises:
         InputError: If the template cannot be used at all.
@@ -139,7 +138,7 @@ def conversation(template: ChatTemplate, messages: Sequence[Message]) -> Convers
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> tuple[list[int], list[str]]:
-    """The token ids of a conversation, and the part of each. The template has all special tokens, so none are added."""
+    """The token ids of a conversation, and the part of each. The template writes all special tokens, so none are added."""
     encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoded["input_ids"]), written.parts_of(encoded["offset_mapping"])
 

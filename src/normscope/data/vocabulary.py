@@ -1,4 +1,4 @@
-"""What analyses know of the tokenizer."""
+"""What analyses know about the tokenizer."""
 
 import dataclasses
 from collections.abc import Callable

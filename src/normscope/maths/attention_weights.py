@@ -1,7 +1,7 @@
-"""α of one block, which is never built whole unless somebody asks for the whole.
+"""α of one block, never built whole unless a caller asks for all of it.
 
-It is read in tiles (of tokens or words), in rows of chosen queries, or pair by pair. All are the same numbers, since all come
-from α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Sums over queries and the diagonal, which most analyses need, have shorter ways.
+It can be read in tiles (of tokens or words), in rows of chosen queries, or pair by pair. The numbers are the same, since all
+are α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Sums over queries and the diagonal, which most analyses need, are cheaper.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ WEIGHTS_AT_ONCE = {"cpu": 2**22}
 """Entries of α to materialise at once, by device. 2²² float32 weights (16 MiB) were fastest on a CPU, because of its cache."""
 
 WEIGHTS_AT_ONCE_ON_ACCELERATORS = 2**27
-"""The same on other devices, which need large pieces of work to be busy."""
+"""The same on other devices, which need large pieces of work to stay busy."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,12 +49,12 @@ class AttentionWeights:
         return self.rows(slice(0, self.seen.lengths[1]))
 
     def tiles(self, groups: WordGroups | None = None) -> Iterator[Tile]:
-        """α of all pairs, a few at a time; zero in rows of padding. Tiles that no query sees are left out.
+        """α of all pairs, a few at a time; zero in rows of padding. Tiles without visible keys are left out.
 
-        Going through all tiles of tokens adds up `received` on the way, which then costs nothing.
+        Iterating over all tiles of tokens also sums up `received`, which then costs nothing.
 
         Args:
-            groups: Words, if rows are to be words: the mean of the rows of each word's tokens.
+            groups: Words, if each row is to be a word: the mean of the rows of its tokens.
         """
         if groups is not None:
             yield from self._tiles_of_words(groups)
@@ -63,7 +63,7 @@ class AttentionWeights:
         for tile in self._tiles_of_tokens():
             sums[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
             yield tile
-        # Where `cached_property` keeps it.
+        # Where `cached_property` stores it.
         vars(self).setdefault("received", sums.masked_fill_(~self.seen.keys.unsqueeze(1), 0))
 
     @property
@@ -90,7 +90,7 @@ class AttentionWeights:
 
     def _tiles_of_words(self, groups: WordGroups) -> Iterator[Tile]:
         sequences, queries, keys = self.seen.lengths
-        # Words have at least one token, so that a tile of words has at least as many queries.
+        # Every word has at least one token, so a tile of words covers at least as many queries.
         words = min(groups.rows.shape[1], self.queries_at_once)
         for some in pieces(slice(0, sequences), self.queries_at_once // queries):
             for part in pieces(slice(0, groups.rows.shape[1]), words):
@@ -123,7 +123,7 @@ class AttentionWeights:
         """α of some queries of some sequences.
 
         Args:
-            keys: Which keys, including those of the queries; None for all.
+            keys: Which keys; they must include the queries' own tokens. None for all.
             padding: Whether rows of padding may hold meaningless numbers; they are zero otherwise.
         """
         lengths, mask = self.seen.lengths, self.seen.mask
@@ -173,7 +173,7 @@ class AttentionWeights:
         query: Int[Tensor, " pair"],
         key: Int[Tensor, " pair"],
     ) -> Float[Tensor, " pair"]:
-        """Single α_ij."""
+        """α_ij of single pairs."""
         if self.given is not None:
             return self.given[row, head, query, key]
         assert self.log_normaliser is not None
@@ -229,7 +229,7 @@ class AttentionWeights:
 
         Args:
             members: Which keys are in which group.
-            removed: What to subtract from the keys first; the softmax is taken again.
+            removed: What to subtract from the keys first; the softmax is then taken again.
         """
         if self.given is None:
             key = self.key if removed is None else self.key - removed
@@ -245,9 +245,9 @@ class AttentionWeights:
 
     @cached_property
     def _lone(self) -> Bool[Tensor, "batch query"] | None:
-        """Tokens whose weight on themselves is 1, which exp(s − ℓ) is only up to rounding; None if sinks leave no such token.
+        """Tokens whose weight on themselves is exactly 1; None in cross-attention and with sinks, where there are none.
 
-        A ranking of weights would take the last digits at face value.
+        exp(s − ℓ) is 1 only up to rounding errors, which a ranking of weights would treat as differences.
         """
         if self.seen.is_cross_attention or self.sinks is not None:
             return None

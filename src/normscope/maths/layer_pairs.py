@@ -1,4 +1,4 @@
-"""The vectors that a whole layer passes between pairs of tokens: see `layer_composition.py`."""
+"""The vectors that a whole layer passes from one token to another: see `layer_composition.py`."""
 
 import dataclasses
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ class KeyRange(NamedTuple):
     sequence: int
     keys: slice
     strips: Iterable[tuple[slice, slice, Float[Tensor, "head _ _"]]]
-    """Ranges of queries, the part of the range of keys that they see, and α of both."""
+    """Ranges of queries, the part of `keys` that each of them sees, and the α between the two."""
 
 
 def layer_pair_norms(
@@ -31,7 +31,7 @@ def layer_pair_norms(
 ) -> dict[LayerStage, Float[Tensor, "batch token key"]]:
     """The norm of the vector of every query i and key j, by stage.
 
-    The network's last projection runs once per pair, so pairs in no range cost nothing; their norm is 0.
+    The network's last projection runs once per pair, so pairs outside all ranges cost nothing; their norm is 0.
 
     Args:
         composition: The layer.
@@ -69,7 +69,7 @@ def _pairs(
     weights: Float[Tensor, "head query key"],
     heads: "_HeadVectors",
 ) -> tuple[Float[Tensor, "key query model"], Float[Tensor, "key query model"]]:
-    """T_ij and FF_ij for j ≠ i: what the heads give is weighted and summed, so W_1 is not applied to every pair."""
+    """T_ij and FF_ij for j ≠ i, as weighted sums of the heads' vectors, so that W_1 is not applied to every pair."""
     if composition.attention.last_deviation is not None:
         weights = weights / composition.attention.last_deviation[sequence, queries, None]
     by_key = weights.permute(2, 1, 0)
@@ -87,17 +87,17 @@ def _pairs(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _HeadVectors:
-    """What each head gives with weight 1 and deviations 1, for some keys of one sequence."""
+    """Each head's vectors with weights and deviations of 1, for some keys of one sequence."""
 
     block: Float[Tensor, "key head model"]
-    """Of T."""
+    """For T."""
     input: Float[Tensor, "key head neuron"] | None
-    """Of u; None if the network does not read attention."""
+    """For u; None if the network does not read attention."""
     multiplier: Float[Tensor, "key head neuron"] | None
-    """Of w; None if the network is not gated."""
+    """For w; None if the network is not gated."""
 
     def some(self, keys: slice, of: slice) -> "_HeadVectors":
-        """Those of some of the keys."""
+        """The vectors of some of the keys."""
         chosen = slice(keys.start - of.start, keys.stop - of.start)
         return _HeadVectors(
             block=self.block[chosen],
@@ -115,7 +115,7 @@ class _Heads:
     read_weight: Float[Tensor, "head head_dim model"] | None
     """From v to what the network reads; None if it is part of `weights`."""
     weights: tuple[Tensor, ...]
-    """To u and w: W_1 and V, or these after W_O for every head. Empty if the network does not read attention."""
+    """The maps to u and w: W_1 and V, or each head's W_O times these. Empty if the network does not read attention."""
 
     @classmethod
     def of(cls, composition: LayerComposition, value: Tensor, output_weight: Tensor) -> "_Heads":
@@ -128,7 +128,7 @@ class _Heads:
         read = output_weight if norm is None else norm.scaled(output_weight)
         weights = [network.input_weight, *([] if network.multiplier_weight is None else [network.multiplier_weight])]
         sequences, heads, keys, _ = value.shape
-        # W_O W_1 is one product for all keys; f(x_j) W_1 is one for every key and head.
+        # W_O W_1 is one product for all keys; f(x_j) W_1 is one per key and head.
         if sequences * keys * (heads - 1) > output_weight.shape[-1]:
             return cls(value, output_weight, None, tuple(read @ weight for weight in weights))
         return cls(value, output_weight, read, tuple(weights))
@@ -146,5 +146,5 @@ class _Heads:
 
 
 def _by_key(vectors: Tensor) -> Tensor:
-    """(head, key, …) to (key, head, …): the product with the weights of a strip of queries then copies nothing."""
+    """(head, key, …) to (key, head, …): then the product with the weights of a strip of queries copies nothing."""
     return vectors.transpose(0, 1).contiguous()

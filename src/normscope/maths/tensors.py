@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def host_waits(device: torch.device) -> bool:
-    """Whether the host waits for a device when it reads a number from it."""
+    """Whether the host has to wait for a device before it can read a number from it."""
     return device.type != "cpu"
 
 
@@ -25,23 +25,23 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 _ENTRIES_AT_ONCE = 2**17
-"""Numbers in a piece on a CPU, 512 KiB in float32: what several operations read one after the other stays in its cache."""
+"""Numbers per piece on a CPU, 512 KiB in float32: few enough to stay in its cache from one operation to the next."""
 
 _MOST_LANES = 4
-"""Histograms have counts for each lane, which take up to 5 MB per layer and category."""
+"""An upper limit, because histograms keep counts for each lane: up to 5 MB per layer and category."""
 
 
 def pieces(whole: slice, size: int) -> Iterator[slice]:
-    """A range in pieces of a size, but of one at least."""
+    """A range in pieces of a given size, at least 1."""
     for start in range(whole.start, whole.stop, size := max(1, size)):
         yield slice(start, min(whole.stop, start + size))
 
 
 def cached_rows(rows: Float[Tensor, "row *size"], width: int | None = None) -> Sequence[Tensor]:
-    """The rows in pieces that fit into the cache of a CPU; on other devices all of them, since they need large pieces of work.
+    """The rows in pieces that fit into a CPU's cache; all at once on other devices, which need large pieces of work.
 
     Args:
-        rows: Vectors or matrices, or a number for each of them.
+        rows: Vectors or matrices, or one number for each of them.
         width: Size of a row; that of `rows` if not given.
     """
     if rows.device.type != "cpu":
@@ -50,7 +50,7 @@ def cached_rows(rows: Float[Tensor, "row *size"], width: int | None = None) -> S
 
 
 def lanes(device: torch.device) -> int:
-    """Into how many lanes to divide work on a device, so that each thread of a CPU goes on with numbers that it has computed.
+    """The number of lanes for work on a device, so that each thread of a CPU continues with numbers that it has computed.
 
     Where the caches of two processors are far apart, passing numbers from one to the other takes longer than adding them up.
     """
@@ -66,9 +66,9 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def as_double(value: T) -> T:
-    """A copy in float64 on the CPU of a tensor, or of a record and everything in it; of other values the value itself.
+    """A float64 copy on the CPU of a tensor, or of a record and everything in it; any other value as it is.
 
-    Deviations that a record computes keep the values of the model's precision.
+    Deviations that a record computes keep the values computed in the model's precision.
     """
     if isinstance(value, Tensor):
         return cast(T, value.cpu().double())
@@ -80,5 +80,5 @@ def as_double(value: T) -> T:
     copied: Any = dataclasses.replace(cast(Any, value), **fields)
     for name in ("last_deviation", "input_deviation"):
         if isinstance(computed := getattr(value, name, None), Tensor):
-            vars(copied)[name] = as_double(computed)  # where `cached_property` keeps it
+            vars(copied)[name] = as_double(computed)  # where `cached_property` stores it
     return cast(T, copied)

@@ -25,7 +25,7 @@ class Visibility:
 
     @property
     def lengths(self) -> tuple[int, int, int]:
-        """Numbers of sequences, queries and keys."""
+        """The numbers of sequences, queries and keys."""
         return len(self.queries), self.queries.shape[1], self.keys.shape[1]
 
     @property
@@ -43,7 +43,7 @@ class Visibility:
         sequences: slice = slice(None),
         keys: slice = slice(None),
     ) -> Bool[Tensor, "some #head chosen _"]:
-        """Which of some keys are visible to some queries of some sequences (by default all); none to padding."""
+        """Which of the chosen keys the chosen queries of the chosen sequences see (by default all); padding sees none."""
         indices = [torch.arange(n, device=self.queries.device) for n in self.lengths]
         token_mask = self.queries[sequences][:, None, queries, None]
         columns = indices[2][keys]
@@ -59,18 +59,18 @@ class Visibility:
     def key_at(
         self, rows: Int[Tensor, " pair"], queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
     ) -> Int[Tensor, " pair"]:
-        """The n-th visible key of queries.
+        """The n-th visible key of each query.
 
         Args:
             rows: The sequence of each pair.
             queries: The query of each pair.
-            ranks: n for each pair, from 0 to below the query's `counts`.
+            ranks: n for each pair: at least 0 and less than the query's `counts`.
         """
         return self._rule.visible_keys(rows, queries, ranks, self.keys)
 
     @cached_property
     def only_itself(self) -> Bool[Tensor, "batch query"]:
-        """Tokens that see neither neighbour. Every mask shows a query an interval around itself, so they see nothing else."""
+        """Tokens that see neither neighbour, and so only themselves: in every mask, a query sees an interval around itself."""
         batch, tokens = self.keys.shape
         sequence = torch.arange(batch, device=self.keys.device)[:, None]
         earlier = torch.arange(tokens - 1, device=self.keys.device)
@@ -88,6 +88,6 @@ class Visibility:
     def pairs(
         self, row: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
     ) -> Bool[Tensor, " pair"]:
-        """Whether single queries see single keys."""
+        """Whether the query of each pair sees its key."""
         seen = self._rule.sees(row, query, key)
         return torch.ones_like(row, dtype=torch.bool) if seen is None else seen

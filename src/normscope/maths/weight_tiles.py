@@ -1,4 +1,4 @@
-"""α in tiles: as many weights at once as stay in a processor's cache while they are computed, added up and counted."""
+"""α in tiles, each small enough to stay in a processor's cache while its weights are computed, summed and counted."""
 
 import math
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ ENTRIES_AT_ONCE = {"cpu": 2**18}
 """Weights in a tile, by device: 1 MiB in float32."""
 
 ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
-"""The same on other devices, which need large pieces of work to be busy."""
+"""The same on other devices, which need large pieces of work to stay busy."""
 
 SMALLEST_TILE = {True: 64, False: 128}
-"""Least number of queries and keys in a tile, in causal attention and in other attention. In causal attention, small tiles hold
-fewer pairs that no query sees."""
+"""Smallest number of queries and keys in a tile, in causal attention and in any other. Small causal tiles hold fewer invisible
+pairs."""
 
 
 class Tile(NamedTuple):
@@ -43,9 +43,9 @@ def weight_tiles(
     cap: float | None = None,
     lone: Bool[Tensor, "batch query"] | None = None,
 ) -> Iterator[Tile]:
-    """α, tile by tile; tiles that no query sees are left out.
+    """α, tile by tile; tiles without visible keys are left out.
 
-    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Sums of products begin at b_ij − ℓ_i, which saves a pass over the tile.
+    α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i). Each sum of products starts at b_ij − ℓ_i, which saves a pass over the tile.
 
     Args:
         key: Keys, one head per query head.
@@ -54,7 +54,7 @@ def weight_tiles(
         mask: Which keys a query sees, and any positional bias; None if every query sees every key.
         scale: Factor on q·k before the softmax.
         cap: Soft cap of the scores; see `attention`.
-        lone: Queries that see themselves only: their weight is set to 1, which exp(s − ℓ) is only up to rounding.
+        lone: Queries that see only themselves: their weight is set to 1, since exp(s − ℓ) is 1 only up to rounding.
 
     Yields:
         The tiles, in the dtype of the log-normaliser.
@@ -65,7 +65,7 @@ def weight_tiles(
     query, key = query.to(start.dtype).flatten(0, 1), key.to(start.dtype).flatten(0, 1).transpose(1, 2)
     only_causal = mask.causal and mask.keys is None and mask.bias is None and mask.shift is None
     at_once = ENTRIES_AT_ONCE.get(query.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
-    # A power of two near the square root, so that tiles of full size fill sequences of usual lengths.
+    # A power of two near the square root, so that whole tiles fill sequences of common lengths.
     size = 2 ** int(math.log2(max(1, at_once // (sequences * heads))) / 2 + 0.4)
     size = min(max(size, SMALLEST_TILE[only_causal]), max(queries, keys))
     for some in pieces(slice(0, sequences), at_once // (heads * size**2)):
@@ -84,8 +84,8 @@ def weight_tiles(
 def _term(
     mask: Mask, sequences: slice, queries: slice, keys: slice, lengths: tuple[int, int, int], like: Tensor
 ) -> Tensor | None:
-    """The mask's term of a tile, for exponents of 2."""
-    # With a bias, the term of each tile would be kept, although only its visibility is shared by layers.
+    """The mask's term for one tile, in exponents of 2."""
+    # With a bias, `term` would cache every tile, although layers share only the visibility.
     known = mask.bias is None
     place = queries, keys, lengths, like
     term = mask.term(*place) if known else mask.chosen_term(slice(None), *place)
@@ -105,7 +105,7 @@ def _exponents(
 
 
 def _set_own(weights: Tensor, lone: Tensor, queries: slice, keys: slice) -> None:
-    """Set the weight of some queries on themselves to 1."""
+    """Set the weights of lone queries on themselves to 1."""
     both = slice(max(queries.start, keys.start), min(queries.stop, keys.stop))
     if both.start < both.stop:
         own = weights.diagonal(queries.start - keys.start, dim1=-2, dim2=-1)
@@ -135,13 +135,13 @@ def weight_received(
         In the dtype of the log-normaliser; meaningless at keys that no token sees.
     """
     mask = Mask() if mask is None else mask
-    if query.device.type != "cpu":  # where small tiles, which were not measured, would keep little of the device busy
+    if query.device.type != "cpu":  # where small tiles (not measured) would leave most of the device idle
         shift = (-log_normaliser).masked_fill(~token_mask.unsqueeze(1), float("-inf"))
         return _by_kernel(query.to(shift.dtype), key.to(shift.dtype), shift, mask, scale, cap)
     if mask.bias is None and mask.shift is None and mask.allowed is None:
         mask = Mask(causal=mask.causal)  # what padding receives means nothing
     received = log_normaliser.new_zeros(*query.shape[:2], key.shape[2])
-    # Half the kernel's time, which multiplies by values too.
+    # Takes half the time of the kernel, which also multiplies by values.
     for tile in weight_tiles(query, key, log_normaliser, token_mask, mask, scale, cap):
         received[tile.sequences, :, tile.keys] += tile.weights.sum(dim=2)
     return received
@@ -150,7 +150,7 @@ def weight_received(
 def _by_kernel(
     query: Tensor, key: Tensor, shift: Tensor, mask: Mask, scale: float, cap: float | None
 ) -> Float[Tensor, "batch head key"]:
-    """By one more pass of a fused kernel.
+    """`weight_received` by one more pass of a fused kernel.
 
     α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i), so Σ_i α_ij is the exponential of a log-normaliser: that of attention from
     keys to queries, with the scores of query i shifted by −ℓ_i.

@@ -1,4 +1,4 @@
-"""Vectors of words, merged from those of tokens for a few sequences and target words at a time (see `words.py`)."""
+"""Vectors of words, merged from vectors of tokens for a few sequences and target words at a time (see `words.py`)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from torch import Tensor
 from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
 
-# Entries of a tensor with axes unit × word × width to hold at once; a CPU's cache holds few more.
+# Entries of a tensor with axes unit × word × width to hold at once; a CPU's cache holds little more.
 _AT_ONCE = 2**20
 _AT_ONCE_ON_ACCELERATORS = 2**26
 
 
 class Strip(NamedTuple):
-    """Some target words of some sequences, and the queries that hold their tokens."""
+    """Some target words of some sequences, and a range of queries that includes all their tokens."""
 
     sequences: slice
     words: slice
@@ -25,7 +25,7 @@ class Strip(NamedTuple):
 
 
 class KeyVectors(NamedTuple):
-    """What each head gives with weight 1, for the tokens of source words of some sequences."""
+    """Each head's vectors with weights of 1, for the tokens of the source words of some sequences."""
 
     first: Float[Tensor, "batch unit head width"]
     others: Float[Tensor, "piece head width"]
@@ -35,20 +35,20 @@ class KeyVectors(NamedTuple):
 class WordBatch:
     """Some sequences, their target words in strips, and their source words.
 
-    Source words are numbered without those that no sequence of the part has; the first are the target words.
+    Source words that no sequence of the batch has are not numbered; in self-attention, the first are the target words.
     """
 
     groups: WordGroups
     sequences: slice
     units: Int[Tensor, " unit"]
-    """Numbers of the source words."""
+    """The numbers of the source words in `groups`."""
     first: Int[Tensor, "batch unit"]
     """The first token of each source word; 0 for words that a sequence does not have."""
     exists: Bool[Tensor, "batch unit"]
     other_pieces: Int[Tensor, "piece 2"]
-    """The other tokens: sequence and token."""
+    """The other tokens of source words: sequence and token."""
     owners: Int[Tensor, " piece"]
-    """The source words of these, counted over all sequences."""
+    """The source word of each of these tokens, numbered across all sequences."""
     strips: tuple[Strip, ...]
 
     def key_vectors(
@@ -75,10 +75,10 @@ class WordBatch:
         weights: Float[Tensor, "batch head query key"],
         vectors: KeyVectors,
     ) -> Float[Tensor, "batch unit word width"]:
-        """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M: linear, so queries are merged first.
+        """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M. The sum is linear, so queries are merged first.
 
         Args:
-            rows: The share of each query in each target word.
+            rows: The coefficient of each query in each target word.
             weights: α of the same queries.
             vectors: v M.
         """
@@ -102,7 +102,7 @@ class WordBatch:
         return self.groups.rows[strip.sequences, strip.words, strip.queries]
 
     def without_own(self, weights: Float[Tensor, "batch head query key"], strip: Strip) -> Tensor:
-        """Weights of a strip's queries without those on themselves, whose vectors include the residual connection."""
+        """A strip's weights, 0 from queries to themselves: the vectors of these pairs include the residual connection."""
         if not self.groups.is_self_attention:
             return weights
         weights = weights.clone()
@@ -121,7 +121,7 @@ class WordBatch:
 
         Args:
             strip: The target words.
-            rows: The share of each query in each target word.
+            rows: The coefficient of each query in each target word.
             weights: α of the strip's queries.
             gates: v M^g, and A^g of the strip's queries.
         """
@@ -152,7 +152,7 @@ class WordBatch:
         return sums
 
     def _others_of(self, strip: Strip) -> tuple[Int[Tensor, " piece"], Bool[Tensor, "batch piece"]]:
-        """Columns of `Pieces.others` that some target word of a strip needs, and whether one of a sequence's does."""
+        """Columns of `Pieces.others` with tokens of a strip's target words, and which sequences have such a token there."""
         pieces = self.groups.host.targets
         inside = (pieces.owners >= strip.words.start) & (pieces.owners < strip.words.stop)
         of_strip = (pieces.is_other & inside)[strip.sequences]
@@ -166,11 +166,11 @@ class WordBatch:
         own: Float[Tensor, "sequences queries model"],
         strip: Strip,
     ) -> Float[Tensor, "batch unit word model"]:
-        """The vectors of a strip's pairs, to which what tokens take from themselves is added at their word and itself.
+        """The vectors of a strip's pairs; what tokens take from themselves is added to their word's pair with itself.
 
         Args:
             vectors: Of all source words and the strip's target words; changed in place.
-            rows: The share of each of the strip's queries in each target word.
+            rows: The coefficient of each of the strip's queries in each target word.
             own: What every token takes from itself.
             strip: The queries and words.
         """
@@ -187,11 +187,11 @@ class WordBatch:
         own: Float[Tensor, "sequences queries model"],
         strip: Strip,
     ) -> Float[Tensor, "batch word unit"]:
-        """The norms of `with_own`, from those of the vectors: they differ in a word's pair with itself alone.
+        """The norms of what `with_own` returns. Only those of a word's pair with itself differ from the vectors' own.
 
         Args:
             vectors: See `with_own`; left as they are.
-            norms: Of the vectors.
+            norms: The norms of the vectors.
             rows: See `with_own`.
             own: See `with_own`.
             strip: See `with_own`.
@@ -204,7 +204,7 @@ class WordBatch:
 
 
 def word_batches(groups: WordGroups, width: int) -> Iterator[WordBatch]:
-    """The sequences in batches for which tensors with axes unit × word × width are small, of one sequence at least."""
+    """The sequences in batches of at least one, small enough for tensors with axes unit × word × width."""
     at_once = (_AT_ONCE if groups.rows.device.type == "cpu" else _AT_ONCE_ON_ACCELERATORS) // max(1, width)
     keys = groups.host.units
     words, units = _lengths(groups.host.targets.exists), keys.exists.sum(dim=1).tolist()

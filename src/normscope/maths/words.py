@@ -1,11 +1,12 @@
-"""Maps of words: what a word takes from another, from what its tokens take from the other's tokens.
+"""Maps of words: what a word takes from another, computed from what its tokens take from the other's tokens.
 
-From a source word sum, of a target word mean. With I the tokens of a target word and J those of a source word,
+Vectors are summed over the tokens of a source word and averaged over those of a target word. With I the tokens of the target
+word and J those of the source word,
 
     V_IJ = 1/|I| Σ_{i∈I} Σ_{j∈J} V_ij
 
 at every stage V of a block (`composition.py`) or layer (`layer_composition.py`). The vectors are merged and then measured: the
-sum of their norms is only an upper bound of ‖V_IJ‖, because vectors may cancel.
+sum of their norms is only an upper bound on ‖V_IJ‖, because vectors may cancel.
 
 Norms of single heads need no vectors: ‖Σ_{j∈J} a_j f(x_j)‖² = Σ_{j,j'∈J} a_j a_j' ⟨f(x_j), f(x_j')⟩.
 
@@ -27,23 +28,23 @@ class Pieces(NamedTuple):
     """The tokens of words: the first of each, and the others. Most words have one token, so little has to be merged."""
 
     of_token: Int[Tensor, "batch token"]
-    """The word of each token, counted from 0; other numbers for none of these words."""
+    """The word of each token, counted from 0; any other number if it is in none of these words."""
     first: Int[Tensor, "batch word"]
-    """0 for words that a sequence does not have."""
+    """The first token of each word; 0 for words that a sequence does not have."""
     exists: Bool[Tensor, "batch word"]
     others: Int[Tensor, "batch piece"]
-    """0 where a sequence has fewer."""
+    """The other tokens; 0 where a sequence has fewer."""
     owners: Int[Tensor, "batch piece"]
-    """The word of each; 0 where a sequence has fewer."""
+    """The word of each of these tokens; 0 where a sequence has fewer."""
     is_other: Bool[Tensor, "batch piece"]
 
     @classmethod
     def of(cls, words: Int[Tensor, "batch token"], count: int) -> "Pieces":
-        """The pieces of words. On an accelerator the host would wait for their number.
+        """The pieces of words. On an accelerator, the host would have to wait for their number.
 
         Args:
             words: The word of each token, counted from 0; −1 for none. Those from `count` on are left out.
-            count: Number of words of the sequence that has most.
+            count: Number of words in the sequence that has most.
         """
         _, tokens = words.shape
         known = (words >= 0) & (words < count)
@@ -79,8 +80,8 @@ class Pieces(NamedTuple):
 class WordGroups:
     """Which tokens make up which words. In self-attention, the first units of the keys are the target words, in order.
 
-    How many tokens a word has decides the shapes of what is computed. Groups on an accelerator therefore keep a copy in CPU
-    memory, which is read without waiting.
+    Shapes of tensors depend on how many tokens each word has. Groups on an accelerator therefore keep a copy in CPU memory,
+    which can be read without waiting.
     """
 
     rows: Float[Tensor, "batch word query"]
@@ -88,7 +89,7 @@ class WordGroups:
     targets: Pieces
     """The target words."""
     units: Pieces
-    """The source words; keys that belong to none, as at padding, have −1."""
+    """The source words; keys that belong to none, such as padding, have −1."""
     is_self_attention: bool = True
     """Whether queries and keys are the same tokens, so that a token's own vector belongs to a pair."""
     on_host: "WordGroups | None" = dataclasses.field(default=None, repr=False)
@@ -145,7 +146,7 @@ class WordGroups:
 
     @cached_property
     def words_of_siblings(self) -> tuple[Int[Tensor, "word 2"], Int[Tensor, " pair"]]:
-        """Source words of several tokens, as sequence and unit, and the index among them of each pair's."""
+        """Source words of several tokens, as sequence and unit, and for each pair the index of its word among them."""
         if self.host is not self:
             words, numbers = self.host.words_of_siblings
             return to_device(words, self._device), to_device(numbers, self._device)
@@ -166,7 +167,7 @@ class WordGroups:
     def sums(self, values: Float[Tensor, "batch *axes key"]) -> Float[Tensor, "batch *axes unit"]:
         """Sums over the keys of each source word."""
         pieces = self.units
-        # Flat beyond the sequence, so that one index serves all axes.
+        # Axes between sequence and key become one, so that one index serves them all.
         by_key = values.flatten(1, -2) if values.dim() > 2 else values.unsqueeze(1)
         first = by_key.gather(2, pieces.first.unsqueeze(1).expand(-1, by_key.shape[1], -1))
         sums = first * pieces.exists.unsqueeze(1)
@@ -210,7 +211,7 @@ class WordGroups:
         moved = (self.host if tensor.device.type == "cpu" else self).to(tensor.device)
         if moved.rows.dtype == tensor.dtype:
             return moved
-        # 1/3 in float32 is none in float64.
+        # 1/3 rounded to float32 is not 1/3 in float64.
         return dataclasses.replace(moved, rows=_shares(moved.targets, tensor.dtype))
 
 
@@ -224,7 +225,7 @@ def _shares(words: Pieces, dtype: torch.dtype) -> Float[Tensor, "batch word quer
 def word_weights(
     weights: Float[Tensor, "batch head query key"], groups: WordGroups
 ) -> Float[Tensor, "batch head word unit"]:
-    """α between words: what a target word's tokens give to all tokens of a source word, in the mean."""
+    """α between words: the total weight on a source word's tokens, averaged over the target word's tokens."""
     return groups.sums(groups.rows.unsqueeze(1) @ weights)
 
 
@@ -249,7 +250,7 @@ def merged_head_norms(
 ) -> Float[Tensor, "batch head word unit"]:
     """‖Σ_j m_j f(x_j)‖ over the tokens j of each source word, for weights m_j ≥ 0.
 
-    Most words have one token, for which this is m_j ‖f(x_j)‖. Of the others the square is
+    Most words have one token, for which this is m_j ‖f(x_j)‖. For the others, the square is
     Σ_j m_j² ‖f(x_j)‖² + 2 Σ_{j<j'} m_j m_j' ⟨f(x_j), f(x_j')⟩.
 
     Args:
@@ -263,7 +264,7 @@ def merged_head_norms(
         return norms
     sequence, one, other = pairs.unbind(-1)
     words, numbers = groups.words_of_siblings
-    # Pairs, then words of several tokens, with axes head and target word.
+    # First axis: pairs, then words of several tokens. The others: head and target word.
     products = means[sequence, :, :, one] * means[sequence, :, :, other]
     grams = (vectors[sequence, :, one] * vectors[sequence, :, other]).sum(dim=-1)
     squares = products.new_zeros(len(words), *products.shape[1:])

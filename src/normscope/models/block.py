@@ -67,8 +67,8 @@ class BlockParameters:
 class AttentionBlock:
     """One block of one layer: attention, the residual connection and the normalisation that belongs to it.
 
-    It holds the layer's activations, so do not keep it after the visit. Everything that is not a field is computed from the
-    fields on first use, once, and shared by the analyses.
+    It holds the layer's activations, so do not keep it after the visit. Properties are computed from the fields once, on
+    first use, and shared by the analyses.
     """
 
     layer: int
@@ -184,8 +184,8 @@ class AttentionBlock:
     def mixing_ratios(self) -> Mapping[Method, Float[Tensor, "batch query"]]:
         """r_i of every token by method, for the methods that are defined for the block.
 
-        A token that can see no other, such as the first of a causal model, has exactly 0: its difference from 0 would be
-        rounding, which a ranking of tokens takes at face value.
+        A token that can see no other, such as the first of a causal model, has exactly 0: a rounding error would count
+        as a difference in rankings of tokens.
         """
         ratios = mixing_ratios(self.alpha.own, self.composition, self.weight_to_nowhere)
         if self.is_cross_attention:

@@ -17,14 +17,14 @@ class BlockWeights(Mapping[int, BlockParameters]):
     Args:
         layers: The modules of each layer.
         heads: Numbers of heads of queries, and of keys and values.
-        keep: Whether to read the weights of all layers now. Otherwise those of one layer at a time are read, when they are
-            needed: all of them would take more memory than the model's own.
+        keep: Whether to read the weights of all layers now. Otherwise they are read one layer at a time, when needed: all
+            of them together would take more memory than the model's own.
     """
 
     def __init__(self, layers: Mapping[int, BlockModules], heads: tuple[int, int], *, keep: bool) -> None:
         self._layers, self._heads, self._keep = layers, heads, keep
         self._read: dict[int, BlockParameters] = {}
-        # They take a decomposition of W_O, and little memory.
+        # Kept for all layers: each takes a decomposition of W_O to compute, but little memory.
         self._factors: dict[int, Tensor] = {}
         if keep:
             for layer in layers:
@@ -55,5 +55,5 @@ class BlockWeights(Mapping[int, BlockParameters]):
 
 
 def takes_no_copy(model: PreTrainedModel) -> bool:
-    """Whether weights in float32 or better are those of the model itself."""
+    """Whether reading weights in float32 or better copies nothing, because the model's own are already."""
     return model.dtype in (torch.float32, torch.float64) and not is_offloaded(model) and not is_quantised(model)

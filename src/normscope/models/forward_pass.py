@@ -69,7 +69,7 @@ class StopForward(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What is visited in a model."""
+    """What to visit in a model."""
 
     layout: BlockLayout
     layers: Sequence[BlockModules]
@@ -87,7 +87,7 @@ class Targets:
 
     @cached_property
     def end(self) -> tuple[int, int]:
-        """The last visit: a layer, and which of its visits. Hidden vectors of a layer come after its blocks."""
+        """The last visit: its layer, and its place among the layer's visits. Hidden vectors come after the layer's blocks."""
         return max(
             [
                 *((layer, _ATTENTION) for layer in self.wanted),
@@ -98,7 +98,7 @@ class Targets:
 
 
 class Visitors(NamedTuple):
-    """What is called with what is visited."""
+    """The functions that are called on each visit."""
 
     attention: Visitor
     hidden: HiddenVisitor | None = None
@@ -117,17 +117,17 @@ class ForwardPass:
     """Compares sums of vectors with the attention output, if that is due in this pass."""
     replacements: Mapping[int, Replacement] = dataclasses.field(default_factory=dict)
     calls: list[LayerCall] | None = None
-    """Gets the arguments of every layer's call."""
+    """Receives the arguments of every layer's call."""
     whole: bool = False
-    """Whether the pass goes on when everything has been visited."""
+    """Whether the pass goes on after everything has been visited."""
     masks_on_host: Sequence[Tensor] = ()
-    """Token masks in CPU memory, as far as they are known."""
+    """Token masks that are already in CPU memory."""
     passed: int = 0
     """Number of layers that have begun."""
     attention: LayerCapture | None = None
     """What the attention block of the current layer has computed so far; None once it has been visited."""
     network: FeedForwardCapture | None = None
-    """Likewise of the feed-forward network, until the model leaves the layer."""
+    """The same for the feed-forward network, until the model leaves the layer."""
     shown: set[int] = dataclasses.field(default_factory=set)
     """Layers whose attention blocks have been visited."""
 
@@ -164,7 +164,7 @@ class ForwardPass:
         vectors = args[0] if args else kwargs["hidden_states"]
         self._show_hidden(modules.layer - 1, vectors)
         if self.calls is not None:
-            # A cache of keys would count them twice if the layer ran again.
+            # With a cache, a layer that runs again would count its keys twice.
             self.calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys())))
         replaced = self.replacements.get(modules.layer)
         if replaced is not None:
@@ -188,7 +188,7 @@ class ForwardPass:
             self.attention.inputs = args[0] if args else kwargs["hidden_states"]
 
     def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """What W_K reads."""
+        """The input of W_K."""
         # DeBERTa-v2 projects its positions with the same module, after the tokens.
         if self.attention is not None and self.attention.attention_inputs is None:
             self.attention.attention_inputs = args[0]
@@ -222,7 +222,7 @@ class ForwardPass:
         )
 
     def take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """What the output projection gives."""
+        """The output of W_O."""
         if self.attention is not None:
             if output.shape[:-1] != self.token_mask.shape:
                 raise self._unobservable(
@@ -233,22 +233,22 @@ class ForwardPass:
             self._show()
 
     def take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """What the feed-forward network reads."""
+        """The input of the feed-forward network."""
         if self.network is not None:
             self.network.inputs = args[0]
 
     def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """What W_1 gives."""
+        """The output of W_1."""
         if self.network is not None:
             self.network.pre_activations = output
 
     def take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """What V gives."""
+        """The output of V."""
         if self.network is not None:
             self.network.multipliers = output
 
     def take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-        """What W_2 gives."""
+        """The output of W_2."""
         if self.network is not None:
             # Falcon adds the attention output to this tensor, in place.
             self.network.output = output.clone() if self.network.modules.layout.added_in_place else output

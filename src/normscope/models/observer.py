@@ -54,7 +54,7 @@ class Observer:
         hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.
 
-    The forward pass ends after the last block or hidden vectors to visit.
+    The forward pass ends after the last block or hidden vectors to be visited.
 
     Raises:
         AttributeError: If the model lacks a module that the layout names.
@@ -106,7 +106,7 @@ class Observer:
         self._exit.callback(_OBSERVED.discard, whole)
         try:
             self._change_model()
-        except BaseException:  # an interrupt leaves the model as it was, too
+        except BaseException:  # even an interrupt leaves the model as it was
             self._exit.close()
             raise
         return self
@@ -115,7 +115,7 @@ class Observer:
         if self._layout.registry:
             self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
         else:
-            # Their own fused attention returns no weights, or (Falcon) those of attention that sees later keys.
+            # The fused attention of these models returns no weights or (Falcon) weights that include later keys.
             previous = self._model.config._attn_implementation
             self._exit.callback(setattr, self._model.config, "_attn_implementation", previous)
             self._model.config._attn_implementation = "eager"
@@ -177,11 +177,11 @@ class Observer:
             visit_hidden: Called with the layer's number and hidden vectors, for each layer in `hidden`.
             visit_feed_forward: Called with the block of each feed-forward network when the model leaves its layer, if the
                 observer was made with `feed_forward`. The block holds the attention block of the same layer.
-            on_host: The inputs in CPU memory. With them, the host need not wait for the device to tell what is padding.
+            on_host: The inputs in CPU memory. With them, the host knows what is padding without waiting for the device.
             replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
                 both read them.
             whole: A model that contains the observed one; it is run instead, to its end.
-            calls: Gets the arguments of every layer's call, for `run_layer`. A hook of the model may then turn gradients on.
+            calls: Receives the arguments of each layer's call, for `run_layer`. A hook of the model may then turn gradients on.
 
         Returns:
             The output of `whole`; None without it.
@@ -230,7 +230,7 @@ class Observer:
     def _forward(
         self, forward: ForwardPass, gradients: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call a module as a pass; None if the pass ends before the module does."""
+        """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self._pass = active.set(forward), forward
         try:
             with gradients:

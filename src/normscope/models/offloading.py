@@ -1,7 +1,7 @@
-"""Where weights are kept that are loaded into a module only while it runs: other accelerators, CPU memory or disk.
+"""Where to keep weights that are loaded into a module only while it runs: other accelerators, CPU memory or disk.
 
-A model runs on one device, and so does everything that is measured: other accelerators hold weights, from which they are copied
-faster than from CPU memory.
+The model and all measurements run on one device. Other accelerators only hold weights, which are copied from there faster than
+from CPU memory.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from normscope.models.stored_weights import kept_elsewhere
 
 @contextlib.contextmanager
 def accelerate_silenced() -> Iterator[None]:
-    """Silence accelerate's remark that weights are offloaded: a run says where they are."""
+    """Silence accelerate's remark that weights are offloaded: a run itself says where they are."""
     logger = logging.getLogger("accelerate.big_modeling")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -30,14 +30,14 @@ def accelerate_silenced() -> Iterator[None]:
 
 
 def memory_by_device(device: torch.device, limits: MaxMemory) -> dict[int | str, int]:
-    """Bytes that weights may take on the device on which a model runs, and on the CPU, as accelerate expects them.
+    """Bytes that weights may take on the device on which a model runs, and on the CPU, in the form that accelerate expects.
 
     Args:
         device: The device on which the model runs.
-        limits: Sizes; a place without one may be filled as far as accelerate thinks right.
+        limits: Sizes; a place without one is filled as far as accelerate allows.
 
     Raises:
-        InputError: If accelerate is not installed, a size is none, or there is one for an accelerator that is not used.
+        InputError: If accelerate is not installed, a size is invalid, or one is given for an accelerator that is not used.
     """
     try:
         from accelerate.utils import get_max_memory
@@ -62,10 +62,10 @@ def memory_by_device(device: torch.device, limits: MaxMemory) -> dict[int | str,
 
 
 def spare_memory(devices: range, limits: MaxMemory) -> dict[torch.device, int]:
-    """Bytes that weights may take on each of the accelerators on which a process does not run, all but the first.
+    """Bytes that weights may take on each of a process's accelerators but the first, on which the model runs.
 
     Raises:
-        InputError: If the size is none.
+        InputError: If the size is invalid.
     """
     size = limits.accelerator
     limit = None if size is None else size_in_bytes("device.max_memory.accelerator", size)
@@ -76,14 +76,14 @@ def spare_memory(devices: range, limits: MaxMemory) -> dict[torch.device, int]:
 
 
 _USABLE = 0.9
-"""The share of free memory that weights may take, the rest being CUDA's own: accelerate's, too."""
+"""The fraction of free memory that weights may take, as in accelerate; the rest is left to CUDA."""
 
 
 def keep_on(model: nn.Module, spare: Mapping[torch.device, int]) -> None:
     """Move weights that are kept in CPU memory to other devices, as many as fit, in the order of the modules.
 
     Args:
-        model: A model whose weights accelerate has spread.
+        model: A model whose weights accelerate has distributed.
         spare: Bytes that weights may take on each device.
     """
     left = dict(spare)

@@ -15,11 +15,11 @@ from normscope.models.stored_weights import by_torchao
 
 
 def bitsandbytes_config(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> BitsAndBytesConfig:
-    """How transformers is to load weights that bitsandbytes quantises.
+    """Tells transformers how to load weights that bitsandbytes quantises.
 
     Args:
-        quantization: In how many bits.
-        dtype: What layers in four bits compute in.
+        quantization: Whether in eight or four bits.
+        dtype: The dtype in which four-bit layers compute.
 
     Raises:
         InputError: If the device is not CUDA, or bitsandbytes is not installed.
@@ -54,7 +54,7 @@ def quantise_to_int8(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def with_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """The parameter; if torchao has quantised it, its integers and scales stand for numbers of this dtype."""
+    """The parameter; if torchao has quantised it, one that stands for numbers of this dtype."""
     if not by_torchao(parameter):
         return parameter
     subclass: Any = parameter.data

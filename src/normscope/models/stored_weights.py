@@ -1,12 +1,12 @@
-"""The weights of a model as it keeps them: quantised, or elsewhere while their module does not run.
+"""The weights of a model as they are stored: quantised, or kept elsewhere while their module does not run.
 
-Everything that reads a weight reads it here. How weights come to be quantised or offloaded is known to `quantisation` and
-`offloading`, which only loading needs.
+All weights are read through this module. Only loading needs `quantisation` and `offloading`, which quantise and offload them.
 
-A quantised model computes with the numbers that its integers and scales stand for, and these are what its blocks are made of.
-They are computed when a block is decomposed, one layer at a time: those of all layers would take the memory that quantisation
-saves. torchao keeps a weight in its own type of tensor. bitsandbytes keeps integers in the parameter and scales beside it; its
-8-bit layers also round what they multiply, so that their output is not exactly what their weights would give.
+A quantised model computes with the numbers that its integers and scales stand for, and so does the decomposition of its blocks.
+The numbers are computed when a block is decomposed, one layer at a time: those of all layers would take the memory that
+quantisation saves. torchao keeps a weight in its own type of tensor. bitsandbytes keeps integers in the parameter and scales
+beside it; its 8-bit layers also round the vectors they multiply, so that their output is not exactly what their weights would
+give.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def weight_values(module: nn.Module) -> Tensor:
     """The weight of a module, or the numbers that a quantised one stands for.
 
     Args:
-        module: A linear layer, its weight on the device on which it runs.
+        module: A linear layer whose weight is on the device on which it runs.
 
     Returns:
         The weight as stored, (out, in) in a `Linear`; in the dtype of the scales if it is quantised.
@@ -84,7 +84,7 @@ def _by_bitsandbytes(weight: Tensor) -> bool:
 def same_weight(parameter: nn.Parameter) -> nn.Parameter:
     """A parameter that shares the memory of another, without its gradients.
 
-    Layers of bitsandbytes change the attributes of their weights when they first run, so the two have attributes of their own.
+    Layers of bitsandbytes change the attributes of their weights when they first run, so each of the two has its own.
     """
     if not _by_bitsandbytes(parameter):
         return nn.Parameter(parameter.detach(), requires_grad=False)
@@ -103,7 +103,7 @@ def quantisation_state(module: nn.Module) -> list[Any]:
 
 
 def stored_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold the values of a tensor: integers and scales of one that torchao has quantised, else itself."""
+    """The tensors that hold the values of a tensor: its integers and scales if torchao has quantised it, else itself."""
     if not by_torchao(tensor):
         return [tensor]
     subclass: Any = tensor
@@ -135,7 +135,7 @@ def weights_present(module: nn.Module) -> Iterator[None]:
 
 
 def _offloading_hooks(module: nn.Module) -> list[Any]:
-    """Hooks of accelerate that load a module's weights before it runs; `align_module_device` misses those in a sequence."""
+    """Hooks of accelerate that load a module's weights before it runs; `align_module_device` misses hooks in a sequence."""
     hook: Any = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]
 
@@ -160,7 +160,7 @@ def execution_device(model: nn.Module) -> torch.device:
 
 
 def kept_elsewhere(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, Tensor | None]]:
-    """The weights that are loaded when their module runs: in which dictionary, its key, and the weight; None on disk."""
+    """The weights that are loaded when their module runs: dictionary, key, and the weight (None if it is on disk)."""
     for module in model.modules():
         for hook in _offloading_hooks(module):
             # A hook put on a single module by hand keeps its weights in a plain dictionary, without a prefix.

@@ -10,11 +10,11 @@ from normscope.models.identities import sampled_sum_error
 
 
 class SumCheck:
-    """Compares on the first batch, and on every batch longer than all before.
+    """Compares Σ αf(x) with the attention output on the first batch, and on every batch longer than all before it.
 
     Args:
         name: The model's name, for messages.
-        bound: The largest relative difference.
+        bound: The relative difference from which on the comparison fails.
     """
 
     def __init__(self, name: str, bound: float) -> None:
@@ -26,7 +26,7 @@ class SumCheck:
         """Relative differences of the current pass, by layer."""
 
     def is_due(self, token_mask: Tensor, keys: int, masks_on_host: Sequence[Tensor]) -> bool:
-        """Whether the vectors of a pass are to be added up; they are those of its longest sequence.
+        """Whether to add up the vectors of a pass: those of its longest sequence.
 
         Args:
             token_mask: Tokens that are not padding.
@@ -48,7 +48,7 @@ class SumCheck:
     def require(self) -> None:
         """Check that the vectors of the pass add up to the attention output."""
         for layer, error in self.errors.items():
-            if float(error) >= self._bound:  # analyses refuse what is not a number
+            if float(error) >= self._bound:  # analyses reject NaN
                 raise InputError(
                     f"{self._name} cannot be observed exactly on texts of {self._compared} tokens: in layer {layer}, Σ αf(x) "
                     f"differs from the attention output by {float(error):.1e} (relative, at most {self._bound:.0e}), so "

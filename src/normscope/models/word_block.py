@@ -1,4 +1,4 @@
-"""One attention block between words: what its tokens give each other, merged by words (see `maths/words.py`)."""
+"""One attention block between words: what tokens take from each other, merged by word (see `maths/words.py`)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ class WordBlock:
     def _within(
         self, groups: WordGroups
     ) -> tuple[Float[Tensor, "batch head query"], Float[Tensor, "batch query model"]]:
-        """What each token gives to all tokens of its word, by head, and what it takes from them."""
+        """Each token's weight on all tokens of its word, by head, and the vector that it takes from them."""
         alpha, value = self.block.alpha, self.block.value
         weights = alpha.own.to(value).clone()
         values = weights.unsqueeze(-1) * value

@@ -1,8 +1,8 @@
-"""The state of a share of a corpus, in a file of its own: saved while the share is read, and kept once it is whole.
+"""The state of a share of a corpus, in a file of its own: saved while the share is read, and kept once it is finished.
 
-A share goes on from its file, whoever has begun it: a resumed run makes the same batches again, skips those already done, and
-continues from the saved sums. The file is written atomically, so the result is bit for bit that of an uninterrupted run, as
-long as every batch fits into memory. Whole shares are merged in the order of their numbers (`reduction`).
+A share continues from its file, whichever process began it: a resumed run makes the same batches again, skips those already
+done, and continues from the saved sums. The file is written atomically, so the result is bit for bit that of an uninterrupted
+run, as long as every batch fits into memory. Finished shares are merged in the order of their numbers (`reduction`).
 """
 
 import contextlib
@@ -45,21 +45,21 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class SavedShare:
-    """What the file of a share says of its state."""
+    """What the file of a share says about its state: its header."""
 
     share: Share
     identity: Mapping[str, Any]
-    """What all runs that go on from the state or merge it have in common: config, model and relevant software."""
+    """What all runs that continue or merge the state have in common: config, model and relevant software."""
     position: Position
     counts: CorpusCounts | None
     """The counts of the examples of the share; None until all of it has been analysed."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "SavedShare":
-        """Check the header of a file.
+        """Parse and check the header of a file.
 
         Raises:
-            DAMAGE: If it is something else.
+            DAMAGE: If it is not the header of a share.
         """
         share, position = Share(content["shard"], content["shards"]), Position(content["batches"], content["digest"])
         numbers = (share.number, share.of, position.batches)
@@ -71,10 +71,10 @@ class SavedShare:
 
     @property
     def whole(self) -> CorpusCounts:
-        """The counts of the examples of a share that has been analysed whole.
+        """The counts of the examples of a finished share.
 
         Raises:
-            ValueError: If it has not.
+            ValueError: If the share is not finished.
         """
         if self.counts is None:
             raise ValueError("expected the state of a whole share")
@@ -82,7 +82,7 @@ class SavedShare:
 
     @classmethod
     def read(cls, path: Path) -> "SavedShare":
-        """Read the header of a file, and not the state.
+        """Read the header of a file, without the state.
 
         Raises:
             DAMAGE: If it cannot be read.
@@ -96,7 +96,7 @@ class SavedShare:
         return packed(content | dataclasses.asdict(self.position), state)
 
     def difference(self, identity: Mapping[str, Any]) -> tuple[str, Any, Any, int] | None:
-        """What differs in another identity: a key, its value here and there, and how many more keys; None if nothing does."""
+        """What differs in another identity: a key, its values here and there, and how many more keys; None if nothing does."""
         other = json.loads(json.dumps(identity))
         different = [key for key in {**self.identity, **other} if self.identity.get(key) != other.get(key)]
         if not different:
@@ -127,18 +127,18 @@ class Checkpoint:
         self._every, self._due = every_seconds, time.monotonic() + every_seconds
 
     def of_nothing(self) -> bytes:
-        """The content before the first batch: what the run is, and its share of how many."""
+        """The file's content before the first batch: the header, and no state."""
         return self._new.packed({})
 
     def whole(self, counts: CorpusCounts, state: State) -> bytes:
-        """The content with the state of the whole share, for another process."""
+        """The file's content with the state of the finished share, to send to another process."""
         return dataclasses.replace(self._new, counts=counts).packed(state)
 
     def kept(self) -> tuple[State, CorpusCounts]:
-        """The state of the whole share and the counts of its examples.
+        """The state of the finished share and the counts of its examples.
 
         Raises:
-            InputError: If the file is missing or damaged, or holds less.
+            InputError: If the file is missing or damaged, or the share is not finished.
         """
         saved, state = self._read() if self.path.is_file() else (self._new, {})
         if saved.counts is None:
@@ -146,7 +146,7 @@ class Checkpoint:
         return state, saved.counts
 
     def finished(self, analyses: Sequence[Analysis]) -> CorpusCounts | None:
-        """Load the saved state if it is that of the whole share; return the counts of its examples.
+        """Load the saved state if the share is finished, and return the counts of its examples; else None.
 
         Raises:
             InputError: If the checkpoint is unreadable or damaged, or the config or model has changed.
@@ -193,7 +193,7 @@ class Checkpoint:
 
         Args:
             position: How far the share has been read.
-            counts: The counts of its examples, if the whole share has been analysed.
+            counts: The counts of its examples, if the share is finished.
 
         Raises:
             InputError: If the run folder is not writable.
@@ -215,7 +215,7 @@ class Checkpoint:
             self.path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[SavedShare, dict[str, Tensor]]:
-        """What the file holds, verified by the checksum; it is the state of this share of this run."""
+        """The file's header and state, verified by the checksum and checked to be those of this share of this run."""
         try:
             content, state = unpacked(self.path)
             saved = SavedShare.of(content)
@@ -244,9 +244,9 @@ class Checkpoint:
 
 
 def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> str:
-    """Give the analyses a saved state; returns what is wrong with it, or nothing.
+    """Load a saved state into the analyses; return what is wrong with it, or an empty text.
 
-    A checksum can be forged, and a tensor of another shape may be broadcast: what was loaded must be what was saved.
+    A checksum can be forged, and a tensor of another shape may be broadcast: what was loaded must match what was saved.
     """
     new = _shapes(state_of(analyses))
     try:
@@ -254,7 +254,7 @@ def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor])
         loaded = _shapes(state_of(analyses))
     except (LookupError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
         return one_line(error)
-    # What is a single number stays one: any shape could be broadcast to it.
+    # A single number must stay one, because it could be broadcast to any shape.
     expected = loaded | {name: kind for name, kind in new.items() if kind[1] == ()}
     saved = _shapes(tensors)
     different = sorted(name for name in {**saved, **expected} if saved.get(name) != expected.get(name))

@@ -40,9 +40,9 @@ def conclude(run: Run, progress: Progress) -> dict[str, Findings]:
 
 
 def with_rollups(published: Published, findings: Findings) -> Findings:
-    """Findings with the numbers and curves that are declared and that the analysis has not rolled up itself.
+    """Findings, completed by the declared numbers and curves that the analysis has not rolled up itself.
 
-    If it leaves all numbers to its declaration and has no summary of its own, they are the summary.
+    If the analysis has neither numbers nor a summary of its own, the rolled-up numbers are the summary.
     """
     rolled = roll_up(published, {**findings.tables, **findings.rolled_up_from})
     own = len(findings.summary) or findings.metrics

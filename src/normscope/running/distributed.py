@@ -42,7 +42,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def local_device(self, options: DeviceOptions) -> DeviceOptions:
-        """The options with a device of this process: one accelerator for each process on a machine."""
+        """The options with this process's device: one accelerator for each process on a machine."""
         if self.size == 1 or options.name not in ("auto", "cuda") or not torch.cuda.is_available():
             return options
         devices = self.local_devices(options)
@@ -82,7 +82,7 @@ class ProcessGroup:
             yield
         except InputError as raised:
             error = raised
-        # After a PeerError another process has the message.
+        # After a PeerError, another process prints the message.
         has_failed = self.gathered(error is not None and not isinstance(error, PeerError))
         if not any(has_failed):
             if error is not None:
@@ -111,7 +111,7 @@ class ProcessGroup:
         return values
 
     def collected(self, content: bytes) -> Iterator[bytes]:
-        """What each process has, by rank, in the main process; nothing in the others, which send theirs.
+        """In the main process, the content of each process, by rank. The others send theirs and get nothing.
 
         Raises:
             InputError: If another process has failed.
@@ -143,7 +143,7 @@ def device_share(local_rank: int, processes: int, devices: int) -> range:
     Args:
         local_rank: The number of the process, from 0.
         processes: How many there are.
-        devices: How many accelerators the machine shows.
+        devices: How many accelerators of the machine are visible.
 
     Raises:
         InputError: If they cannot be divided evenly.

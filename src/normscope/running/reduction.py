@@ -11,9 +11,9 @@ State = Mapping[str, Tensor]
 
 
 class Reduction:
-    """Merges states one after another as a tree would: ((0 + 1) + (2 + 3)) + …, with at most log₂ N of them in memory.
+    """Merges states, added one after another, as a tree would: ((0 + 1) + (2 + 3)) + …, with about log₂ N of them in memory.
 
-    Whether processes have sent the states, checkpoints hold them or other runs have left them, the result has the same bytes.
+    The result has the same bytes whether the states come from processes, checkpoints or other runs.
 
     Args:
         analyses: The analyses whose states are merged.
@@ -37,7 +37,7 @@ class Reduction:
         self._counts.add(counts)
 
     def finish(self) -> CorpusCounts:
-        """Give the analyses the merged state of all shares, of which there is at least one; return the sum of the counts."""
+        """Load the merged state of all shares (at least one) into the analyses; return the sum of the counts."""
         state = self._left.pop()
         while self._left:
             state = self._merged(self._left.pop(), state)

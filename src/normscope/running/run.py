@@ -45,11 +45,11 @@ class Run:
     """Its path, in all processes."""
     provenance: Provenance
     warnings: Sequence[str] = ()
-    """About the environment; said when the run begins."""
+    """Warnings about the environment, printed when the run begins."""
     stream: BatchStream = dataclasses.field(init=False)
-    """What is left of the share."""
+    """The batches of the share that are still to come."""
     saves: bool = False
-    """Whether checkpoints are saved: all processes see the run folder."""
+    """Whether checkpoints are saved: only if all processes see the run folder."""
     checkpoint: Checkpoint | None = None
     """The checkpoint of the share; None if none is saved."""
     position: Position = dataclasses.field(default_factory=Position)
@@ -89,7 +89,7 @@ class Run:
 
     @classmethod
     def in_memory(cls, options: RunOptions, inputs: InputsInMemory) -> "Run":
-        """The same for a model and texts in memory, in this process and without a run folder."""
+        """A run on a model and texts in memory, in this process and without a run folder."""
         group, whole = ProcessGroup(), Shares(1, [Share(0, 1)])
         plan = Plan.of(options, inputs, whole, group)
         run = cls(plan, group, None, Path(), Provenance.of(plan, Origin(time.monotonic(), "")))
@@ -102,7 +102,7 @@ class Run:
         return self.provenance.counts
 
     def start(self) -> None:
-        """Begin the run in its folder, which records from now on how it ends.
+        """Begin the run in its folder, which from now on records how the run ends.
 
         Raises:
             InputError: If the folder cannot be written to.
@@ -151,13 +151,13 @@ class Run:
             require_examples(self, counts)
 
     def finish_share(self, position: Position) -> None:
-        """Save the state of a whole share, if there are others."""
+        """Save the state of a finished share, if it is not the only one."""
         alone = self.plan.shares.number == self.group.size == 1 and self.plan.options.shard is None
         if self.checkpoint is not None and not self.finished and not alone:
             self.checkpoint.save(self.plan.analyses, position, self.counts)
 
     def reduce(self) -> None:
-        """Merge the shares: the analyses and counts of the main process end up with those of the whole corpus.
+        """Merge the shares: the main process then has the state and counts of the whole corpus.
 
         Raises:
             InputError: If another process has failed, or a checkpoint is missing or damaged.
@@ -173,7 +173,7 @@ class Run:
     def _states(self) -> Iterator[tuple[State, CorpusCounts]]:
         """The states of all shares and the counts of their examples, in the main process; nothing in the others."""
         if self.plan.shares.number != self.group.size:
-            self.group.gathered(True)  # once every process has come here, all shares are saved
+            self.group.gathered(True)  # once every process is here, all shares are saved
             for share in self.plan.shares.all if self.group.is_main else []:
                 yield self._checkpoint(share).kept()
             return
@@ -188,8 +188,8 @@ class Run:
             self._checkpoint(share).remove()
 
     def _first_checkpoint(self) -> dict[str, bytes]:
-        """The checkpoint of a run that begins, by its name: it records the number of shares, so that a run that is killed
-        before its first batch is continued with the same shares and gives the same bytes.
+        """The first checkpoint of a new run, by file name. It records the number of shares, so that a run killed before its
+        first batch is continued with the same shares and gives the same bytes.
         """
         reads_corpus = self.plan.options.merge is None and not self.plan.options.prepare
         checkpoint = self._checkpoint(self.plan.shares.all[0])
@@ -240,7 +240,7 @@ def require_examples(run: Run, counts: CorpusCounts) -> None:
         counts: The counts of the whole corpus.
 
     Raises:
-        InputError: If one had none; the message has the reasons.
+        InputError: If one had none; the message gives the reasons.
     """
     options = run.plan.options
     for view, own in zip(run.plan.views, counts_of(run.plan.views, counts), strict=True):

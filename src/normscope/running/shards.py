@@ -1,4 +1,4 @@
-"""Shares of a corpus that are analysed by runs that never meet (`shard=i shards=N`), and the run that merges them.
+"""Shares of a corpus that are analysed by separate runs (`shard=i shards=N`), and the run that merges them.
 
 Each run leaves the file of its share, and shards are merged in the order of their numbers: the result has the same bytes
 whichever finished first.
@@ -27,7 +27,7 @@ from normscope.running.state_file import DAMAGE, unpacked
 T = TypeVar("T")
 
 _SHOWN = 10
-"""Missing shards that a message lists."""
+"""How many missing shards a message lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +78,14 @@ def complete_set(folders: Sequence[str | Path]) -> list[Path]:
 
 
 def merge(run: Run, folders: Sequence[str]) -> None:
-    """Give the analyses of a run the state of all shards.
+    """Load the merged state of all shards into the analyses of a run.
 
     Args:
         run: The run that merges.
         folders: The run folders of all shards, in any order.
 
     Raises:
-        InputError: If the folders are no complete set, or a shard's state, model or software does not fit this run.
+        InputError: If the folders are not a complete set, or a shard's state, model or software does not fit this run.
     """
     reduction = Reduction(run.plan.analyses)
     for folder in complete_set(folders):
@@ -118,7 +118,7 @@ def merging_folders(sweep: Path) -> Iterator[list[Path]]:
 
 
 def _saved(folder: Path) -> SavedShare:
-    """What the file of a whole shard says of its state."""
+    """The header of a complete shard's file."""
     saved = _read(folder, SavedShare.read)
     if saved.counts is None:
         raise InputError(f"merge={folder}: {_why_no_state(folder)}")
@@ -136,7 +136,7 @@ def _read(folder: Path, read: Callable[[Path], T]) -> T:
 
 
 def _why_no_state(folder: Path) -> str:
-    """Why a folder holds no state of a shard, and what helps."""
+    """Why a folder holds no state of a complete shard, and what to do about it."""
     expected = "expected the folder of a run with shard=… shards=…"
     if not (folder / CONFIG).is_file():
         return expected
@@ -157,7 +157,7 @@ def _refuse_others(folder: Path, saved: SavedShare, identity: Mapping[str, Any],
 
 
 def _missing(numbers: Collection[int], shards: int) -> str:
-    """The shards without a folder, of which there may be more than memory can list; empty if there are none."""
+    """The first shards without a folder (all may be too many to list in memory); empty if there are none."""
     first = itertools.islice((number for number in range(shards) if number not in numbers), _SHOWN)
     more = shards - len(numbers) - _SHOWN
     return ", ".join(map(str, first)) + (f" and {more:,} more" if more > 0 else "")

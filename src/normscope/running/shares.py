@@ -1,8 +1,8 @@
 """The shares of a corpus: one for each process of a run, or for each run of a set of shards.
 
-A process that is killed loses what its share has gained since its last checkpoint. Shares do not depend on each other until
-all are merged, so any number of processes can continue with them, one after another if there are fewer: the result has the
-same bytes.
+A process that is killed loses what it has added to its share since the last checkpoint. Shares do not depend on each other
+until they are merged, so any number of processes can continue them, one after another if there are fewer processes than shares:
+the result has the same bytes.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ CHECKPOINT = "checkpoint.safetensors"
 SHARD = "shard.safetensors"
 _CHECKPOINT_OF_SHARE = re.compile(r"checkpoint\.([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
 
-# Windows at the start of a stream that all processes tokenise.
+# Number of windows at the start of a stream that all processes tokenise.
 _SHARED_WINDOWS = 16
 
 
@@ -39,7 +39,7 @@ class Share:
     def batches(self, corpus: Corpus, read: ReadWindow, counts: CorpusCounts) -> Iterator[tuple[Batch, bool]]:
         """Batches of a corpus, and whether each belongs to this share.
 
-        The batches of all shares together are those of the only share of one.
+        All shares together have the same batches as a single share of the whole corpus.
 
         Args:
             read: Returns the batches of one of its windows.
@@ -54,7 +54,7 @@ class Share:
             yield from itertools.islice(windows(part.examples()), share.number, None, share.of)
 
     def _streams(self, corpus: Corpus) -> Iterator[tuple[Corpus, "Share"]]:
-        """What this share reads of a corpus, and what it has of each part."""
+        """The parts of a corpus, or the whole, that this share reads, and its share of each."""
         if corpus.parts is None:
             yield corpus, self
         else:
@@ -62,10 +62,10 @@ class Share:
                 yield corpus.part(index), share
 
     def portions(self, parts: int) -> Iterator[tuple[int, "Share"]]:
-        """The parts of a corpus that this share reads, and what it has of each.
+        """The parts of a corpus that this share reads, and its share of each.
 
-        All shares have equally many whole parts. If fewer parts than shares are left, each of them is shared by as many as
-        possible, so that nobody reads more than one of these.
+        All shares have equally many whole parts. The parts that are left, fewer than there are shares, are divided among all
+        shares, so that no share reads more than one of them.
         """
         left = parts % self.of
         for index in range(self.number, parts - left, self.of):
@@ -78,17 +78,17 @@ class Share:
     def _of_stream(
         self, examples: Iterable[Example | str], read: ReadWindow, counts: CorpusCounts
     ) -> Iterator[tuple[Batch, bool]]:
-        """The same for examples that every share must read.
+        """The same for a stream of examples that every share must read.
 
-        The first windows are batched for all shares and their batches distributed, so that even a small corpus keeps many
-        processes busy. Of the later windows each share has every N-th; the others are skipped without being tokenised.
+        Every share batches the first windows, and their batches are distributed, so that even a small corpus keeps many
+        processes busy. Of the later windows, each share has every N-th; the others are skipped without being tokenised.
         """
         serial = 0
         for number, window in enumerate(windows(examples)):
             is_shared = number < min(self.of, _SHARED_WINDOWS)
             if not is_shared and number % self.of != self.number:
                 continue
-            # Windows that are batched for all shares are counted in the first.
+            # Windows that every share batches are counted only in the first share.
             counted = counts if self.number == 0 or not is_shared else CorpusCounts()
             for batch in read(window, counted):
                 yield batch, not is_shared or serial % self.of == self.number
@@ -105,7 +105,7 @@ class Shares:
     """The shares of a run, and those of this process."""
 
     number: int
-    """The number of shares of the run; 1 for the run of a shard, which has that share of the corpus alone."""
+    """The number of shares of the run; 1 for the run of a shard, which analyses only that share of the corpus."""
     own: Sequence[Share]
     """The shares of the corpus that this process analyses, one after another."""
 
@@ -116,10 +116,10 @@ class Shares:
 
     @classmethod
     def of(cls, options: RunOptions, folder: Path, group: ProcessGroup) -> "Shares":
-        """The shares of a new run, as many as processes, or those of a run that is resumed.
+        """The shares of a new run, one per process, or those of a run that is resumed.
 
         Raises:
-            InputError: If the run is resumed and this process does not see its folder, or it has checkpoints of several runs.
+            InputError: If this process does not see the folder of a resumed run, or the folder has checkpoints of several runs.
         """
         if options.shard is not None:
             return cls(1, [Share(options.shard, options.shards)])
@@ -139,10 +139,10 @@ class Shares:
 def _saved_number(folder: Path) -> int | None:
     """The number of shares that the corpus of a stopped run is divided into; None if it has no checkpoint.
 
-    A run has one before its first batch, unless its processes do not share a file system.
+    A run has a checkpoint before its first batch, unless its processes do not share a file system.
 
     Raises:
-        InputError: If there are checkpoints of different numbers.
+        InputError: If there are checkpoints for different numbers of shares.
     """
     names = [path.name for path in folder.glob("checkpoint*.safetensors")]
     numbers = {int(match[2]) for match in map(_CHECKPOINT_OF_SHARE.fullmatch, names) if match is not None}

@@ -1,6 +1,6 @@
 """Files of tensors with a header and a checksum: checkpoints, shards, and what is prepared for shards.
 
-They are safetensors: nothing in them is executed on reading. The checksum detects damage, not forgery.
+The format is safetensors: reading executes nothing from a file. The checksum detects damage, not forgery.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from normscope.untrusted.plain_data import parsed_json
 
 
 def packed(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """State and what is known about it, as a safetensors file with a checksum."""
+    """A header and tensors, as the content of a safetensors file with a checksum."""
     text = json.dumps(content)
     return safetensors.torch.save(dict(tensors), metadata={"normscope": text, "sha256": checksum(text, tensors)})
 
 
 DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, safetensors.SafetensorError)
-"""What reading a file raises that was not written by `packed`, or has changed since."""
+"""The errors of reading a file that `packed` did not write, or that has changed since."""
 
 
 def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `packed` was given.
+    """The header and tensors that `packed` was given.
 
     Raises:
         DAMAGE: If the file cannot be read or the checksum does not match.
@@ -43,14 +43,14 @@ def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def received(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `packed` was given, from bytes that another process of the same run has packed."""
+    """The header and tensors from bytes that another process of the same run has packed."""
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     return _content(metadata), safetensors.torch.load(content)
 
 
 def header(path: Path) -> dict[str, Any]:
-    """What `packed` was given apart from the tensors, which are not read.
+    """The header that `packed` was given; the tensors are not read.
 
     Raises:
         DAMAGE: If the file cannot be read.
@@ -60,7 +60,7 @@ def header(path: Path) -> dict[str, Any]:
 
 
 def _opened(path: Path) -> Any:
-    """A file of tensors. Reading a pipe could wait for ever, and a file may be larger than the memory."""
+    """Open a file of tensors. Not a pipe, which could block for ever, nor a file larger than the free memory."""
     if not path.is_file():
         raise ValueError("it is not a file")
     size, memory = path.stat().st_size, psutil.virtual_memory().available
