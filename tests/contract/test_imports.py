@@ -249,6 +249,21 @@ def knows_an_architecture(source: Path) -> set[str]:
     return {name(path, source) for path in files(source) if "model_type" in path.read_text()}
 
 
+def test_no_file_imports_itself_through_others():
+    """Not even inside functions, or for type checkers alone: whoever reads a file can read first what it builds on."""
+    modules = {module_of(path, SOURCE): path for path in files(SOURCE)}
+    graph = {module: {*imported_anywhere(path)} & modules.keys() - {module} for module, path in modules.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def imported_anywhere(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}".removeprefix(f"{SOURCE.name}.")
+            yield node.module.removeprefix(f"{SOURCE.name}.")
+
+
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_has_one_place_that_loads_it(leaf):
     importing = set()

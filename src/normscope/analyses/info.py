@@ -2,13 +2,12 @@
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from normscope.analyses.papers import Paper
 from normscope.results.declare import Published
 
 if TYPE_CHECKING:
-    from normscope.analyses.base import Analysis
     from normscope.data.options import DatasetOptions
     from normscope.models.options import ModelOptions
 
@@ -76,12 +75,12 @@ class AnalysisInfo:
     published: Published = dataclasses.field(default_factory=Published, hash=False)
     """What it publishes: its tables, and the numbers and curves that follow from them."""
 
-    def load(self) -> "type[Analysis]":
+    def load(self) -> type[Any]:
         """Import the `Analysis` subclass.
 
         Raises:
             ImportError, AttributeError: If `implementation` does not exist.
         """
         module, _, name = self.implementation.partition(":")
-        analysis: type[Analysis] = getattr(importlib.import_module(module), name)
+        analysis: type[Any] = getattr(importlib.import_module(module), name)
         return analysis

@@ -5,7 +5,6 @@ python -m normscope.reporting.comparison.compare outputs/first outputs/second --
 """
 
 import argparse
-import dataclasses
 import difflib
 import math
 import sys
@@ -23,49 +22,12 @@ from normscope.reporting.comparison import runs as run_folders
 from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.paper_tables import compared_paper_tables
+from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.runs import Run
 from normscope.reporting.earlier_runs import RESULTS
 from normscope.reporting.latex import bare
 from normscope.reporting.run_folder import write_atomically
 from normscope.reporting.spreadsheets import as_csv
-
-
-@dataclasses.dataclass(frozen=True)
-class RunComparison:
-    """Several runs, compared metric by metric and layer by layer."""
-
-    runs: pd.DataFrame
-    """One row per run: run, label, status, every key that was swept, model, sequences, tokens, seconds, error."""
-    swept: Sequence[str]
-    """The config keys in which the runs differ."""
-    title: str
-    """What varies, and on which data: `5 models on WikiText`."""
-    values: pd.DataFrame
-    """One row per run, metric and layer (0: the whole run): label, group, metric, layer, depth, step, value, difference."""
-    metrics: pd.DataFrame
-    """One row per metric, one column per run."""
-    seeds: pd.DataFrame
-    """Mean and confidence interval over runs that differ only in their seeds: group, metric, runs, mean, low, high."""
-    seed_curves: pd.DataFrame
-    """The same for curves: group, metric, layer, depth, runs, mean, low, high."""
-    tests: pd.DataFrame
-    """Differences between means over seeds, with what Welch's test says of them; see `significance.tests`."""
-    sequence_tests: pd.DataFrame
-    """Differences between means over tokens, tested with sequences as the sample; see `significance.over_sequences`."""
-    heatmaps: pd.DataFrame
-    """Cells of heat maps, as means over seeds: group, depth (number of layers), figure, panel, row, column, value, row_title,
-    column_title, value_title."""
-    training: pd.DataFrame
-    """Means over seeds at every training step, for models with several; see `training.over_training`."""
-    crossings: pd.DataFrame
-    """The first training step at which each measure crosses a threshold; see `training.crossings`."""
-    baseline: str
-    """Label of the run that differences are measured from."""
-    baseline_group: str
-    """Label of that run without its seeds."""
-    folders: Sequence[Path]
-    """The runs' folders."""
-    failures: Sequence[str]
 
 
 def compared(

@@ -4,21 +4,19 @@ import math
 import os
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_families import Panel, families, is_percentage
 from normscope.reporting.comparison.map_pairs import heatmap_data
+from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
 from normscope.reporting.page.elements import asset, environment, script, script_data, table, table_data, vega
 from normscope.rounding import duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
-
-if TYPE_CHECKING:
-    from normscope.reporting.comparison.compare import RunComparison
 
 _ROWS = 2_000
 """Rows of a table that the page holds at most."""
@@ -38,7 +36,7 @@ _EXTREMES = "-extremes"
 """What the names of tables of minima and maxima end in."""
 
 
-def comparison_page(comparison: "RunComparison", folder: Path) -> str:
+def comparison_page(comparison: RunComparison, folder: Path) -> str:
     """The page as self-contained HTML.
 
     Args:
@@ -82,7 +80,7 @@ def comparison_page(comparison: "RunComparison", folder: Path) -> str:
     )
 
 
-def _runs(comparison: "RunComparison", folder: Path) -> pd.DataFrame:
+def _runs(comparison: RunComparison, folder: Path) -> pd.DataFrame:
     """One row per run: a link to its report, what was swept, and the size of the run."""
     facts = comparison.runs
     titles = short_keys(comparison.swept, parts=1) | {"model.name": "model", "dataset.name": "dataset"}
@@ -106,7 +104,7 @@ def _link(run: Path, folder: Path) -> Markup:
     return Markup('<a href="{}">{}</a>').format(address, name)
 
 
-def _tables(comparison: "RunComparison") -> dict[str, Any]:
+def _tables(comparison: RunComparison) -> dict[str, Any]:
     """The tables for the page's script, each without minima and maxima, which have tables of their own."""
     whole = {"metrics-table": (comparison.metrics, "Metrics of the runs")}
     if len(comparison.metrics.columns) > 2:
@@ -139,7 +137,7 @@ def _tables(comparison: "RunComparison") -> dict[str, Any]:
     return tables
 
 
-def _curves(comparison: "RunComparison") -> dict[str, Any]:
+def _curves(comparison: RunComparison) -> dict[str, Any]:
     """Curves by family: its title and meaning, and its panels with the lines of every run and of means over seeds."""
     layers = comparison.values[comparison.values["layer"] > 0]
     runs = dict(iter(layers.groupby("metric", sort=False)))
@@ -162,7 +160,7 @@ def _curves(comparison: "RunComparison") -> dict[str, Any]:
     }
 
 
-def _training(comparison: "RunComparison") -> dict[str, Any]:
+def _training(comparison: RunComparison) -> dict[str, Any]:
     """Measures over training: metrics of whole models, and curves by family; empty without several steps of a training."""
     rows = comparison.training
     if rows.empty:
@@ -239,6 +237,6 @@ def _lines(rows: pd.DataFrame, label: str, factor: float) -> list[dict[str, Any]
     ]
 
 
-def _differences(comparison: "RunComparison") -> pd.DataFrame:
+def _differences(comparison: RunComparison) -> pd.DataFrame:
     numbers = comparison.metrics.drop(columns="metric")
     return pd.concat([comparison.metrics["metric"], numbers.sub(numbers[comparison.baseline], axis=0)], axis=1)

@@ -5,7 +5,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -13,12 +12,10 @@ from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.paper_tables import Cell, Column, PaperTable, paper_tables
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError, one_line
+from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.latex import document
 from normscope.results.declare import Table
 from normscope.untrusted.tables import Columns, table
-
-if TYPE_CHECKING:
-    from normscope.reporting.comparison.compare import RunComparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +31,7 @@ class ComparedTable:
     tables: Sequence[PaperTable]
 
 
-def compared_paper_tables(comparison: "RunComparison") -> Iterator[tuple[str, str]]:
+def compared_paper_tables(comparison: RunComparison) -> Iterator[tuple[str, str]]:
     """The papers' tables that the completed runs have, as names and LaTeX.
 
     Raises:
