@@ -8,7 +8,7 @@ when the model leaves its layer, since families differ in what runs first, and t
 """
 
 import contextlib
-import weakref
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,8 +39,17 @@ from normscope.models.rotation import length_dependent_rotations, rotate_each_al
 from normscope.models.sum_check import SumCheck
 from normscope.rounding import counted
 
-_OBSERVED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""The first layers of the models that are being observed."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Event:
+    """A hook that tells the observer's current pass what a module was given or has computed."""
+
+    observer: "Observer"
+    take: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        current = self.observer.current
+        return None if current is None else self.take(current, *arguments)
 
 
 class Observer:
@@ -90,7 +99,8 @@ class Observer:
         self.check = SumCheck(name, bound_of(model, layout))
         """Compares Σ αf(x) with the attention output during the passes."""
         self._exit = contextlib.ExitStack()
-        self._pass: ForwardPass | None = None
+        self.current: ForwardPass | None = None
+        """The pass that is running."""
 
     @property
     def parameters(self) -> Mapping[int, BlockParameters]:
@@ -99,11 +109,8 @@ class Observer:
 
     def __enter__(self) -> "Observer":
         # A second observer's hooks would interfere with the first's.
-        whole = self._layers[0].whole
-        if whole in _OBSERVED:
+        if any(isinstance(hook, _Event) for hook in self._layers[0].whole._forward_pre_hooks.values()):
             raise RuntimeError("this model is already being observed")
-        _OBSERVED.add(whole)
-        self._exit.callback(_OBSERVED.discard, whole)
         try:
             self._change_model()
         except BaseException:  # even an interrupt leaves the model as it was
@@ -127,35 +134,31 @@ class Observer:
 
     def _hooks(self) -> Iterator[RemovableHandle]:
         for rotation in length_dependent_rotations(self._model):
-            yield rotate_each_alone(rotation, lambda: None if self._pass is None else self._pass.token_mask)
+            yield rotate_each_alone(rotation, lambda: None if self.current is None else self.current.token_mask)
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
         for modules in {id(modules.whole): modules for modules in self._layers}.values():
-            yield modules.whole.register_forward_pre_hook(self._event(ForwardPass.enter), with_kwargs=True)
-            yield modules.whole.register_forward_hook(self._event(ForwardPass.leave))
+            yield modules.whole.register_forward_pre_hook(_Event(self, ForwardPass.enter), with_kwargs=True)
+            yield modules.whole.register_forward_hook(_Event(self, ForwardPass.leave))
             if modules.residual is not modules.whole:
                 yield modules.residual.register_forward_pre_hook(
-                    self._event(ForwardPass.take_residual), with_kwargs=True
+                    _Event(self, ForwardPass.take_residual), with_kwargs=True
                 )
-            yield modules.key.register_forward_pre_hook(self._event(ForwardPass.take_attention_inputs))
-            yield modules.output.register_forward_hook(self._event(ForwardPass.take_attention_output))
+            yield modules.key.register_forward_pre_hook(_Event(self, ForwardPass.take_attention_inputs))
+            yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
             if modules.rotates:
                 yield modules.attention.register_forward_pre_hook(
-                    self._event(ForwardPass.take_position), with_kwargs=True
+                    _Event(self, ForwardPass.take_position), with_kwargs=True
                 )
             if modules.key_norm is not None:
-                yield modules.key_norm.register_forward_pre_hook(self._event(ForwardPass.take_unnormed_key))
+                yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
             if not self._layout.registry:
-                yield modules.attention.register_forward_hook(self._event(ForwardPass.take_own_weights))
+                yield modules.attention.register_forward_hook(_Event(self, ForwardPass.take_own_weights))
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
-            yield network.input.register_forward_pre_hook(self._event(ForwardPass.take_feed_forward_inputs))
-            yield network.input.register_forward_hook(self._event(ForwardPass.take_pre_activations))
+            yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_feed_forward_inputs))
+            yield network.input.register_forward_hook(_Event(self, ForwardPass.take_pre_activations))
             if network.multiplier is not None:
-                yield network.multiplier.register_forward_hook(self._event(ForwardPass.take_multipliers))
-            yield network.output.register_forward_hook(self._event(ForwardPass.take_feed_forward_output))
-
-    def _event(self, take: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook that tells the current pass what a module was given or has computed."""
-        return lambda *arguments: None if self._pass is None else take(self._pass, *arguments)
+                yield network.multiplier.register_forward_hook(_Event(self, ForwardPass.take_multipliers))
+            yield network.output.register_forward_hook(_Event(self, ForwardPass.take_feed_forward_output))
 
     def run(
         self,
@@ -231,7 +234,7 @@ class Observer:
         self, forward: ForwardPass, gradients: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run a module in a forward pass; None if the pass ends before the module does."""
-        token, self._pass = active.set(forward), forward
+        token, self.current = active.set(forward), forward
         try:
             with gradients:
                 return module(*args, **kwargs)
@@ -239,4 +242,4 @@ class Observer:
             return None
         finally:
             active.reset(token)
-            self._pass = None
+            self.current = None
