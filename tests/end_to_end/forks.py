@@ -36,6 +36,8 @@ LIBRARIES = [
 ]
 """What a run imports of other people's."""
 PRELOADED = "tests.end_to_end.preloaded"
+PATIENCE_SECONDS = 300
+"""How long a process may take: a hundred times what the longest takes, so that one that hangs does not take CI with it."""
 _FORK = multiprocessing.get_context("fork")
 _server: list[tuple[Any, Connection]] = []
 """The process that others are forked from, once there is one, and the end of a pipe to it."""
@@ -80,9 +82,8 @@ def _serve(requests: Connection, other_end: Connection) -> None:
                 processes[process.pid] = process
                 requests.send(process.pid)
                 continue
-            (wait,) = given
-            if wait:
-                processes[number].join()
+            (seconds,) = given
+            processes[number].join(seconds)
             requests.send(processes[number].exitcode)
 
 
@@ -126,24 +127,31 @@ class Fork:
 
     def poll(self) -> int | None:
         """The exit status; None while the process runs."""
-        return self._ask(self._number, False)
+        return self._ask(self._number, 0)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
         os.kill(self._number, number)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds, however long that takes on a busy machine; fails if the process ends first."""
+        """Wait until a condition holds, also on a busy machine; fails if the process ends first."""
+        end = time.monotonic() + PATIENCE_SECONDS
         while not condition():
+            assert time.monotonic() < end, self._give_up()
             assert self.poll() is None or condition(), self.wait().err
             time.sleep(0.002)
 
     def wait(self) -> Outcome:
         """Wait for the end of the process. May be called once."""
-        status = self._ask(self._number, True)
+        status = self._ask(self._number, PATIENCE_SECONDS)
+        assert status is not None, self._give_up()
         out, err = (Path(self._folder.name, name).read_text(errors="replace") for name in ("out", "err"))
         self._folder.cleanup()
         return Outcome(status, out, err)
+
+    def _give_up(self) -> str:
+        os.kill(self._number, signal.SIGKILL)
+        return f"not ended after {PATIENCE_SECONDS} seconds: " + Path(self._folder.name, "err").read_text(errors="replace")
 
 
 def run(*arguments: str, program: str | Path = "run.py", **environment: str) -> Outcome:

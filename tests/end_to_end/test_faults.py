@@ -310,7 +310,7 @@ def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, s
     folder = tmp_path / "run"
     waits = len(signals) == 1
     (tmp_path / "late.py").write_text(
-        "import runpy, signal, threading, wandb\n"
+        "import runpy, threading, time, wandb\n"
         "from pathlib import Path\n"
         "from normscope.reporting import background\n"
         "from normscope.running import pipeline\n"
@@ -321,7 +321,7 @@ def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, s
         "    return init(**arguments)\n"
         "def accumulate(*_):\n"
         f"    Path({str(folder)!r}, 'reading').touch()\n"
-        "    signal.pause()\n"
+        "    while True: time.sleep(0.01)\n"  # a signal that came before `signal.pause()` would be waited for forever
         "def end(tracker):\n"
         "    ending.set()\n"
         f"    Path({str(folder)!r}, 'ending').touch()\n"
