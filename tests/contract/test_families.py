@@ -64,6 +64,7 @@ def test_explicit_vectors_add_up_to_the_attention_output(family, family_model, i
         torch.testing.assert_close(block.mixing[token_mask], (vectors.sum(dim=2) - diagonal)[token_mask], **EXACT)
 
 
+@pytest.mark.kinds
 def test_contributions_of_the_dimensions_are_the_score(family, family_model, inputs, exact):
     """Σ_j C_j and the key-bias term make q·k, whatever the query."""
     for block in blocks_of(family_model, family, inputs):
@@ -81,6 +82,7 @@ def test_contributions_of_the_dimensions_are_the_score(family, family_model, inp
             torch.testing.assert_close((contributions.sum(dim=-1) + key_bias)[token_mask], scores[token_mask], **exact)
 
 
+@pytest.mark.kinds
 def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exact):
     shown = {}
     layers = len(layout_of(family).bind(family_model))
@@ -135,6 +137,7 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
     torch.testing.assert_close(blocks[2].attention_output[token_mask], seen[2][token_mask], **exact)
 
 
+@pytest.mark.kinds
 def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
     for block in blocks_of(family_model, family, inputs):
         tokens = block.token_mask[:, None].expand_as(block.alpha.own)
@@ -152,6 +155,7 @@ def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
         torch.testing.assert_close(block.alpha.own[tokens], explicit[tokens], **EXACT)
 
 
+@pytest.mark.kinds
 def test_padding_changes_nothing(family, family_model, inputs, exact):
     together = blocks_of(family_model, family, inputs)
     close = EXACT if layout_of(family).registry else exact  # a softmax in float32 sums in another order
@@ -181,11 +185,13 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
     assert ((output() - before).abs().max() > 1e-3) == layout_of(family).registry
 
 
+@pytest.mark.kinds
 def test_layers_are_shown_in_order_and_only_those_asked_for(family, family_model, inputs):
     assert [block.layer for block in blocks_of(family_model, family, inputs)] == [1, 2, 3]
     assert [block.layer for block in blocks_of(family_model, family, inputs, layers=[2])] == [2]
 
 
+@pytest.mark.kinds
 def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = family_model.config._attn_implementation
     expected = family_model(**inputs).last_hidden_state
@@ -212,6 +218,7 @@ def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
             break  # leaving early must not leave a thread behind that waits
 
 
+@pytest.mark.parametrize("family", ["bert", "deberta"], scope="session")
 def test_two_observations_at_once_are_refused(family, family_model):
     with Observer(family_model, layout_of(family)), pytest.raises(RuntimeError, match="already being observed"):
         Observer(family_model, layout_of(family)).__enter__()
@@ -250,6 +257,7 @@ def test_causal_attention_is_respected():
         torch.testing.assert_close(block.mixing[:, 0], torch.zeros_like(block.mixing[:, 0]), **EXACT)
 
 
+@pytest.mark.kinds
 def test_a_token_that_sees_only_itself_mixes_nothing(family, family_model):
     """Exactly: a difference left to rounding would be ranked by analyses of single tokens."""
     for block in blocks_of(family_model, family, token_batch(family_model, (7, 1))):

@@ -160,6 +160,7 @@ def test_configs_that_change_the_network(variant):
     assert_exact(model, layout_of(config["model_type"], config=model.config))
 
 
+@pytest.mark.kinds
 def test_the_parts_of_the_network(family, family_model):
     """u, w and what W_2 reads, against the model's own modules."""
     layout = layout_of(family)
@@ -182,6 +183,7 @@ def test_the_parts_of_the_network(family, family_model):
         assert block.parameters.gated == (layout.model_type in GATED)
 
 
+@pytest.mark.kinds
 def test_the_pass_ends_after_the_last_requested_part(family, family_model):
     """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
     layout = layout_of(family)
@@ -224,7 +226,7 @@ def test_the_pass_ends_after_the_last_requested_part(family, family_model):
 
 
 @pytest.mark.parametrize("feed_forward", [False, True])
-@pytest.mark.spread(20)
+@pytest.mark.spread(8)
 def test_attention_blocks_live_only_while_someone_needs_them(family, family_model, feed_forward):
     blocks: list[weakref.ref] = []
     alive_at_the_network: list[bool] = []
@@ -252,6 +254,7 @@ def test_attention_blocks_live_only_while_someone_needs_them(family, family_mode
     assert not any(block() for block in blocks)
 
 
+@pytest.mark.kinds
 def test_without_being_asked_the_network_is_left_alone(family, family_model):
     with Observer(family_model, layout_of(family)):
         for network in bind_feed_forward(family_model, layout_of(family)):

@@ -285,7 +285,7 @@ TITLES = {
 }
 
 
-@pytest.mark.parametrize("tracker", [TrackerName.mlflow, TrackerName.tensorboard])
+@pytest.mark.parametrize("tracker", [TrackerName.tensorboard, TrackerName.mlflow])
 @pytest.mark.spread(1)
 def test_a_tracker_that_cannot_start_gives_one_warning(tracker, capsys, tmp_path):
     folder = tmp_path / "runs" / "first"
@@ -300,8 +300,8 @@ def test_a_tracker_that_cannot_start_gives_one_warning(tracker, capsys, tmp_path
 @pytest.mark.parametrize(
     ("tracker", "method"),
     [
-        (TrackerName.mlflow, "mlflow.MlflowClient.log_batch"),
         (TrackerName.tensorboard, "torch.utils.tensorboard.SummaryWriter.add_scalar"),
+        (TrackerName.mlflow, "mlflow.MlflowClient.log_batch"),
     ],
 )
 @pytest.mark.spread(1)

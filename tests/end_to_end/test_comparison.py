@@ -68,6 +68,7 @@ def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_mod
     completed = {name for name, result in runs.items() if result["status"] == "completed"}
     assert set(values["run"]) == completed
     assert len(completed) == 2
+    assert not (folder / "2").exists(), "a job that failed before it began leaves no folder"
     for row in values[values["layer"] == 0].itertuples():
         assert row.value == runs[row.run]["metrics"][row.metric]
     deepest = values[(values["layer"] > 0) & (values["depth"] == 1)]

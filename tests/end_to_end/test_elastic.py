@@ -134,7 +134,7 @@ def whole(given, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(6))
 def test_four_processes_of_which_a_random_one_is_killed_go_on_to_the_same_bytes(given, whole, tmp_path, number):
     draw, folder = random.Random(number), tmp_path / "run"
     rank, batch = draw.randrange(4), draw.randint(1, 2)

@@ -99,18 +99,12 @@ class TooSmall:
             monkeypatch.setattr(NormsAnalysis, "update_attention", update_until_full)
 
 
+@pytest.mark.slow  # test_in_memory.py splits batches every day
 @pytest.mark.parametrize(
     ("error", "at_the_end"),
-    [
-        pytest.param(REFUSALS[0], False, id="gpu"),
-        *(
-            pytest.param(error, False, id=name, marks=pytest.mark.slow)
-            for error, name in zip(REFUSALS[1:], ("torch", "numpy"), strict=True)
-        ),
-        pytest.param(REFUSALS[0], True, id="end"),
-    ],
+    [*((error, False) for error in REFUSALS), (REFUSALS[0], True)],
+    ids="gpu torch numpy end".split(),
 )
-@pytest.mark.spread(1)
 def test_batches_that_do_not_fit_are_split(capsys, monkeypatch, tmp_path, saved_model, undisturbed, error, at_the_end):
     device = TooSmall(monkeypatch, 150, error, at_the_end=at_the_end)
     outcome = run_here(capsys, monkeypatch, *SMALL, f"model.name={saved_model}", f"output_dir={tmp_path / 'run'}")

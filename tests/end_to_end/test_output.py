@@ -46,6 +46,7 @@ def test_a_reproduced_run_ends_with_its_folder_too(capsys, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.spread(1)
 def test_jobs_stand_with_their_tables(capsys, monkeypatch, tmp_path, saved_model, quiet):
     arguments = ["-m", f"model.name={saved_model}", "layers=[1],[2]", "dataset.limit=2", "tracking=disabled"]
     folder = tmp_path / "sweep"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from transformers import BertModel
 
 from benchmarks.straightforward import METHODS, mixing_ratios
 from normscope.data.categories import CATEGORIES, TokenCategories
-from tests.end_to_end.forks import Fork
 from tests.end_to_end.shell import ROOT, run_here, start
 from tests.end_to_end.wandb_file import run_of
 
@@ -61,6 +59,7 @@ def expected_table(minilm_folder, tokenizer) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 def test_minilm_equals_every_vector_built(capsys, monkeypatch, tmp_path, corpus, minilm_folder, tokenizer):
     folder = tmp_path / "run"
     outcome = run_here(
@@ -78,11 +77,12 @@ def test_minilm_equals_every_vector_built(capsys, monkeypatch, tmp_path, corpus,
         )  # float32 against float64
 
 
-@pytest.mark.draws
 def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus, saved_model):
     folder = tmp_path / "a run, with = and [brackets]"
     arguments = (f"model.name={saved_model}", "dataset=text", f"dataset.path={corpus}", "layers=[1,3]", "seed=5")
-    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir='{folder}'", "dataset.mask_fraction=0.12")
+    outcome = run_here(
+        capsys, monkeypatch, *arguments, f"output_dir='{folder}'", "dataset.mask_fraction=0.12", "tracking=disabled"
+    )
     assert outcome.status == 0, outcome.err
     results = json.loads((folder / "results.json").read_text())
     assert results["status"] == "completed"
@@ -109,55 +109,6 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
     assert "results in" in outcome.err
     assert "attnresln_n" in outcome.out
 
-    tracked = run_of(folder)
-    assert tracked["exit"] == 0
-    assert tracked["config"]["layers"] == [1, 3]
-    for name, value in results["metrics"].items():
-        assert tracked["summary"][name] == pytest.approx(value)
-    logged = {key: value for row in tracked["history"] for key, value in row.items()}
-    assert logged["tables/mixing_by_layer"]["nrows"] == len(table)
-    assert logged["figures/mixing_heatmap"]["_type"] == "image-file"
-    curve = [row["by_layer/mixing/attn_n/mean"] for row in tracked["history"] if "by_layer/mixing/attn_n/mean" in row]
-    overall = table[(table["category"] == "all") & (table["method"] == "attn_n")]
-    np.testing.assert_allclose(curve, overall["mean"])
-
-
-@pytest.mark.slow
-def test_batches_and_layers_change_nothing(capsys, monkeypatch, tmp_path, saved_model):
-    tables = []
-    for number, more in enumerate((["device.batch_tokens=64"], ["device.batch_tokens=16384"], ["layers=[2]"])):
-        folder = tmp_path / str(number)
-        arguments = [
-            f"model.name={saved_model}",
-            "dataset.limit=30",
-            f"output_dir={folder}",
-            "tracking=disabled",
-            *more,
-        ]
-        assert run_here(capsys, monkeypatch, *arguments).status == 0
-        tables.append(
-            pd.read_parquet(folder / "tables/mixing_by_layer.parquet").set_index(["layer", "method", "category"])
-        )
-    np.testing.assert_allclose(tables[0], tables[1], atol=1e-5)
-    np.testing.assert_allclose(tables[0].loc[[2]], tables[2], atol=1e-5)
-
-
-def test_categories_are_reported_as_chosen(capsys, monkeypatch, tmp_path, saved_model):
-    arguments = [f"model.name={saved_model}", "dataset.limit=3", f"output_dir={tmp_path / 'a'}", "tracking=disabled"]
-    assert run_here(capsys, monkeypatch, *arguments, "categories=[other,cls]").status == 0
-    table = pd.read_csv(tmp_path / "a/tables/mixing_by_layer.csv")
-    assert set(table["category"]) == {"cls", "other"}
-    assert json.loads((tmp_path / "a/results.json").read_text())["metrics"]["mixing/attn_w/mean"] > 0
-
-
-def test_same_seed_same_bytes(capsys, monkeypatch, tmp_path, saved_model):
-    contents = []
-    for name in ("a", "b"):
-        arguments = [f"model.name={saved_model}", "dataset.limit=20", "dataset.mask_fraction=0.2", "tracking=disabled"]
-        assert run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / name}").status == 0
-        contents.append((tmp_path / name / "tables/mixing_by_layer.parquet").read_bytes())
-    assert contents[0] == contents[1]
-
 
 def test_multirun_is_one_group_of_runs(capsys, monkeypatch, tmp_path, saved_model):
     folder = tmp_path / "sweep"
@@ -171,17 +122,6 @@ def test_multirun_is_one_group_of_runs(capsys, monkeypatch, tmp_path, saved_mode
         assert run["summary"]["mixing/attn_n/mean"] == pytest.approx(metrics["mixing/attn_n/mean"])
         assert any("tables/mixing_by_layer" in row for row in run["history"])
         assert any("figures/mixing_heatmap" in row for row in run["history"])
-
-
-def test_a_failed_job_does_not_stop_a_sweep(capsys, monkeypatch, tmp_path, saved_model):
-    folder = tmp_path / "sweep"
-    arguments = ["-m", f"model.name={saved_model}", "layers=[9],[1]", "dataset.limit=2", f"output_dir={folder}"]
-    outcome = run_here(capsys, monkeypatch, *arguments, "tracking=disabled")
-    assert outcome.status == 1
-    assert "1 of 2 jobs failed" in outcome.err
-    assert "expected all or numbers from 1 to 3" in outcome.err
-    assert not (folder / "0").exists()
-    assert json.loads((folder / "1" / "results.json").read_text())["status"] == "completed"
 
 
 def imported(err: str) -> set[str]:
@@ -198,6 +138,7 @@ NEVER_IMPORTED = {
 }
 
 
+@pytest.mark.slow  # every day, contract/test_imports.py says who may import what
 def test_the_default_run_in_a_process_of_its_own(tmp_path):
     process = start(f"output_dir={tmp_path / 'run'}", "dataset.limit=30", PYTHONPROFILEIMPORTTIME="1")
     out, err = process.communicate()
@@ -214,19 +155,6 @@ def test_the_default_run_in_a_process_of_its_own(tmp_path):
     assert results["metrics"]["mixing/attn_w/mean"] > 0.8 > 0.4 > results["metrics"]["mixing/attnresln_n/mean"]
 
 
-def test_an_interrupted_run_has_that_status(tmp_path, saved_model):
-    text = tmp_path / "long.txt"
-    text.write_text("one two three four five six seven eight nine ten\n" * 20_000)
-    folder = tmp_path / "run"
-    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={text}", f"output_dir={folder}"]
-    process = Fork(*arguments, "device.batch_tokens=64", "tracking=disabled")
-    process.wait_until((folder / "config.yaml").exists)
-    process.send_signal(signal.SIGINT)
-    assert process.wait().status == 130
-    results = json.loads((folder / "results.json").read_text())
-    assert (results["status"], results["metrics"]) == ("interrupted", {})
-
-
 def test_help_is_a_manual_page_and_does_not_wait_for_torch():
     process = start("--help", PYTHONPROFILEIMPORTTIME="1")
     out, err = process.communicate()
@@ -238,6 +166,7 @@ def test_help_is_a_manual_page_and_does_not_wait_for_torch():
     assert "import torch" not in (ROOT / "src/normscope/cli.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_gives_no_traceback():
     """`python run.py --help | head -1`."""
     process = start("--help")

@@ -116,6 +116,7 @@ def _sources() -> Iterator[str]:
             yield f"normscope/{path.relative_to(ROOT).as_posix()}"
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_program_and_no_other(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == set(_sources())

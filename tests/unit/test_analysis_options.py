@@ -90,14 +90,14 @@ def aligned(stack=None, dataset="parallel", **options):
 @pytest.mark.parametrize(
     ("good", "bad", "key"),
     [
-        ({"stack": "cross"}, {"stack": "encoder"}, "model.stack=encoder"),
+        ({"stack": "cross"}, {"stack": "encoder"}, "model.stack=encoder: analysis=alignment needs cross-attention"),
         ({"stack": None}, {"stack": "decoder"}, "model.stack=decoder"),
         ({"gold": LinkFileOptions(), "dataset": "toy"}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
         ({"symmetrisation": "grow-diag"}, {"symmetrisation": "grow"}, "analysis.alignment.symmetrisation=grow"),
         ({"baselines": {"a.b+c-d_1": "f"}}, {"baselines": {"a b": "f"}}, "analysis.alignment.baselines.a b"),
         ({"baselines": {"attn": "f"}}, {"baselines": {"attn_w": "f"}}, "analysis.alignment.baselines.attn_w"),
         ({"baselines": {}}, {"baselines": {"attn_n": "f"}}, "analysis.alignment.baselines.attn_n"),
-        ({"baselines": None}, {"baselines": ["f"]}, "analysis.alignment.baselines=['f']"),
+        ({"baselines": None}, {"baselines": ["f"]}, "analysis.alignment.baselines=['f']: expected {NAME: FILE"),
         ({"enabled": False, "gold": LinkFileOptions()}, {"gold": LinkFileOptions()}, "analysis.alignment.gold.path"),
     ],
 )

@@ -62,7 +62,7 @@ def test_links_of_the_corpus_itself():
     with pytest.raises(InputError, match="gold.path is not set"):
         read(AlignmentOptions(), EXAMPLES)
     none = frozenset()
-    with pytest.raises(InputError, match="a sure link"):
+    with pytest.raises(InputError, match=r"expected a sure link \(1-2\)"):
         read(AlignmentOptions(), [Example("a b", "c", links=Links(none, sure)), "skipped"])
 
 

@@ -36,6 +36,7 @@ def test_strips_give_the_same_attention(family, family_model):
 
 
 @pytest.mark.usefixtures("parts")
+@pytest.mark.kinds
 def test_every_reading_of_the_weights_is_that_of_the_whole(family, family_model):
     def visit(block):
         alpha, tokens, weights = block.alpha, block.token_mask, block.weights

@@ -11,7 +11,7 @@ from tests.end_to_end.bad_input.alignments import links, reverse_run
 from tests.end_to_end.bad_input.answer import faults, report
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.corpora import odd_parquet, odd_rows, spoiled_corpus
-from tests.end_to_end.bad_input.earlier_runs import checkpoint, comparison, earlier_run, sweep
+from tests.end_to_end.bad_input.earlier_runs import comparison, sweep
 from tests.end_to_end.bad_input.models import (
     adapter,
     architecture,
@@ -51,7 +51,7 @@ KINDS: tuple[tuple[Kind, int], ...] = (
     ),
     *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3), (wrong_file, 8), (odd_characters, 5), (two_files, 3)),
     *((model_config, 7), (architecture, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
-    *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (earlier_run, 6), (checkpoint, 4), (comparison, 5)),
+    *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (comparison, 5)),
     *((sweep, 5), (environment, 3), (links, 5), (reverse_run, 2), (pickles, 5), (frequencies, 3)),
 )
 

@@ -58,8 +58,12 @@ def followed(case: Case, errors: str) -> Iterator[Case]:
 
 
 def _typed(setting: str, arguments: Sequence[str]) -> bool:
-    """Whether a setting repeats what was typed: as it was, a part of it, or escaped."""
-    return any(setting in shown for argument in arguments for shown in (argument, ascii(argument)))
+    """Whether a setting repeats what was typed: as it was, a part of it, escaped, or without its quotation marks."""
+    return any(
+        setting in shown
+        for argument in arguments
+        for shown in (argument, ascii(argument), argument.replace('"', "").replace("'", ""))
+    )
 
 
 def _without(arguments: Sequence[str], *keys: str) -> list[str]:
