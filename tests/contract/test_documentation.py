@@ -66,12 +66,14 @@ def test_no_page_loads_anything_from_elsewhere(site):
         assert not re.search(r"@import|url\(['\"]?(?:https?:)?//", sheet.read_text()), sheet.name
 
 
+@pytest.mark.slow
 def test_every_formula_is_mathml(site):
     for page in site.rglob("*.html"):
         assert "arithmatex" not in page.read_text(), f"{page.name} has a formula in TeX"
     assert "<mfrac>" in (site / "measures" / "mixing.html").read_text()
 
 
+@pytest.mark.slow
 def test_every_key_preset_table_column_and_family_is_on_its_page(site):
     pages = {name: text_of(site / "reference" / f"{name}.html") for name in ("keys", "presets", "tables", "models")}
     for key in keys():

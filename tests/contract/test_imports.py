@@ -199,8 +199,13 @@ def module_of(path: Path, source: Path) -> str:
 
 def imports(path: Path, source: Path) -> set[str]:
     """Names of the modules that a file imports; `from normscope import x` imports normscope.x where that is a module."""
+    return _imports(path.read_text(), source)
+
+
+@functools.cache
+def _imports(text: str, source: Path) -> set[str]:
     found = set()
-    for node in _nodes(path.read_text()):
+    for node in running(_tree(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -212,9 +217,7 @@ def imports(path: Path, source: Path) -> set[str]:
     return found
 
 
-@functools.cache
-def _nodes(text: str) -> list[ast.AST]:
-    return list(running(ast.parse(text)))
+_tree = functools.cache(ast.parse)
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
@@ -257,7 +260,7 @@ def test_no_file_imports_itself_through_others():
 
 
 def imported_anywhere(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 yield f"{node.module}.{alias.name}".removeprefix(f"{SOURCE.name}.")
@@ -296,7 +299,7 @@ def test_no_analysis_is_named_outside_its_own_package():
     for path in files(SOURCE):
         if path.relative_to(SOURCE).parts[0] in ("analyses", "alignment"):
             continue
-        tree = ast.parse(path.read_text())
+        tree = _tree(path.read_text())
         options = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_analysis(node.value)}
         strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         if path.name == "axes.py":
@@ -397,7 +400,7 @@ def test_only_models_knows_an_architecture():
 def test_functions_are_short():
     """Complexity and statements are the linter's."""
     for path in files(SOURCE):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 assert lines <= 60, f"{name(path)}: {node.name} has {lines} lines"

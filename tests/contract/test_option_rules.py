@@ -25,12 +25,8 @@ WITHOUT_RULE = {
 }
 
 
-def options() -> RunOptions:
-    return copy.deepcopy(_options())
-
-
 @functools.cache
-def _options() -> RunOptions:
+def options() -> RunOptions:
     made = OmegaConf.structured(RunOptions)
     made.model.name, made.dataset.kind = "some/model", "sample"
     made.analysis.mixing.enabled = True
@@ -70,13 +66,12 @@ def test_defaults_satisfy_the_rules():
 
 
 @pytest.mark.parametrize(("key", "number", "value"), CASES, ids=str)
-def test_a_wrong_value_is_one_line_that_names_the_key(key, number, value):
-    made = options()
-    section, name, field = next((section, name, field) for found, section, name, field in fields(made) if found == key)
+def test_a_wrong_value_is_one_line_that_names_the_key(key, number, value, monkeypatch):
+    _, section, name, field = next(place for place in fields(options()) if place[0] == key)
     rule, of_items = rules(field)[number]
-    setattr(section, name, [value] if of_items else copy.copy(value))
+    monkeypatch.setattr(section, name, [value] if of_items else copy.copy(value))
     with pytest.raises(InputError, match=f"^{re.escape(key)}=.*: expected ") as error:
-        SCHEMA.check(made)
+        SCHEMA.check(options())
     assert "\n" not in str(error.value)
     if isinstance(value, str) and not value.strip():
         return  # any empty string is refused

@@ -34,7 +34,7 @@ results = normscope.run("planted", model=model, texts=["A text."], layers=[2], p
 print(json.dumps({"metrics": results.metrics, "layers": results.tables["planted_by_layer"]["layer"].tolist()}), flush=True)
 """
 
-SMALL = ["device=cpu", "dataset.limit=8", "device.batch_tokens=512"]
+SMALL = ["device=cpu", "dataset.limit=3", "device.batch_tokens=256"]
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +180,7 @@ def test_its_runs_are_reproduced(outcomes):
     assert "the run is already complete" in err
 
 
+@pytest.mark.slow
 def test_several_processes_share_it(outcomes, tmp_path, saved_model, searched):
     arguments = ["analysis=planted", f"model.name={saved_model}", *SMALL, "tracking=disabled", "report.enabled=false"]
     ranks = forks.run_several(2, *arguments, f"output_dir={tmp_path}/run", PYTHONPATH=searched)

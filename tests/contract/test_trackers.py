@@ -305,14 +305,13 @@ def test_a_tracker_that_cannot_start_gives_one_warning(tracker, capsys, tmp_path
     ],
 )
 @pytest.mark.spread(1)
-def test_a_tracker_that_fails_during_the_run_gives_one_warning(
-    tracker, method, capsys, empty_store, monkeypatch, tmp_path
-):
+def test_a_tracker_that_fails_during_the_run_gives_one_warning(tracker, method, capsys, request, monkeypatch, tmp_path):
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     (tmp_path / "runs").mkdir()
-    shutil.copy(empty_store, tmp_path / "runs")
+    if tracker == TrackerName.mlflow:
+        shutil.copy(request.getfixturevalue("empty_store"), tmp_path / "runs")
     tracked(options(tracker), tmp_path / "runs" / "first", lambda: monkeypatch.setattr(method, fail))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert line == (
@@ -320,16 +319,22 @@ def test_a_tracker_that_fails_during_the_run_gives_one_warning(
     )
 
 
-def test_errors_of_the_run_propagate_and_mlflow_records_them(empty_store, tmp_path):
-    def fail() -> None:
-        raise RuntimeError("a bug")
+def fail_of_ours() -> None:
+    raise RuntimeError("a bug")
 
+
+def test_errors_of_the_run_propagate(tmp_path):
+    with pytest.raises(RuntimeError, match="a bug"):
+        tracked(options(TrackerName.tensorboard), tmp_path / "runs" / "first", fail_of_ours)
+
+
+@pytest.mark.slow
+def test_mlflow_records_errors_of_the_run(empty_store, tmp_path):
     folder = tmp_path / "runs" / "first"
     folder.parent.mkdir()
     shutil.copy(empty_store, folder.parent)
-    for tracker in (TrackerName.tensorboard, TrackerName.mlflow):
-        with pytest.raises(RuntimeError, match="a bug"):
-            tracked(options(tracker), folder, fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        tracked(options(TrackerName.mlflow), folder, fail_of_ours)
     client = mlflow_client(folder.parent)
     run_id = (folder / "mlflow_run_id").read_text()
     assert client.get_run(run_id).info.status == "FAILED"

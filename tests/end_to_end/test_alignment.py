@@ -239,6 +239,7 @@ def test_installed_aligners_are_in_the_same_table(capsys, monkeypatch, translato
     assert {name for name in named if name.startswith("alignment/attn")} <= set(metrics)
 
 
+@pytest.mark.slow
 def test_trained_models_translate(capsys, monkeypatch, tmp_path):
     """Training leaves a complete checkpoint with a head, and says how far it has come in sentences only."""
     from normscope.translation import toy

@@ -51,24 +51,23 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
         (["device=cuda"], "this machine has no such device"),
         (["device.dtype=int4"], "dtype"),
         (["dataset.mask_fraction=2"], "dataset.mask_fraction=2.0: expected a share in"),
-        (["layers=[0]"], "expected all or numbers from 1 to 6"),
-        (["layers=[7]"], "expected all or numbers from 1 to 6"),
+        (["layers=[0]"], "expected all or numbers from 1 to 3"),
         (["categories=[verbs]"], "unknown category 'verbs'; expected some of cls, sep, mask, punctuation, other, all"),
         (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
         (["model.name=nobody/nothing"], "the Hub cannot be reached"),
         (["model.sha256=00ff"], "expected 00ff"),
         (["dataset=text", "dataset.path=/no/such.txt"], "no such file"),
         (["dataset=text"], "dataset.path is not set"),
-        (["dataset.max_length=600"], "expected at most 512"),
+        (["dataset.max_length=600"], "expected at most 160"),
         (["output_dir=/proc/nowhere"], "output_dir"),
         (["+model.architecture.model_type=nope"], "model.architecture is not a valid transformers config"),
     ],
 )
 @pytest.mark.spread(10)
-def test_refused(capsys, monkeypatch, tmp_path, arguments, message):
+def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
     if arguments == ["device=cuda"]:  # on every machine
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert message in refuse(capsys, monkeypatch, tmp_path, *arguments)
+    assert message in refuse(capsys, monkeypatch, tmp_path, f"model.name={saved_model}", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -149,15 +148,17 @@ def test_an_empty_output_folder_is_refused_before_anything_is_made(capsys, monke
     assert not list(tmp_path.iterdir())
 
 
+CONFIG = OmegaConf.structured(RunOptions)
+
+
 @pytest.mark.parametrize("key", STRINGS)
 def test_null_is_suggested_only_where_it_is_accepted(key):
     """An empty value of every key that takes a text: the message offers null if, and only if, the key may be null."""
     group, _, last = key.rpartition(".")
     with pytest.raises(InputError) as raised:
         SCHEMA.check_strings({group: {last: ""}} if group else {last: ""})
-    config = OmegaConf.structured(RunOptions)
     try:
-        OmegaConf.update(config, key, None)
+        OmegaConf.update(CONFIG, key, None)
         accepted = key not in ("categories", "layers", "figures.width")  # of any type, which later rules narrow down
     except ValidationError:
         accepted = False
@@ -223,14 +224,6 @@ def test_files_and_folders_of_other_kinds(capsys, monkeypatch, tmp_path):
     assert line.endswith(f"model.name={run}/checkpoint-1000, or model.checkpoints='{run}/checkpoint-*' for all 2")
 
 
-@pytest.mark.parametrize("content", ["\n \n\n", ""])
-def test_a_corpus_without_an_example(capsys, monkeypatch, tmp_path, saved_model, content):
-    path = tmp_path / "a.txt"
-    path.write_text(content)
-    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={saved_model}", "dataset=text", f"dataset.path={path}")
-    assert "no usable example" in line or "is empty" in line
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "advice"),
     [
@@ -261,16 +254,6 @@ def test_a_template_that_rejects_everything_is_what_is_named(capsys, monkeypatch
     assert line.endswith(f"no usable example (1 {reason})")
 
 
-def test_a_missing_column_lists_the_existing_ones(capsys, monkeypatch, tmp_path, saved_model):
-    path = tmp_path / "a.csv"
-    path.write_text("body,label\nhello,1\n")
-    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}"]
-    assert "expected one of body, label" in refuse(capsys, monkeypatch, tmp_path, *arguments)
-    assert "dataset.pair_column=b" in refuse(
-        capsys, monkeypatch, tmp_path, *arguments, "dataset.text_column=body", "dataset.pair_column=b"
-    )
-
-
 def broken_copy(saved_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved_model, tmp_path / "broken"))
 
@@ -280,15 +263,6 @@ def test_a_truncated_weights_file(capsys, monkeypatch, tmp_path, saved_model):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert "its weights cannot be read" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
-
-
-def test_weights_of_another_shape(capsys, monkeypatch, tmp_path, saved_model):
-    folder = broken_copy(saved_model, tmp_path)
-    key = "encoder.layer.1.attention.self.key.weight"
-    tensors = load_file(folder / "model.safetensors") | {key: torch.ones(2, 3)}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
-    assert f"the weight {key} has the shape (2, 3), but its config.json describes (24, 24)" in line
 
 
 def test_a_bad_config_gives_one_line_without_warnings(tmp_path, saved_model):
@@ -307,6 +281,7 @@ def with_longest_sequence(folder: Path, limit: object) -> Path:
 
 
 @pytest.mark.parametrize("limit", [3.5, -5, 0, True, "x", float("nan"), float("inf"), [1]])
+@pytest.mark.spread(3)
 def test_a_tokenizer_whose_limit_is_no_number_of_tokens(tmp_path, saved_model, limit):
     folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
     opened = open_model(ModelOptions(name=str(folder), seed=0))
@@ -315,28 +290,11 @@ def test_a_tokenizer_whose_limit_is_no_number_of_tokens(tmp_path, saved_model, l
     assert str(folder) in str(raised.value)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(30.0, 30), (40, 40), (1e30, 160), (10**30, 160)])
+@pytest.mark.parametrize(("limit", "expected"), [(30.0, 30), (10**30, 160)])
 def test_a_tokenizer_limits_sequences_that_the_model_would_take(tmp_path, saved_model, limit, expected):
     folder = with_longest_sequence(broken_copy(saved_model, tmp_path), limit)
     loaded = open_model(ModelOptions(name=str(folder), seed=0)).load(DeviceOptions(name="cpu"))
     assert (loaded.max_length, type(loaded.max_length)) == (expected, int)
-
-
-def test_weights_that_are_not_numbers(capsys, monkeypatch, tmp_path, saved_model):
-    folder = broken_copy(saved_model, tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["encoder.layer.1.attention.self.key.weight"][3, 3] = float("nan")
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    line = refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
-    assert "NaN or infinity in the weight encoder.layer.1.attention.self.key.weight" in line
-
-
-def test_a_checkpoint_that_lacks_tensors(capsys, monkeypatch, tmp_path, saved_model):
-    folder = broken_copy(saved_model, tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["encoder.layer.1.attention.self.key.weight"]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert "lack 1 of the model's tensors" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
 
 
 @pytest.mark.parametrize(
@@ -347,6 +305,7 @@ def test_a_checkpoint_that_lacks_tensors(capsys, monkeypatch, tmp_path, saved_mo
         (lambda bias: bias * float("nan"), "NaN or infinity in the weight cls.predictions.transform.dense.bias"),
     ],
 )
+@pytest.mark.spread(1)
 def test_damaged_weights_of_the_head(capsys, monkeypatch, tmp_path, saved_model, change, message):
     """Refused before the corpus is read, by an analysis that uses the head."""
     folder = broken_copy(saved_model, tmp_path)
@@ -357,22 +316,6 @@ def test_damaged_weights_of_the_head(capsys, monkeypatch, tmp_path, saved_model,
     line = refuse(capsys, monkeypatch, tmp_path, *arguments)
     assert message in line
     assert f"model.name={folder}: " in line
-
-
-def test_an_unknown_family(capsys, monkeypatch, tmp_path, saved_model):
-    folder = broken_copy(saved_model, tmp_path)
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "ctrl", "architectures": ["CTRLModel"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "model family 'ctrl' is not supported" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
-
-
-def test_pickled_weights_need_the_users_consent(capsys, monkeypatch, tmp_path, saved_model):
-    folder = broken_copy(saved_model, tmp_path)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert "model.allow_pickle=true" in refuse(capsys, monkeypatch, tmp_path, f"model.name={folder}")
-    arguments = [f"model.name={folder}", "dataset.limit=2", "tracking=disabled", f"output_dir={tmp_path / 'ok'}"]
-    assert run_here(capsys, monkeypatch, *arguments, "model.allow_pickle=true").status == 0
 
 
 @pytest.mark.parametrize(
@@ -462,11 +405,10 @@ def test_refused_too(capsys, monkeypatch, tmp_path, arguments, message):
     assert message in refuse(capsys, monkeypatch, tmp_path, *arguments)
 
 
-@pytest.mark.parametrize("tracking", ["offline", "disabled"])
-def test_a_file_that_turns_bad_late_gives_one_line_too(capsys, monkeypatch, tmp_path, saved_model, tracking):
+def test_a_file_that_turns_bad_late_gives_one_line_too(capsys, monkeypatch, tmp_path, saved_model):
     path = tmp_path / "late.txt"
     path.write_bytes(b"fine\n" * 6000 + b"caf\xe9\n")
-    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}", f"tracking={tracking}"]
+    arguments = [f"model.name={saved_model}", "dataset=text", f"dataset.path={path}", "tracking=offline"]
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path / 'a'}")
     assert outcome.status == 2
     assert "Traceback" not in outcome.err
@@ -481,10 +423,13 @@ def test_categories_that_never_occur_are_refused_if_they_are_all(capsys, monkeyp
     assert "categories=[mask]: no token of these categories occurs in the corpus" in outcome.err
 
 
-def test_existing_folders_stay(capsys, monkeypatch, tmp_path):
+def test_existing_folders_stay(capsys, monkeypatch, tmp_path, saved_model):
     mine = tmp_path / "mine"
     mine.mkdir()
-    assert run_here(capsys, monkeypatch, "layers=[9]", f"output_dir={mine}").status == 2
+    assert run_here(capsys, monkeypatch, f"model.name={saved_model}", "layers=[9]", f"output_dir={mine}").status == 2
     assert mine.is_dir()
-    assert run_here(capsys, monkeypatch, "layers=[9]", f"output_dir={mine}/deep/er").status == 2
+    assert (
+        run_here(capsys, monkeypatch, f"model.name={saved_model}", "layers=[9]", f"output_dir={mine}/deep/er").status
+        == 2
+    )
     assert not list(mine.iterdir())

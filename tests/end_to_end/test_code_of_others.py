@@ -116,6 +116,7 @@ def test_the_user_may_say_so_again(capsys, monkeypatch, trusting, tmp_path):
     assert "model.trust_remote_code was False in that run and is True now" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_sweep_merges_what_it_has_been_told_to_trust(capsys, monkeypatch, tmp_path, saved_model):
     given = [*SMALL, "analysis=mixing", "dataset.limit=4", f"model.name={saved_model}", "model.allow_pickle=true"]
     outcome = run_here(capsys, monkeypatch, "-m", *given, "shard=0,1", "shards=2", f"output_dir={tmp_path / 'sweep'}")

@@ -52,17 +52,6 @@ def test_a_full_disk_gives_one_line_and_the_run_can_be_resumed(capsys, monkeypat
     assert goes_on.status == 0, goes_on.err
 
 
-def test_a_truncated_weights_file_is_refused(capsys, monkeypatch, tmp_path, saved_model):
-    import shutil
-
-    shutil.copytree(saved_model, tmp_path / "cut")
-    weights = tmp_path / "cut/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    outcome = run_here(capsys, monkeypatch, f"model.name={tmp_path / 'cut'}", "tracking=disabled")
-    assert outcome.status == 2
-    assert "its weights cannot be read" in outcome.err
-
-
 REFUSALS = [
     torch.OutOfMemoryError("CUDA out of memory"),
     RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),

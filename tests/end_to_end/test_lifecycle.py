@@ -19,7 +19,7 @@ from tests.end_to_end.shell import ROOT, run_here
 QUICK = ["tracking=disabled", "report.enabled=false", "dataset.limit=3", "device=cpu"]
 
 
-@pytest.mark.parametrize("given", [[], ["output_dir=."], ["output_dir=x/y"], ["output_dir={}/x/y"], ["output_dir={}"]])
+@pytest.mark.parametrize("given", [[], ["output_dir={}/x/y"]])
 def test_bad_input_in_an_empty_directory_leaves_it_as_it_was(capsys, monkeypatch, tmp_path, saved_model, given):
     here = tmp_path / "a/b"
     here.mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_keys_that_may_differ_are_obeyed_and_others_refused(capsys, monkeypatch,
     assert config["tracking"]["project"] == "mine"
     assert config["checkpoint"]["every_seconds"] == 7
     assert config["dataset"]["limit"] == 3
-    for key in ("dataset.limit=4", "device.batch_tokens=99", "layers=[1]", "analysis=norms", "seed=3"):
+    for key in ("device.batch_tokens=99", "analysis=norms"):
         refused = run_here(capsys, monkeypatch, f"reproduce={finished}", f"output_dir={tmp_path / 'b'}", key)
         assert refused.status == 2, key
         assert key.partition("=")[0] in refused.err
@@ -113,8 +113,7 @@ def test_a_damaged_checkpoint_leaves_the_run_as_it_was(capsys, monkeypatch, inte
     assert {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("tracking", ["disabled", "offline"])
-def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypatch, tmp_path, saved_model, tracking):
+def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypatch, tmp_path, saved_model):
     accumulate = pipeline.accumulate
 
     def accumulate_and_delete(*arguments):
@@ -122,7 +121,7 @@ def test_a_folder_that_is_deleted_during_the_run_gives_one_line(capsys, monkeypa
         shutil.rmtree(tmp_path / "run")
 
     monkeypatch.setattr(pipeline, "accumulate", accumulate_and_delete)
-    arguments = [f"model.name={saved_model}", *QUICK, f"tracking={tracking}", f"output_dir={tmp_path / 'run'}"]
+    arguments = [f"model.name={saved_model}", *QUICK, "tracking=offline", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *arguments)
     assert outcome.status == 2
     assert outcome.err.count("normscope: ") == 1
@@ -173,15 +172,11 @@ def test_torchrun_reports_the_status_of_bad_input(tmp_path, saved_model):
 
 
 @pytest.mark.parametrize("size", ["abc", "0", "-1", "", "9" * 5000])
-def test_an_invalid_world_size_is_bad_input(capsys, monkeypatch, tmp_path, saved_model, size):
+def test_an_invalid_world_size_is_bad_input(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
-    outcome = run_here(capsys, monkeypatch, f"model.name={saved_model}", *QUICK, f"output_dir={tmp_path / 'run'}")
-    assert outcome.status == 2
-    assert (
-        f"WORLD_SIZE={size}: expected the number of processes" if len(size) < 9 else "WORLD_SIZE=999"
-    ) in outcome.err
-    assert "Traceback" not in outcome.err
-    assert not list(tmp_path.iterdir())
+    expected = f"WORLD_SIZE={size}: expected the number of processes" if len(size) < 9 else "WORLD_SIZE=999"
+    with pytest.raises(InputError, match=f"^{expected}"), process_group():
+        pass
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])

@@ -203,7 +203,7 @@ def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_
 def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_path, saved_model):
     arguments = [
         f"model.name={saved_model}",
-        "dataset.limit=8",
+        "dataset.limit=4",
         "analysis=[mixing,norms,frequency]",
         "tracking=disabled",
         "dataset.mask_fraction=0",

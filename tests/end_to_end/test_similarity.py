@@ -83,15 +83,6 @@ def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, save
     assert drawn == {"similarity_pair_1", "similarity_pair_6"}
 
 
-def test_python_gives_the_same(command, saved_model):
-    _, folder = command()
-    texts = [(text, pair) for text, pair, _ in (PAIRS[row - 1] for row in USED)]
-    results = normscope.run("similarity", model=normscope.load(str(saved_model)), texts=texts, pooling="mean", rows=[1])
-    expected = tables(folder)["similarity_pairs"]
-    assert results.tables["similarity_pairs"]["value"].tolist() == expected["value"].tolist()
-    assert "similarity_pair_1" in results.figures
-
-
 def test_the_limit_counts_pairs(command):
     outcome, folder = command("dataset.limit=2", "analysis.similarity.rows=[]")
     assert outcome.status == 0, outcome.err
@@ -165,6 +156,7 @@ def test_batches_are_split_between_pairs(command, monkeypatch):
         (["dataset.pair_path=other.jsonl"], "dataset.score_column is set, but the texts of a pair come from two files"),
     ],
 )
+@pytest.mark.spread(4)
 def test_bad_input_is_one_line(command, arguments, message):
     outcome, folder = command(*arguments)
     assert outcome.status == 2

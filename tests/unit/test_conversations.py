@@ -134,7 +134,7 @@ _DOUBLED = (
         ),
     ],
 )
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 def test_a_template_that_never_ends_is_stopped(template, reason, bytes_tokenizer):
     """It costs little time and no memory here, and the next conversation is written."""
     hangs_once = "{% if messages | length == 3 %}" + template + "{% else %}" + TEMPLATE + "{% endif %}"

@@ -74,6 +74,9 @@ def test_a_csv_without_header_is_read_by_number(tmp_path):
     assert list(TextFile(path, "1", 0, header=False).examples()) == [Example("two", "one")]
     with pytest.raises(InputError, match=r"dataset.text_column=7: .* expected one of the numbers 0 to 2"):
         list(TextFile(path, 7, header=False).examples())
+    path.write_text("body,label\nhello,1\n")
+    with pytest.raises(InputError, match=r"dataset.pair_column=b: .* expected one of body, label"):
+        list(TextFile(path, "body", "b").examples())
 
 
 def test_empty_rows_say_why_they_are_skipped(tmp_path):

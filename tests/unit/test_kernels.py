@@ -32,6 +32,7 @@ WRONG = {
     "causal": lambda q, k, v, m, _, s: explicit(q, k, v, m, False, s),
     "causal if masked": lambda q, k, v, m, c, s: explicit(q, k, v, m, c and m is None, s),
     "scale": lambda q, k, v, m, c, _: explicit(q, k, v, m, c, q.shape[-1] ** -0.5),
+    "missing": lambda *_: torch.ops.aten.no_such_operator(),
     "shape": lambda q, k, v, m, c, s: tuple(part.unsqueeze(-1) for part in explicit(q, k, v, m, c, s)),
 }
 

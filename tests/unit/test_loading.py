@@ -83,11 +83,26 @@ def test_weights_of_unsupported_dtypes(folder, dtype, name):
     assert_refused(folder, rf"got {name} for {key.replace('.', '[.]')} in model.safetensors")
 
 
-def test_pickled_weights_of_unsupported_dtypes(folder):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda _: torch.ones(2, 3), r"has the shape \(2, 3\), but its config.json describes \(24, 24\)"),
+        (lambda weight: weight.fill_(float("nan")), r"^model.name=.*: NaN or infinity in the weight "),
+    ],
+)
+def test_damaged_weights(folder, damage, message):
+    key = "encoder.layer.1.attention.self.key.weight"
+    change_weights(folder, lambda weights: weights.update({key: damage(weights[key])}))
+    assert_refused(folder, message)
+    assert_refused(folder, f"the weight {key}")
+
+
+def test_pickled_weights_need_consent_and_a_supported_dtype(folder):
     weights = load_file(folder / "model.safetensors")
     key = "encoder.layer.1.attention.self.query.weight"
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
+    assert_refused(folder, "model.allow_pickle=true")
     load(ModelOptions(name=str(folder), allow_pickle=True, seed=0), DeviceOptions(name="cpu"))
     torch.save(weights | {key: weights[key].to(torch.int8)}, folder / "pytorch_model.bin")
     assert_refused(folder, rf"got int8 for {key} in pytorch_model.bin", allow_pickle=True)
@@ -239,6 +254,7 @@ def test_causal_models_are_recognised(minilm_folder, family, changes, causal):
         ("bart", "cross", False),
     ],
 )
+@pytest.mark.spread(3)
 def test_only_decoder_self_attention_is_causal(minilm_folder, family, stack, causal):
     architecture = STACK_CONFIGS[family] | {"vocab_size": 30522}
     options = ModelOptions(

@@ -147,33 +147,3 @@ def test_nothing_grows_with_the_square_of_the_length(monkeypatch):
         with Largest():
             observe()
         assert 0 < Largest.size < TOKENS**2, (family, Largest.size)
-
-
-def test_norms_of_long_sequences_are_those_of_short_ones_and_say_what_was_sampled(
-    capsys, monkeypatch, tmp_path, saved_model
-):
-    import json
-
-    from tests.end_to_end.shell import draw_nothing, run_here
-
-    draw_nothing(monkeypatch)
-    given = [
-        f"model.name={saved_model}",
-        "analysis=norms",
-        "dataset.limit=2",
-        "tracking=disabled",
-        "report.enabled=false",
-    ]
-    metrics = {}
-    for limit in (2**26, 0):
-        monkeypatch.setitem(attention_weights.WEIGHTS_AT_ONCE, "cpu", limit)
-        monkeypatch.setitem(weight_tiles.ENTRIES_AT_ONCE, "cpu", limit)
-        sampled = "null" if limit else "6"
-        folder = f"output_dir={tmp_path / str(limit)}"
-        outcome = run_here(capsys, monkeypatch, *given, f"analysis.norms.sampled_queries={sampled}", folder)
-        assert outcome.status == 0, outcome.err
-        assert ("rank correlations use" in outcome.err) == (limit == 0)
-        metrics[limit] = json.loads((tmp_path / str(limit) / "results.json").read_text())["metrics"]
-    for name, value in metrics[2**26].items():
-        if "spearman" not in name:
-            assert metrics[0][name] == pytest.approx(value, rel=1e-5), name

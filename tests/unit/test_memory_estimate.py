@@ -93,6 +93,7 @@ def test_quantised_weights_are_counted():
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("bert", torch.float32)])
+@pytest.mark.spread(1)
 def test_activations_are_an_upper_bound(family, dtype):
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512, "max_position_embeddings": 600}
     config = FAMILY_CONFIGS[family] | sizes | ({"head_dim": 32} if family == "llama" else {})

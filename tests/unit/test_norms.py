@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
+import normscope
 from normscope.analyses.norms.figures import _floor
 from normscope.maths import norms as maths
 from normscope.maths.normalisation import Normalisation
@@ -76,10 +77,8 @@ def test_singular_values_and_expansion_rate():
         assert maths.expansion_rate(value_weight, value_bias, output_weight, bias) == pytest.approx(expected.item())
 
 
-def test_decompose_equals_explicit_vectors():
-    import normscope
-
-    model = normscope.load(dtype="float64")
+def test_decompose_equals_explicit_vectors(saved_model):
+    model = normscope.load(saved_model, device="cpu", dtype="float64")
     text = ("Attention, it turns out, is not a weight.", "Vectors count.")
     found = normscope.decompose(model, text)
     for index, block in enumerate(normscope.observe(model, text)):

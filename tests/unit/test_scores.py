@@ -64,12 +64,6 @@ def expected_sums(every, members, visible):
     return torch.einsum("bhqkm,gbqk->ghm", every, pairs)
 
 
-def test_contributions_and_key_bias_are_the_score(parts):
-    query, key, key_weight, bias, inputs, *_ = parts
-    score = contributions(query, key_weight, inputs).sum(dim=-1) + torch.einsum("bhqd,hd->bhq", query, bias)[..., None]
-    torch.testing.assert_close(score, query @ key.transpose(-1, -2))
-
-
 def test_sums_factorise(parts):
     query, _key, key_weight, _bias, inputs, token_mask, members = parts
     expected = expected_sums(contributions(query, key_weight, inputs), members, visibility(token_mask, "all"))

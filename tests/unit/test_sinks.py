@@ -1,8 +1,7 @@
-"""Attention sinks and massive activations: planted by hand and found, absent and not found; and the official formula."""
+"""Attention sinks and massive activations: their formulas against SciPy and NumPy; an oracle has what is published."""
 
 import dataclasses
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,41 +13,21 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.scenarios import random_batch
-from normscope.analyses.findings import Findings
 from normscope.analyses.sinks import massive as massive_search
 from normscope.analyses.sinks.massive import MassiveSearch
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
-from normscope.data.batching import Batch
 from normscope.data.vocabulary import Vocabulary
 from normscope.maths import massive
 from normscope.maths.magnitude import magnitudes, token_sizes
 from normscope.maths.masks import Mask
 from normscope.maths.massive import massive_activations, median_magnitudes
 from normscope.maths.sinks import concentration, queries_of_keys, strongest_key
-from normscope.models.interventions import InterventionRunner
 from normscope.models.task_heads import Head
 from tests.oracles import specimens
 from tests.oracles.specimens import WORDS, Specimen
 from tests.tiny import FAMILY_CONFIGS
 
 LENGTH = 16
-BEGIN = 1
-# The dimension that marks the sink, the one that becomes massive, and a plane of a head that rotary positions hardly turn.
-MARK, MASSIVE = 3, 7
-STILL = 3
-PLANTED = {(2, 1), (2, 3), (3, 2)}
-"""Layer and head."""
-SIZES = {
-    "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
-    "llama": {
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "intermediate_size": 24,
-        "attention_bias": True,
-    },
-}
 CATEGORIES = ["first", "punctuation", "other"]
 
 
@@ -59,242 +38,18 @@ def texts() -> list[tuple[str, str | None]]:
     return [(" ".join(generator.choice(WORDS, size=length)), None) for length in lengths]
 
 
-def specimen_of(family: str, prepare: Callable[[Any], None], sizes: dict[str, Any] | None = None) -> Specimen:
-    """A causal model with a head, initialised as transformers does and then prepared."""
+def gpt_oss() -> Specimen:
+    """A model with a learned score of no key in every softmax."""
     tokenizer = specimens._tokenizer(["[UNK]", "[BOS]", *WORDS], None)
     tokenizer.add_special_tokens({"unk_token": "[UNK]", "bos_token": "[BOS]"})
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), use_cache=False, **(sizes or SIZES[family]))
+    config = AutoConfig.for_model(**FAMILY_CONFIGS["gpt_oss"] | {"vocab_size": len(tokenizer), "use_cache": False})
     whole = AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
-    prepare(whole.base_model)
-    loaded = specimens._loaded(whole.base_model, tokenizer, family, {Head.NEXT_TOKEN: whole})
+    for parameter in whole.base_model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    whole.base_model.float()  # grouped products of experts know no float64
+    loaded = specimens._loaded(whole.base_model, tokenizer, "gpt_oss", {Head.NEXT_TOKEN: whole})
     return Specimen(loaded, lambda *_: pytest.fail("no brute force"), (), lambda *_: "", texts())
-
-
-def found(specimen: Specimen, **options: Any) -> Findings:
-    chosen = SinksOptions(length=LENGTH, seed=0, controls=2, **options)
-    return specimen.findings("sinks", chosen, [1, 2, 3, 4], CATEGORIES)
-
-
-def plant_gpt2(model: Any) -> None:
-    """The position 0 is a sink of PLANTED, and massive in the residual stream between the first and the third layer."""
-    for embeddings in (model.wpe, model.wte):
-        embeddings.weight.mul_(0.01)  # what stands at position 0 makes hardly a difference
-        embeddings.weight[:, [MARK, MASSIVE]] = 0
-    model.wpe.weight[0, MARK] = 1.0
-    for number, layer in enumerate(model.h, start=1):
-        attention, network = layer.attn, layer.mlp
-        for linear in (attention.c_attn, attention.c_proj, network.c_fc, network.c_proj):
-            linear.bias.zero_()
-        attention.c_proj.weight.zero_()
-        network.c_proj.weight.zero_()
-        attention.c_attn.weight[:, : 2 * 32] = 0  # queries and keys
-        for head in range(4):
-            if (number, head + 1) in PLANTED:
-                attention.c_attn.bias[8 * head] = 8.0
-                attention.c_attn.weight[MARK, 32 + 8 * head] = 8.0
-                attention.c_attn.weight[MASSIVE, 32 + 8 * head] = 8.0
-                attention.c_attn.weight[[MARK, MASSIVE], 64 + 8 * head : 72 + 8 * head] = 0  # the values
-    _write(model, model.h, lambda layer: (layer.mlp.c_fc.weight[MARK], layer.mlp.c_proj.weight[0], layer.mlp.c_proj))
-
-
-def plant_llama(model: Any) -> None:
-    """The same at the token that begins a sequence: rotary positions do not know the first place."""
-    model.embed_tokens.weight[:, [MARK, MASSIVE]] = 0
-    model.embed_tokens.weight[BEGIN] = 0
-    model.embed_tokens.weight[BEGIN, MARK] = 1.0
-    for number, layer in enumerate(model.layers, start=1):
-        attention, network = layer.self_attn, layer.mlp
-        for linear in (attention.q_proj, attention.k_proj, attention.o_proj, network.down_proj):
-            linear.weight.zero_()
-        for head in range(4):
-            if (number, head + 1) in PLANTED:
-                attention.q_proj.bias[8 * head + STILL] = 8.0
-                attention.k_proj.weight[8 * head + STILL, [MARK, MASSIVE]] = 8.0
-                attention.v_proj.weight[8 * head : 8 * head + 8, [MARK, MASSIVE]] = 0
-        network.up_proj.weight[0] = 0
-        network.up_proj.weight[0, [MARK, MASSIVE]] = 1.0
-    _write(
-        model,
-        model.layers,
-        lambda layer: (layer.mlp.gate_proj.weight[0], layer.mlp.down_proj.weight[:, 0], layer.mlp.down_proj),
-    )
-
-
-def _write(model: Any, layers: Any, of: Callable[[Any], tuple[torch.Tensor, torch.Tensor, Any]]) -> None:
-    """The network of layer 1 writes 3000 at the marked token, that of layer 3 takes it away again."""
-    ids = torch.tensor([[BEGIN, 2, 3]])
-    for layer, value in ((layers[0], 3000.0), (layers[2], -3000.0)):
-        reading, writing, output = of(layer)
-        if reading.numel() != 32:  # GPT-2 keeps its weights transposed: one neuron is a column
-            layer.mlp.c_fc.weight[:, 0] = 0
-            layer.mlp.c_fc.weight[[MARK, MASSIVE], 0] = 10.0
-            layer.mlp.c_fc.bias[0] = -30.0  # silent at all other tokens
-        else:
-            reading.zero_()
-            reading[[MARK, MASSIVE]] = 1.0
-        taken: list[torch.Tensor] = []
-        handle = output.register_forward_pre_hook(lambda _module, args, taken=taken: taken.append(args[0]))
-        model(input_ids=ids)
-        handle.remove()
-        assert taken[0][0, 1:, 0].abs().max() < 1e-9
-        writing[MASSIVE] = value / taken[0][0, 0, 0]
-
-
-PLANT = {"gpt2": plant_gpt2, "llama": plant_llama}
-
-
-@pytest.fixture(scope="module", params=PLANT)
-def planted(request) -> tuple[str, Findings]:
-    specimen = specimen_of(request.param, PLANT[request.param])
-    return request.param, found(specimen)
-
-
-def test_planted_sinks_are_found_and_no_others(planted):
-    """GPT-2 has its sink at position 0 whatever stands there, Llama at the token that begins a sequence."""
-    family, findings = planted
-    rates = findings.tables["by_head"]
-    first = rates[rates["position"] == "first"]
-    assert set(first["bos"]) == {True, False}
-    for (layer, head, _, bos), rows in first.groupby(["layer", "head", "inputs", "bos"]):
-        has_sink = (layer, head) in PLANTED and (bos or family == "gpt2")
-        assert rows["sink_rate"].tolist() == [float(has_sink)], (layer, head, bos)
-        # Elsewhere attention is uniform: token i gives 1 / i to the first.
-        uniform = sum(1 / i for i in range(1, LENGTH + 1)) / LENGTH
-        assert rows["received"].iloc[0] == pytest.approx(1.0 if has_sink else uniform, abs=1e-6)
-    share = len(PLANTED) / 16
-    summary = findings.tables["summary"].set_index(["inputs", "bos", "position"])["sink_rate"]
-    for inputs in ("text", "random", "repeat"):
-        assert summary[inputs, True, "first"] == pytest.approx(share)
-        assert summary[inputs, False, "first"] == pytest.approx(share if family == "gpt2" else 0.0)
-    strongest = findings.tables["strongest"].set_index(["layer", "head", "inputs", "bos"])
-    for layer, head in PLANTED:
-        row = strongest.loc[(layer, head, "text", True)]
-        assert (row["position"], row["token"], row["share"], row["dormant"]) == (1, "[BOS]", 1.0, 1.0)
-        assert row["entropy"] == pytest.approx(0, abs=1e-4)
-
-
-def test_planted_massive_activations_are_found_and_no_others(planted):
-    family, findings = planted
-    massive = findings.tables["massive"]
-    if family == "gpt2":
-        assert set(massive["layer"]) == {1, 2}
-        assert set(massive["dimension"]) == {MASSIVE}
-        assert set(massive["position"]) == {1}
-        assert massive.groupby("layer")["sequences"].sum().tolist() == [12, 12]
-        assert massive["value"].tolist() == pytest.approx([3000.0] * len(massive), rel=1e-2)  # tokens differ a little
-    else:
-        assert not len(massive), "the tokenizer adds no beginning of a sequence to the corpus"
-
-
-@pytest.mark.slow
-def test_massive_activations_of_a_beginning_token_appear_and_vanish():
-    """With the beginning in the text, as Llama's own tokenizer adds it."""
-    specimen = specimen_of("llama", plant_llama)
-    started = [(f"[BOS] {text}", None) for text, _ in texts()]
-    specimen = Specimen(specimen.loaded, specimen.brute_force, (), specimen.category_of, started)
-    findings = found(specimen)
-    massive = findings.tables["massive"]
-    assert massive[["layer", "dimension", "position", "token", "sequences"]].to_numpy().tolist() == [
-        [layer, MASSIVE, 1, "[BOS]", 12] for layer in (1, 2)
-    ]
-    assert massive["value"].tolist() == pytest.approx([3000.0, 3000.0], rel=1e-9)
-    assert (findings.metrics["massive/first_layer"], findings.metrics["massive/last_layer"]) == (1, 2)
-    assert findings.curves["massive"].tolist() == [0, 1, 1, 0, 0]
-    drains = findings.tables["drains"].set_index(["layer", "head", "key"])
-    for layer, head in PLANTED:
-        assert drains.loc[(layer, head, "sink"), "v_norm"] == 0
-        assert drains.loc[(layer, head, "other"), "v_norm"] > 1e-3
-    # Zero at the beginning token takes away what layer 3 would have removed: attention of layer 3's head changes, that of
-    # random dimensions does not.
-    ablation = findings.tables["ablation"]
-    assert set(ablation["from_layer"]) == {2}
-    kept = ablation[(ablation["value"] == "mean") & (ablation["removed"] == "outliers")]
-    assert kept["change"].abs().max() < 1e-9, "their mean is what they are"
-    loss = findings.tables["ablation_loss"].set_index(["value", "removed"])
-    assert abs(loss.loc[("mean", "outliers"), "change"]) < 1e-9
-    assert abs(loss.loc[("zero", "outliers"), "change"]) > 1e-6
-
-
-@pytest.mark.parametrize("family", SIZES)
-@pytest.mark.slow
-def test_random_weights_have_neither(family):
-    findings = found(specimen_of(family, lambda _model: None))
-    first = findings.tables["by_head"].query("position == 'first'")
-    assert (first["sink_rate"] == 0).all()
-    assert not len(findings.tables["massive"])
-    assert findings.metrics["massive/count"] == 0
-    assert "ablation" not in findings.tables
-
-
-@pytest.mark.parametrize("family", SIZES)
-@pytest.mark.parametrize("epsilon", [0.2, 0.3])
-@pytest.mark.spread(2)
-def test_the_sink_rate_is_the_papers(family, epsilon):
-    """Gu et al. 2025: Sink_k = share of layers and heads with Σ_{i≥k} A_ik / (T − k + 1) > ε, on transformers' own weights."""
-
-    def noisy(model: Any) -> None:
-        torch.manual_seed(1)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.8)
-
-    specimen = specimen_of(family, noisy)
-    findings = found(specimen, epsilon=epsilon, inputs=[SinkInput.text])
-    model, tokenizer = specimen.loaded.model, specimen.loaded.tokenizer
-    model.set_attn_implementation("eager")
-    expected = []
-    for text, _ in texts():
-        ids = tokenizer(text, return_tensors="pt")["input_ids"][:, :LENGTH]
-        if ids.shape[1] == LENGTH:
-            attentions = torch.stack(model(input_ids=ids, output_attentions=True).attentions)[:, 0]
-            received = attentions[..., 0].sum(dim=-1) / LENGTH  # layer head: the first token is seen by all T
-            expected.append((received > epsilon).double())
-    summary = findings.tables["summary"].set_index(["bos", "position"])["sink_rate"]
-    assert len(expected) == 9
-    assert 0 < summary[False, "first"] < 1
-    assert summary[False, "first"] == pytest.approx(float(torch.stack(expected).mean()))
-    by_head = findings.tables["by_head"].query("position == 'first' and not bos")
-    rates = by_head.pivot_table(index="layer", columns="head", values="sink_rate").to_numpy()
-    np.testing.assert_allclose(rates, torch.stack(expected).mean(dim=0).numpy())
-
-
-def test_what_the_model_reads_has_one_length_and_the_right_beginning(monkeypatch):
-    """Every variant as it reaches the model."""
-    specimen = specimen_of("gpt2", lambda _model: None)
-    read: list[torch.Tensor] = []
-    observe = InterventionRunner.observe
-
-    def spy(self: InterventionRunner, batches: Batch, *arguments: Any, **keywords: Any) -> None:
-        read.append(batches.input_ids)
-        observe(self, batches, *arguments, **keywords)
-
-    monkeypatch.setattr(InterventionRunner, "observe", spy)
-    findings = found(specimen, ablation=False)
-    ids = torch.cat(read)
-    assert ids.shape[1] == LENGTH
-    assert len(ids) == 3 * (10 + 9), "with a beginning, a text of LENGTH − 1 tokens would be enough"
-    own = {tuple(tokens) for tokens in (specimen.loaded.tokenizer(text)["input_ids"] for text, _ in texts())}
-    kinds = []
-    for row in ids.tolist():
-        begins, rest = row[0] == BEGIN, [token for token in row if token != BEGIN]
-        assert len(rest) == LENGTH - begins
-        assert 0 not in rest, "special tokens are never drawn"
-        natural = any(tokens[: len(rest)] == tuple(rest) for tokens in own)
-        kinds.append((begins, "repeat" if len(set(rest)) == 1 else "text" if natural else "random"))
-    counts = pd.Series(kinds).value_counts().to_dict()
-    assert counts == {(bos, kind): 10 if bos else 9 for bos in (True, False) for kind in ("text", "random", "repeat")}
-    assert findings.notes[0].startswith("sink rates leave out 2 sequences with fewer than 16 tokens")
-
-
-def test_texts_that_are_all_too_short_have_no_sink_rates():
-    options = SinksOptions(length=60, seed=0, inputs=[SinkInput.text], ablation=False)
-    findings = specimen_of("gpt2", lambda _model: None).findings("sinks", options, [1, 2, 3, 4], CATEGORIES)
-    assert findings.notes == [
-        "no sequence has 60 tokens or more, so sink rates are not measured (analysis.sinks.length)"
-    ]
-    assert findings.summary.empty
-    assert not len(findings.tables["by_head"])
-    assert len(findings.tables["drains"])
 
 
 def test_magnitudes_are_scipys():
@@ -386,11 +141,12 @@ def test_massive_activations_are_the_same_if_nothing_may_wait(monkeypatch):
     torch.testing.assert_close(at_once.carriers(), later.carriers(), equal_nan=True)
 
 
-def test_a_run_whose_passes_wait_for_nothing_finds_what_was_planted(monkeypatch, planted):
-    family, findings = planted
+def test_passes_that_wait_for_nothing_find_the_same(monkeypatch):
+    specimen, options = specimens.massive(), SinksOptions(length=4, seed=0, inputs=[SinkInput.text], ablation=False)
+    expected = specimen.findings("sinks", options, [1, 2, 3], ["all"]).tables["massive"]
     monkeypatch.setattr(massive_search, "host_waits", lambda _device: True)
-    again = found(specimen_of(family, PLANT[family]), ablation=False, inputs=[SinkInput.text])
-    pd.testing.assert_frame_equal(again.tables["massive"], findings.tables["massive"])
+    assert len(expected)
+    pd.testing.assert_frame_equal(specimen.findings("sinks", options, [1, 2, 3], ["all"]).tables["massive"], expected)
 
 
 def test_queries_that_see_a_key():
@@ -412,17 +168,7 @@ def test_the_strongest_key_and_how_concentrated_the_weight_is():
 
 
 def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
-    """gpt-oss has a learned score of no key in every softmax."""
-
-    def noisy(model: Any) -> None:
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        model.float()  # grouped products of experts know no float64
-
-    config = {
-        name: value for name, value in FAMILY_CONFIGS["gpt_oss"].items() if name not in ("model_type", "vocab_size")
-    }
-    specimen = specimen_of("gpt_oss", noisy, config)
+    specimen = gpt_oss()
     layers = list(range(1, specimen.loaded.layers + 1))
     options = SinksOptions(length=LENGTH, seed=0, inputs=[SinkInput.text], ablation=False)
     findings = specimen.findings("sinks", options, layers, CATEGORIES)

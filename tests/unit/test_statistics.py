@@ -9,14 +9,12 @@ import scipy.stats
 import torch
 
 from normscope.statistics.counts import Counts
-from normscope.statistics.grouped import GroupedMoments
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 from normscope.statistics.per_example import PerExampleTensors
 from normscope.statistics.rank_correlation import RankCorrelation
 from normscope.statistics.sequence_means import SequenceMeans
 from normscope.statistics.sequence_sample import SequenceSample
-from normscope.statistics.token_means import TokenMeans
 from normscope.statistics.uniform_sample import UniformSample
 
 F64 = torch.float64
@@ -49,16 +47,6 @@ def test_pooled_means_divide_each_group_by_its_own_terms():
     assert summary.mean[0].isnan().all()
 
 
-def test_means_of_tokens_are_by_type_and_merge():
-    parts = [TokenMeans(4, 2), TokenMeans(4, 2)]
-    parts[0].update(torch.tensor([3, 1, 3]), tensor([1.0, 5.0, 2.0], [10.0, 50.0, 20.0]))
-    parts[1].update(torch.tensor([3, 0]), tensor([6.0, 8.0], [60.0, 80.0]))
-    mean, count = parts[0].merge(parts[1]).compute()
-    assert count.tolist() == [1, 1, 0, 3]
-    assert mean[[0, 1, 3]].tolist() == [[8, 80], [5, 50], [3, 30]]
-    assert mean[2].isnan().all()
-
-
 def test_a_tally_adds_each_layer_by_itself():
     tally = Counts(2, 3)
     tally.update(0, torch.tensor([1, 0, 2]))
@@ -82,19 +70,6 @@ def test_rows_are_kept_by_number_whatever_their_shapes():
         assert list(found) == [2, 7]
         assert found[2].tolist() == [[[5]], [[8]]]
         assert found[7].tolist() == [[[6, 6], [6, 6]], [[1, 2], [3, 4]]]
-
-
-def test_extremes_are_of_the_group_and_the_layer():
-    moments = GroupedMoments(2, 1, 2)
-    members = torch.tensor([[[True, True, False]], [[False, True, True]]])
-    moments.update(0, tensor([[3.0, -2.0, 9.0]]), members)
-    moments.update(1, tensor([[30.0, -20.0, 90.0]]), members)
-    moments.update(0, tensor([[1.0, 4.0, 5.0]]), members)
-    summary = moments.compute()
-    assert summary.maximum[:, 0].tolist() == [[4, 9], [30, 90]]
-    assert summary.minimum[:, 0].tolist() == [[-2, -2], [-20, -20]]
-    assert summary.mean[:, 0].tolist() == [[1.5, 4], [5, 35]]
-    assert summary.count.tolist() == [[4, 4], [2, 2]]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9])

@@ -23,29 +23,6 @@ def run(capsys, monkeypatch, folder, saved_model, *arguments):
     return run_here(capsys, monkeypatch, *given, f"output_dir={folder}", *arguments)
 
 
-@pytest.mark.slow
-def test_batches_do_not_change_the_counts(capsys, monkeypatch, tmp_path, saved_model):
-    path = write_treebank(tmp_path, repeats=3)
-    training = tmp_path / "train.conllu"
-    training.write_text(TREEBANK)
-    tables = []
-    for number, tokens in enumerate((16, 4096)):
-        more = ["dataset=conllu", f"dataset.path={path}", f"device.batch_tokens={tokens}", "device.dtype=float64"]
-        more += ["layers=[2]", f"analysis.syntax.train={training}", "analysis.syntax.train_sentences=3"]
-        outcome = run(capsys, monkeypatch, tmp_path / str(number), saved_model, *more)
-        assert outcome.status == 0, outcome.err
-        names = ("heads", "best", "trees", "probe")
-        tables.append([pd.read_parquet(tmp_path / str(number) / f"tables/syntax_{name}.parquet") for name in names])
-    for one, other in zip(*tables, strict=True):
-        pd.testing.assert_frame_equal(one, other)
-    heads, _, trees, probe = tables[0]
-    arcs = heads[(heads["measure"] == "attn_w") & (heads["half"] == "both") & (heads["relation"] == "all")]
-    # 20 arcs of the four sentences are not of punctuation, those of `zu` and `dem` among them.
-    assert arcs["count"].unique().tolist() == trees["edges"].unique().tolist() == [3 * 20]
-    assert probe["training_sentences"].unique().tolist() == [3]
-    assert set(probe["model"]) == {"trained", "random"}
-
-
 def test_what_is_missing_is_named(capsys, monkeypatch, tmp_path, saved_model):
     outcome = run(capsys, monkeypatch, tmp_path / "run", saved_model)
     assert outcome.status == 2
@@ -234,6 +211,7 @@ def test_a_single_sentence_has_no_interval():
 @pytest.mark.parametrize("sentences", [2, 5, 30])
 @pytest.mark.parametrize("dependence", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("rate", [0.5, 0.9, 0.98])
+@pytest.mark.spread(8)
 def test_intervals_have_a_width_and_hold_the_rate(rate, dependence, sentences):
     """In at least 95% of simulated treebanks, less three standard errors of 1,000 of them."""
     generator = np.random.default_rng([sentences, int(10 * dependence), int(100 * rate)])

@@ -150,6 +150,7 @@ class Damage(TrainerCallback):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.spread(1)
 def test_training_goes_on_when_weights_are_no_numbers_any_more(train, tokenizer, caplog, tmp_path, value):
     """The step is left out with a warning, and training is what it would be alone."""
     measured = callback(tokenizer)
@@ -172,6 +173,7 @@ def test_training_goes_on_when_weights_are_no_numbers_any_more(train, tokenizer,
     ("options", "error"),
     [({"categories": ["mask"]}, "categories=\\[mask]: no token"), ({"layers": [9]}, "layers=\\[9]: expected")],
 )
+@pytest.mark.spread(1)
 def test_training_goes_on_where_nothing_can_be_measured(train, tokenizer, caplog, options, error):
     measured = callback(tokenizer, **options)
     model = train(measured).model

@@ -127,12 +127,14 @@ def test_no_analysis_waits(monkeypatch, model_type, name):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.spread(1)
 def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type, torch.bfloat16)
     run(monkeypatch, model, layout, analyses_of(model, EVERY), batch)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.spread(1)
 def test_short_secants_do_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type)
     feed_forward = analyses()["feedforward"]
@@ -169,6 +171,7 @@ def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.spread(1)
 def test_syntax_does_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type)
     words = torch.tensor([[NO_WORD, 0, 1, 1, 2, NO_WORD]] * 3)

@@ -189,6 +189,7 @@ def test_a_chunked_model_takes_texts_of_any_length(tokenizer):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.spread(2)
 def test_any_dtype_and_attention_implementation(tokenizer, dtype, implementation):
     model = in_memory(AutoModel, "bert", tokenizer).to(dtype)
     model.set_attn_implementation(implementation)
