@@ -263,6 +263,7 @@ def test_results_survive_a_tracker_that_goes_away(capsys, monkeypatch, tmp_path,
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow
 def test_a_tracking_service_that_dies_gives_one_warning(tmp_path, saved_model):
     """The service process of Weights & Biases is killed during the run."""
     (tmp_path / "dying.py").write_text(

@@ -117,6 +117,7 @@ def test_a_batch_that_does_not_fit_is_split(model, monkeypatch):
     pd.testing.assert_frame_equal(split.tables["norms_by_layer"], expected.tables["norms_by_layer"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_alignment_of_pairs_in_memory(tokenizer, tmp_path):
     """It loads the stack that it needs, and takes options with several parts."""
     config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)}

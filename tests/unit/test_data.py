@@ -95,12 +95,6 @@ def test_rows_that_hold_nothing(tmp_path):
     assert list(TextFile(path, "sentence").examples()) == [Example("x"), "empty", "not text"]
 
 
-def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfhello\r\nworld\r\n")
-    assert list(TextFile(path).examples()) == [Example("hello"), Example("world")]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

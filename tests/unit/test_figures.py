@@ -249,18 +249,26 @@ def test_a_style_sheet_that_cannot_be_read_is_refused_in_one_line(tmp_path, cont
         ("font.weight: 0\nfigure.subplot.left: 1", "left cannot be >= right"),
     ],
 )
-def test_a_style_that_draws_nothing_is_refused_before_the_model_is_loaded(
-    capsys, monkeypatch, tmp_path, content, reason
-):
+def test_a_style_that_draws_nothing_is_refused(tmp_path, content, reason):
     sheet = tmp_path / "bad.mplstyle"
     sheet.write_text(content)
+    with pytest.raises(InputError) as error:
+        try_style(appearance(FigureOptions(style=str(sheet))))
+    assert str(error.value).startswith(f"figures.style={sheet}: matplotlib cannot draw a figure in this style: ")
+    assert reason in str(error.value)
+
+
+@pytest.mark.draws
+def test_a_style_that_draws_nothing_is_refused_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
+    sheet = tmp_path / "bad.mplstyle"
+    sheet.write_text("savefig.format: exe")
     monkeypatch.setattr(OpenedModel, "load", None)
     given = [f"figures.style={sheet}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *given)
     assert outcome.status == 2
     line = outcome.err.splitlines()[-1]
     assert line.startswith(f"normscope: figures.style={sheet}: matplotlib cannot draw a figure in this style: ")
-    assert reason in line
+    assert "Format 'exe' is not supported" in line
     assert not (tmp_path / "run").exists()
 
 

@@ -73,6 +73,12 @@ def words(count: int) -> WordMaps:
     return WordMaps(table, "method", titles, "Caption.", "row", "row_word", "column", "column_word")
 
 
+def spectrum(layers: int) -> Lines:
+    table = product(index=range(1, 65), head=range(12), layer=range(1, layers + 1))
+    options = {"panel": "layer", "log_y": True, "sharey": True}
+    return Lines(table, "index", "value", "head", "Caption.", "singular value", **options)
+
+
 FIGURES: dict[str, Figure] = {
     "heat maps": HeatmapPanels(
         product(method=list("01234"), layer=range(1, 13), category=CATEGORIES),
@@ -106,10 +112,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "lines that end together": alike(5, panels=False),
     "panels of lines that end together": alike(4, panels=True),
-    "lines without titles": Lines(
-        product(index=range(1, 65), head=range(12), layer=range(1, 13)), "index", "value", "head", "Caption.",
-        "singular value", panel="layer", log_y=True, sharey=True,
-    ),
+    "lines without titles": spectrum(12),
     "profiles": profile(6),
     "profiles with many neighbours": profile(40, 4096),
     "scatter": cloud(log_y=True, trim=0.005),
@@ -256,7 +259,7 @@ def test_panels_that_share_an_axis_show_all_their_lines():
 
 def test_a_logarithmic_axis_has_powers_or_numbers_but_not_both():
     with styled({}):
-        canvas = laid_out(FIGURES["lines without titles"])
+        canvas = laid_out(spectrum(2))
         narrow = laid_out(
             Scatter(
                 pd.DataFrame({"x": [0.2, 0.9], "y": 1.0, "p": "p"}), "x", "y", "p", {"p": "p"}, "", "", "", log_x=True

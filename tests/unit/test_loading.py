@@ -127,7 +127,7 @@ def test_heads_poolers_and_buffers_of_older_versions_are_accepted(folder):
 @pytest.mark.parametrize(
     "family", ["bert", "roberta", "electra", "distilbert", "albert", "modernbert", "deberta-v2", "mpnet"]
 )
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 def test_checkpoints_with_a_head_are_accepted(family, tmp_path, tokenizer):
     settings = FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}
     whole = AutoModelForMaskedLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
@@ -190,7 +190,7 @@ def test_misspelled_keys_of_an_architecture(minilm_folder, architecture, message
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("family", [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)])
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_known_keys_of_an_architecture_are_accepted(family, minilm_folder):
     architecture = (FAMILY_CONFIGS | STACK_CONFIGS)[family] | {"vocab_size": 30522}
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)
@@ -228,7 +228,7 @@ def test_keys_that_only_the_code_reads_are_accepted(minilm_folder):
         ("albert", {}, False),
     ],
 )
-@pytest.mark.spread(4)
+@pytest.mark.spread(3)
 def test_causal_models_are_recognised(minilm_folder, family, changes, causal):
     architecture = FAMILY_CONFIGS[family] | {"vocab_size": 30522} | changes
     options = ModelOptions(name="tiny", architecture=architecture, tokenizer=str(minilm_folder), seed=0)

@@ -100,6 +100,7 @@ def needed(shares: np.ndarray, share: float) -> int | None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt_neox", "qwen3", "eurobert", "bert"])
+@pytest.mark.spread(2)
 def test_the_key_bias_has_its_share_of_the_spread(family):
     model = biased_model(family)
     batch = batch_of(model)
@@ -198,22 +199,6 @@ def test_a_sample_of_all_pairs_is_every_visible_pair_once(family, monkeypatch):
     scatter = result.figures["scatter"].table
     assert (scatter["alpha"] > 0).all()
     assert len(scatter) == len(sample)
-
-
-@pytest.mark.parametrize("family", SAMPLED_FAMILIES)
-@pytest.mark.spread(2)
-def test_batches_do_not_change_the_sample(family):
-    model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
-    batch = batch_of(model)
-    context = context_of(model)
-    samples = []
-    for batches in ([batch], [batch.part(2, 3), batch.part(0, 1), batch.part(1, 2)]):
-        analysis = NormsAnalysis(NormsOptions(scatter_pairs=60, seed=3), context)
-        for part in batches:
-            analysing(model, part, [analysis])()
-        samples.append(analysis.result().tables["sample"])
-    assert len(samples[0]) == 60
-    pd.testing.assert_frame_equal(*samples)
 
 
 def test_the_frequency_sample_has_no_room_for_tokens_without_a_rank(monkeypatch):

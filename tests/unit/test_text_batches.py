@@ -10,7 +10,7 @@ import normscope
 from normscope.api import decompose, observe
 from normscope.errors import InputError
 from normscope.models.text_batches import batch_from_texts
-from tests.tiny import FAMILY_CONFIGS
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")
 
@@ -133,7 +133,6 @@ def test_texts_that_cannot_be_read(model):
 def test_translation_models_need_what_their_stack_reads(minilm_folder):
     from normscope.models.loading import load
     from normscope.models.options import DeviceOptions, ModelOptions, ModelStack
-    from tests.tiny import STACK_CONFIGS
 
     architecture = STACK_CONFIGS["bart"] | {"vocab_size": 30522}
 
@@ -163,3 +162,11 @@ def test_models_without_segments_ignore_those_of_a_batch_encoding(minilm_folder)
     encoding = model.tokenizer(*SECOND)
     assert "token_type_ids" in encoding
     assert batch_from_texts(model, encoding).token_type_ids is None
+
+
+@pytest.mark.parametrize("family", ["marian", "m2m_100", "t5", "mbart"])
+def test_decoders_read_the_target_shifted_by_one(tokenizer, family):
+    """After the token that begins translations; mBART's is the language code that ends the target."""
+    model = tiny_model(STACK_CONFIGS[family] | {"vocab_size": len(tokenizer)}, torch.float32)
+    shifted = normscope.wrap(model, tokenizer, stack="cross").decoder_inputs([5, 6, 7, 8])
+    assert shifted == [8 if family == "mbart" else model.config.decoder_start_token_id, 5, 6, 7]

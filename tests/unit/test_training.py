@@ -51,10 +51,21 @@ def callback(tokenizer, **options):
     return normscope.Callback("mixing", texts=TEXTS, tokenizer=tokenizer, **{"every": 3} | options)
 
 
-def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, tmp_path):
-    measured = callback(tokenizer)
+def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, monkeypatch, tmp_path):
+    """And goes to the active run of W&B."""
+    logged = []
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=object(), log=logged.append))
+    measured = callback(tokenizer, name="held out")
     trainer = train(measured)
     history = measured.history
+    assert [row["train/global_step"] for row in logged] == [0, 3, 6, 7]
+    for row in logged:
+        expected = history[history["step"] == row["train/global_step"]]
+        named = {
+            f"held out/{metric}" + ("" if layer is pd.NA else f"/layer {layer}"): value
+            for _, metric, layer, value in expected.itertuples(index=False)
+        }
+        assert named == {name: value for name, value in row.items() if name != "train/global_step"}
     assert list(history) == ["step", "metric", "layer", "value"]
     assert sorted(set(history["step"])) == [0, 3, 6, 7]
     afterwards = normscope.run("mixing", model=trainer.model, tokenizer=tokenizer, texts=TEXTS)
@@ -67,7 +78,7 @@ def test_every_measurement_is_that_of_the_model_at_its_step(train, tokenizer, tm
     assert history[history["layer"].isna() & (history["metric"] == METRIC)]["value"].nunique() == 4, (
         "the model does not train"
     )
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/normscope.csv", dtype={"layer": "Int64"}), history)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/held out.csv", dtype={"layer": "Int64"}), history)
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}])
@@ -89,22 +100,6 @@ def test_resumed_training_continues_the_history(train, tokenizer, tmp_path):
     resumed = callback(tokenizer)
     train(resumed, resume=str(tmp_path / "out/checkpoint-4"), save_strategy="steps", save_steps=4)
     pd.testing.assert_frame_equal(resumed.history, whole.history)
-
-
-def test_metrics_go_to_the_active_run_of_wandb(train, tokenizer, monkeypatch):
-    logged = []
-    active = types.SimpleNamespace(run=object(), log=logged.append)
-    monkeypatch.setitem(sys.modules, "wandb", active)
-    measured = callback(tokenizer, name="held out")
-    train(measured)
-    assert [row["train/global_step"] for row in logged] == [0, 3, 6, 7]
-    for row in logged:
-        expected = measured.history[measured.history["step"] == row["train/global_step"]]
-        named = {
-            f"held out/{metric}" + ("" if layer is pd.NA else f"/layer {layer}"): value
-            for _, metric, layer, value in expected.itertuples(index=False)
-        }
-        assert named == {name: value for name, value in row.items() if name != "train/global_step"}
 
 
 def test_the_embeddings_are_not_the_whole_model(train, tokenizer, monkeypatch):

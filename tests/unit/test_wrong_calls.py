@@ -14,7 +14,7 @@ from tests.unit.wrong_calls.texts import wrong_texts
 
 KINDS = {
     # How many calls there are at least, one of how many is made every day, and those that are in any case.
-    wrong_arguments: (3500, 30, ("5,000 characters", "run(analyses=", "methods=", "Callback(texts=", "NextToken(")),
+    wrong_arguments: (3500, 60, ("5,000 characters", "run(analyses=", "methods=", "Callback(texts=", "NextToken(")),
     wrong_texts: (400, 1, ()),
     wrong_targets: (40, 1, ()),
     damaged_models: (
