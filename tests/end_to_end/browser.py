@@ -39,6 +39,7 @@ def opened(
             capture_output=True,
             text=True,
             check=True,
+            timeout=300,
         )
     return outcome.stdout, re.findall(r"CONSOLE[^\n]*", outcome.stderr)
 

@@ -63,7 +63,8 @@ def stop_server() -> None:
     """End it: it sees that nobody can ask for anything any more."""
     for process, pipe in _server:
         pipe.close()
-        process.join()
+        process.join(PATIENCE_SECONDS)
+        process.kill()
     _server.clear()
 
 
@@ -85,6 +86,8 @@ def _serve(requests: Connection, other_end: Connection) -> None:
             (seconds,) = given
             processes[number].join(seconds)
             requests.send(processes[number].exitcode)
+    for process in processes.values():  # of tests that failed while it ran: multiprocessing would wait for them
+        process.kill()
 
 
 def _import_ours() -> None:
@@ -123,6 +126,7 @@ class Fork:
     def _ask(*request: Any) -> Any:
         ((_, pipe),) = _server
         pipe.send(request)
+        assert pipe.poll(2 * PATIENCE_SECONDS), "the process that others are forked from does not answer"
         return pipe.recv()
 
     def poll(self) -> int | None:

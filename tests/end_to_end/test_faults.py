@@ -305,7 +305,7 @@ def test_a_run_that_is_stopped_while_its_tracker_starts(tmp_path, saved_model, s
         "    return init(**arguments)\n"
         "def accumulate(*_):\n"
         f"    Path({str(folder)!r}, 'reading').touch()\n"
-        "    while True: time.sleep(0.01)\n"  # a signal that came before `signal.pause()` would be waited for forever
+        "    for _ in range(30_000): time.sleep(0.01)\n"  # `signal.pause()` would miss a signal that came before it
         "def end(tracker):\n"
         "    ending.set()\n"
         f"    Path({str(folder)!r}, 'ending').touch()\n"

@@ -35,7 +35,7 @@ def test_the_tour(monkeypatch, tour):
     stored = [kinds(cell) for cell in tour.cells]
     numbers = [numbers_of(cell) for cell in tour.cells]
     monkeypatch.chdir(TOUR.parent)
-    NotebookClient(tour, timeout=None, resources={"metadata": {"path": str(TOUR.parent)}}).execute()
+    NotebookClient(tour, timeout=600, resources={"metadata": {"path": str(TOUR.parent)}}).execute()
     assert_clean(tour)
     shown = [output.get("data", {}) for output in outputs(tour)]
     assert any("attnresln_n" in data.get("text/html", "") and "<img" in data["text/html"] for data in shown)

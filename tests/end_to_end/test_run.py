@@ -13,6 +13,7 @@ from transformers import BertModel
 
 from benchmarks.straightforward import METHODS, mixing_ratios
 from normscope.data.categories import CATEGORIES, TokenCategories
+from tests.end_to_end.forks import PATIENCE_SECONDS
 from tests.end_to_end.shell import ROOT, run_here, start
 from tests.end_to_end.wandb_file import run_of
 
@@ -141,7 +142,7 @@ NEVER_IMPORTED = {
 @pytest.mark.slow  # every day, contract/test_imports.py says who may import what
 def test_the_default_run_in_a_process_of_its_own(tmp_path):
     process = start(f"output_dir={tmp_path / 'run'}", "dataset.limit=30", PYTHONPROFILEIMPORTTIME="1")
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err
     before_the_first_batch = imported(err.partition("6 layers on")[0])
     assert {"torch", "transformers.modeling_utils"} <= before_the_first_batch
@@ -157,7 +158,7 @@ def test_the_default_run_in_a_process_of_its_own(tmp_path):
 
 def test_help_is_a_manual_page_and_does_not_wait_for_torch():
     process = start("--help", PYTHONPROFILEIMPORTTIME="1")
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "hydra" in imported(err)
     assert not {"torch", "transformers", "wandb", "pandas"} & imported(err)
@@ -176,5 +177,5 @@ def test_a_closed_pipe_gives_no_traceback():
     assert process.stderr is not None
     err = process.stderr.read()
     process.stderr.close()
-    process.wait()
+    process.wait(PATIENCE_SECONDS)
     assert "Traceback" not in err

@@ -231,7 +231,7 @@ def test_a_service_that_is_killed_as_soon_as_it_has_started(capsys, monkeypatch,
     def start_and_kill(settings):
         process = start(settings)
         process._process.kill()
-        process._process.wait()
+        process._process.wait(60)
         return process
 
     monkeypatch.setattr(service_process, "start", start_and_kill)
@@ -251,7 +251,7 @@ def test_a_service_that_is_killed_during_the_run(capsys, monkeypatch, tmp_path):
 
     def kill():
         started[0]._process.send_signal(signal.SIGKILL)
-        started[0]._process.wait()
+        started[0]._process.wait(60)
 
     monkeypatch.setattr(service_process, "start", start_and_remember)
     (line,) = tracked(capsys, tmp_path / "run", kill)
@@ -331,7 +331,7 @@ def test_a_thread_of_w_and_b_that_dies(capsys, monkeypatch, tmp_path):
         exec("def fail(): raise ZeroDivisionError('of a thread')", scope)
         thread = threading.Thread(target=scope["fail"])
         thread.start()
-        thread.join()
+        thread.join(60)
 
     def die_everywhere() -> None:
         die("wandb.sdk.somewhere")

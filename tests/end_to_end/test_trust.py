@@ -289,7 +289,7 @@ def test_two_machines_meet(tmp_path, saved_model, undisturbed):
         for _ in range(2)
     ]
     for machine in machines:
-        _, err = machine.communicate()
+        _, err = machine.communicate(timeout=800)
         assert machine.returncode == 0, err
     for name, value in results(undisturbed)["metrics"].items():
         assert results(tmp_path / "run")["metrics"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name

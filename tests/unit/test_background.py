@@ -119,11 +119,15 @@ def test_a_signal_ends_the_wait():
     assert thread.daemon
     main = threading.main_thread().ident
     assert main == threading.get_ident()
+
+    def interrupted_close() -> None:
+        threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
+        opening.__exit__(KeyboardInterrupt, KeyboardInterrupt("the first"), None)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt, match="^$"):
-            opening.__exit__(KeyboardInterrupt, KeyboardInterrupt("the first"), None)
+            interrupted_close()
     finally:
         signal.signal(signal.SIGINT, before)
     slow.may_start.set()

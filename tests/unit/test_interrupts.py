@@ -216,7 +216,7 @@ def test_a_call_that_is_interrupted_anywhere_can_be_made_again(name, at_most, to
 
 def together(calls):
     """What calls return that begin at the same time, each in a thread of its own."""
-    barrier, results = threading.Barrier(len(calls)), [None] * len(calls)
+    barrier, results = threading.Barrier(len(calls), timeout=60), [None] * len(calls)
 
     def run(number, call):
         barrier.wait()
