@@ -28,6 +28,7 @@ def inputs(family_model):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("rule", BiasRule)
+@pytest.mark.spread(15)
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
     tokens = inputs["attention_mask"].bool()

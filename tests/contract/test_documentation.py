@@ -156,6 +156,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", ["tutorials/python.md", "measures/attribution.md"])
+@pytest.mark.spread(1)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
     assert len(blocks) > 2

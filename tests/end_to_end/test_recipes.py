@@ -29,9 +29,8 @@ def published(paper: str) -> list[dict]:
     return yaml.safe_load((PAPERS / paper / "published.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "kobayashi2021_mixing" else pytest.mark.slow) for name in MASKED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASKED)
 def test_a_preset_runs_on_another_model_and_says_that_nothing_is_compared(
     capsys, monkeypatch, tmp_path, saved_model, name
 ):

@@ -268,6 +268,7 @@ def test_every_finding_has_its_number_and_links(reported):
         assert re.search(r'href="#table_\w+"', sentence)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_works_when_it_is_pasted(capsys, monkeypatch, reported, tmp_path):
     page = (reported / "report.html").read_text()
     (command,) = re.findall(r"<pre[^>]*>(python run.py.*?)</pre>", page)

@@ -111,6 +111,7 @@ def test_a_run_leaves_what_the_readme_says(capsys, monkeypatch, tmp_path, corpus
     assert "attnresln_n" in outcome.out
 
 
+@pytest.mark.slow
 def test_multirun_is_one_group_of_runs(capsys, monkeypatch, tmp_path, saved_model):
     folder = tmp_path / "sweep"
     arguments = ["-m", f"model.name={saved_model}", "model.random_init=false,true", "layers=[1]", "dataset.limit=2"]

@@ -282,6 +282,7 @@ def test_a_picture_blames_the_style(tmp_path):
 
 
 @pytest.mark.draws
+@pytest.mark.slow
 def test_a_style_that_works_is_accepted():
     try_style(appearance(FigureOptions(style="ggplot", format=[*FigureFormat])))
 

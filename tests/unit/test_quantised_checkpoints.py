@@ -79,6 +79,7 @@ def in_float64(folder: Path, kind: type):
         ("bert", AutoModel, torch.float32),
     ],
 )
+@pytest.mark.spread(1)
 def test_checkpoints_are_decomposed_like_their_dequantised_weights(family, kind, dtype, save):
     """In float32, also if the weights were in bfloat16 before they were quantised."""
     folder = save(family, kind, dtype)
