@@ -151,7 +151,9 @@ class Fork:
 
     def _give_up(self) -> str:
         os.kill(self._number, signal.SIGKILL)
-        return f"not ended after {PATIENCE_SECONDS} seconds: " + Path(self._folder.name, "err").read_text(errors="replace")
+        return f"not ended after {PATIENCE_SECONDS} seconds: " + Path(self._folder.name, "err").read_text(
+            errors="replace"
+        )
 
 
 def run(*arguments: str, program: str | Path = "run.py", **environment: str) -> Outcome:
