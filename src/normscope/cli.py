@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normscope import command_line
 from normscope.analyses.registry import plug_ins
-from normscope.command_line import culprit, expand_checkpoints, program, translate_command
+from normscope.command_line import complaint, culprit, expand_checkpoints, program, translate_command
 from normscope.config.composition import explain
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
@@ -135,7 +135,7 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
             f"{error.filename}: cannot be read or written ({error.strerror}); for results, set output_dir to another folder"
         )
     if origin(error).startswith((*_COMPOSING, "yaml") if before_jobs else _COMPOSING):
-        return InputError(f"{culprit(overrides)}: {one_line(error)}")
+        return InputError(f"{culprit(overrides)}: {complaint(error)}")
     return None
 
 
