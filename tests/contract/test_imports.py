@@ -122,6 +122,7 @@ ALLOWED = {
         "running.conclusions",
         "running.in_memory",
         "running.inputs",
+        "running.memory",
         "running.token_maps",
         "statistics.tidy",
     },
