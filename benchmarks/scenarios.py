@@ -27,12 +27,12 @@ from normscope.attribution.similarities import similarity_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
+from normscope.maths.choices import Pooling
 from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import BlockLayout
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.pooling import Pooling
 from normscope.running.memory import run_batch
 from normscope.statistics.pair_histogram import PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation
@@ -265,7 +265,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         value_zeroing(model, inputs)
 
     def similar() -> None:
-        similarity_parts(model, layout, inputs, inputs, pooling=Pooling.MEAN)
+        similarity_parts(model, layout, inputs, inputs, pooling=Pooling.mean)
 
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))

@@ -35,7 +35,7 @@ ALLOWED = {
     "untrusted": set(),
     "config": set(),
     "options": {"config"},
-    "declarations": {"config", "options"},
+    "declarations": {"config", "options", "maths.choices"},
     "maths": set(),
     "statistics": {"maths"},
     "data": {"options", "config", "network", "maths.tensors", "maths.words"},

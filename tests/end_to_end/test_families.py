@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.mixing import ratio as mixing_ratio
 from normscope.models.families import STACKS, layout_of
 from normscope.models.layout import stacked_heads
@@ -165,7 +165,7 @@ def test_whole_layers(capsys, monkeypatch, tmp_path, byte_tokenizer, parallel, m
         with Observer(model.double(), layout, feed_forward=True) as observer:
             observer.run(inputs, lambda _block: None, None, blocks.append)
         for number, block in enumerate(blocks):
-            for stage, (pairs, apart, _) in brute_force(block, BiasRule.SUMMAND).items():
+            for stage, (pairs, apart, _) in brute_force(block, NetworkBias.summand).items():
                 own = apart if stack else apart + pairs.diagonal(dim1=1, dim2=2).transpose(1, 2)
                 others = pairs.sum(dim=2) - (0.0 if stack else own)
                 expected[f"{stage}_n"][number].append(mixing_ratio(others.norm(dim=-1), own.norm(dim=-1)).flatten())

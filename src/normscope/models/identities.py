@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
@@ -349,7 +349,7 @@ def _parts_error(block: FeedForwardBlock) -> float:
         if observed is not None and weight is not None:
             made = block.inputs @ weight + (0.0 if bias is None else bias)
             errors.append(relative_error(made, observed, observed, token_mask))
-    for rule in BiasRule:
+    for rule in NetworkBias:
         layer = block.composition(rule)
         own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
         # Parts may be far longer than their sum.

@@ -21,7 +21,7 @@ from normscope.data.resources import Prepared, Readers, ResourceContext, prepare
 from normscope.data.token_sequence import Segmenter
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
@@ -47,7 +47,7 @@ class Maps:
     """The token maps of a run's report."""
 
     texts: Sequence[ExplorerText]
-    bias_rule: BiasRule | None
+    bias_rule: NetworkBias | None
     """Where they leave the biases of feed-forward networks; None if they end at the attention block."""
     added: int
     """Number of maps per layer that the analyses add."""
@@ -351,7 +351,7 @@ def _analyses(
     ]
 
 
-def _bias_rule(needs: Iterable[Requirements]) -> BiasRule | None:
+def _bias_rule(needs: Iterable[Requirements]) -> NetworkBias | None:
     """The rule of the analysis that needs feed-forward networks, if any does."""
     return next((requirements.bias_rule for requirements in needs if requirements.feed_forward), None)
 
