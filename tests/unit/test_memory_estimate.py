@@ -165,13 +165,13 @@ def test_memory_of_devices(monkeypatch):
 def test_runs_warn_before_they_load(saved_model, monkeypatch, capsys):
     options = RunOptions()
     options.model.name, options.model.seed, options.device.name = str(saved_model), 0, "cpu"
-    ConfiguredInputs(options, ProcessGroup()).load()
+    ConfiguredInputs(options.model, options.device, ProcessGroup()).load()
     assert "may not fit" not in capsys.readouterr().err
     monkeypatch.setattr(Memory, "of", lambda *_: Memory(2**16, 2**30))
-    ConfiguredInputs(options, ProcessGroup()).load()
+    ConfiguredInputs(options.model, options.device, ProcessGroup()).load()
     assert f"{saved_model} may not fit on cpu: it needs about " in capsys.readouterr().err
     options.device.map = DeviceMap.auto
-    ConfiguredInputs(options, ProcessGroup()).load()
+    ConfiguredInputs(options.model, options.device, ProcessGroup()).load()
     assert not capsys.readouterr().err
 
 
