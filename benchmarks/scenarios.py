@@ -27,12 +27,12 @@ from normscope.attribution.similarities import similarity_parts
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.models.families import layout_of
+from normscope.maths.choices import Pooling
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import BlockLayout
+from normscope.models.layouts import layout_of
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.pooling import Pooling
 from normscope.running.memory import run_batch
 from normscope.statistics.pair_histogram import PairsPart
 from normscope.statistics.rank_correlation import RankCorrelation
@@ -241,7 +241,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     with torch.device(scenario.device):  # large models are made where they run
         model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size).to(model.device)
-    inputs, layout = batch.model_inputs(), layout_of(model.config.model_type)
+    inputs, layout = batch.model_inputs(), layout_of(model.config)
 
     def bare() -> None:
         model.set_attn_implementation("sdpa")
@@ -265,7 +265,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         value_zeroing(model, inputs)
 
     def similar() -> None:
-        similarity_parts(model, layout, inputs, inputs, pooling=Pooling.MEAN)
+        similarity_parts(model, layout, inputs, inputs, pooling=Pooling.mean)
 
     def analysed(names: list[str]) -> Callable[[], None]:
         return analysing(model, batch, analyses_of(model, names))
@@ -303,7 +303,7 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
 
 def context_of(model: PreTrainedModel, layout: BlockLayout | None = None) -> AnalysisContext:
     """All layers and categories of a model of a known family, and made-up token frequencies."""
-    layout = layout or layout_of(model.config.model_type)
+    layout = layout or layout_of(model.config)
     observed = Observer(model, layout)
     layers = list(observed.parameters)
     ranks = np.arange(1, model.config.vocab_size + 1)
@@ -326,7 +326,7 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
         batch: The batch, on the model's device.
         measured: The analyses to update.
     """
-    layout = layout_of(model.config.model_type)
+    layout = layout_of(model.config)
     layers = list(range(1, model.config.num_hidden_layers + 1))
     info = ModelInfo.of("", model.config, layout)
     needs = [analysis.requirements(analysis.options, info) for analysis in measured]

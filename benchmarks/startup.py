@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 if TYPE_CHECKING:
+    from normscope.data.options import DatasetOptions
     from normscope.reporting.tracker import Tracker
-    from normscope.running.options import RunOptions
     from normscope.running.pipeline import Finished
     from normscope.running.run import Run
 
@@ -61,8 +61,8 @@ def _timed(*command: str) -> tuple[float, float]:
 def _run(file: Path) -> None:
     from normscope import cli
 
-    def import_and_time(options: "RunOptions") -> Callable[..., "Finished"]:
-        run = import_pipeline(options)
+    def import_and_time(dataset: "DatasetOptions") -> Callable[..., "Finished"]:
+        run = import_pipeline(dataset)
         from normscope.running.loop import accumulate
 
         def accumulate_and_time(current: "Run", tracker: "Tracker") -> None:

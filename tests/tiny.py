@@ -1,12 +1,15 @@
 """Tiny random models of every family, built from their transformers configs."""
 
+import functools
+import json
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.layout import BlockLayout
+from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layouts import layout_of_model
 from normscope.models.loading import run_experts_in_float64
 
 INPUTS = {
@@ -266,9 +269,14 @@ STACK_CONFIGS: dict[str, dict[str, Any]] = {
 
 def proved_to(model: PreTrainedModel, layout: BlockLayout) -> float:
     """What verification of an unchanged float64 model leaves: the norms of many families compute in float32."""
+    return 1e-6 if rounds_inside(model, layout) else 1e-12
+
+
+def rounds_inside(model: PreTrainedModel, layout: BlockLayout) -> bool:
+    """Whether a float64 model rounds to float32 inside, as the norms of many families do."""
     kinds = {type(module).__name__ for module in model.modules()}
-    rounds = any("RMSNorm" in kind or kind.endswith(("T5LayerNorm", "OlmoLayerNorm")) for kind in kinds)
-    return 1e-6 if layout.float32_inside or rounds else 1e-12
+    norms = ("RMSNorm", "T5LayerNorm", "OlmoLayerNorm", "DebertaLayerNorm", "BloomGelu")
+    return layout.float32_inside or any(name in kind for kind in kinds for name in norms)
 
 
 def tiny_stack(model_type: str, stack: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -288,6 +296,20 @@ def tiny_model(config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     model = model.to(dtype)
     run_experts_in_float64(model)
     return model.eval().requires_grad_(False)
+
+
+def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig | None = None) -> BlockLayout:
+    """The layout of a family's tiny model, or of a model with another config."""
+    if config is None:
+        settings = dict((STACK_CONFIGS if family in STACK_CONFIGS else FAMILY_CONFIGS)[family])
+        config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    return _layout_of(config.to_json_string(), stack or ("encoder" if config.is_encoder_decoder else None))
+
+
+@functools.cache
+def _layout_of(config: str, stack: Stack | None) -> BlockLayout:
+    model = tiny_model(json.loads(config), torch.float64)
+    return layout_of_model(model.get_encoder() if stack == "encoder" else model, stack)
 
 
 def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1) -> dict[str, torch.Tensor]:

@@ -1,14 +1,13 @@
-"""The page of supported models, from the families and the presets."""
+"""The page of supported models, from `architectures.csv` (see `docs/architectures.py`) and the presets."""
 
 import yaml
 
+from docs.architectures import stored
 from docs.hooks.markdown import ROOT, code, head_comment, table
 from normscope.analyses.registry import analyses
-from normscope.maths.composition import NormPosition
-from normscope.maths.mixing import METHODS
-from normscope.models.families import FAMILIES, STACKS
+from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 
-BLOCKS: dict[NormPosition, str] = {
+BLOCKS: dict[str, str] = {
     "post": "y = LN(x + attention(x))",
     "pre": "y = x + attention(LN(x))",
     "parallel": "y = x + attention(LN(x)) + FFN(LN(x))",
@@ -28,30 +27,50 @@ def page() -> str:
 def _generated() -> dict[str, str]:
     of_cross_attention = [code(name) for name, info in analyses().items() if info.supports_cross_attention]
     return {
-        "families": _families(),
-        "stacks": _stacks(),
+        "counts": _counts(),
+        "observed": _observed(),
+        "refused": _refused(),
         "of cross-attention": ", ".join(of_cross_attention),
         "presets": _presets(),
     }
 
 
-def _families() -> str:
+def _observed() -> str:
     rows = [
-        (code(name), f"{code(layout.norm_position)}: {BLOCKS[layout.norm_position]}", _methods(layout.norm_position))
-        for name, layout in FAMILIES.items()
+        (
+            code(row.model_type),
+            code(row.stack) if row.stack else "",
+            f"{code(row.block)}: {BLOCKS[row.block]}",
+            row.network,
+            ", ".join(map(code, _methods(row.block, row.stack))),
+        )
+        for row in stored()
+        if row.block
     ]
-    return table(("`model_type`", "block", "mixing ratios"), rows)
+    return table(("`model_type`", "`model.stack`", "block", "whole layer", "mixing ratios"), rows)
 
 
-def _stacks() -> str:
+def _refused() -> str:
+    rows = [
+        (code(row.model_type), code(row.stack) if row.stack else "", row.reason) for row in stored() if not row.block
+    ]
+    return table(("`model_type`", "`model.stack`", "why it cannot be observed"), rows)
+
+
+def _counts() -> str:
     rows = []
-    for name, stacks in STACKS.items():
-        for stack, layout in stacks.items():
-            methods = ", ".join(code(method) for method in layout.methods)
-            rows.append(
-                (code(name), code(stack), f"{code(layout.norm_position)}: {BLOCKS[layout.norm_position]}", methods)
-            )
-    return table(("`model_type`", "`model.stack`", "block", "mixing ratios"), rows)
+    for name in ("masked", "causal", "sequence to sequence"):
+        stacks = [row for row in stored() if name in row.lists.split(", ")]
+        every = {row.model_type for row in stacks}
+        blocks = every - {row.model_type for row in stacks if not row.block}
+        layers = blocks - {row.model_type for row in stacks if row.block and row.network in ("no", "part")}
+        rows.append((name, str(len(every)), str(len(blocks)), str(len(layers))))
+    return table(("transformers' list", "architectures", "attention blocks", "whole layers"), rows)
+
+
+def _methods(block: str, stack: str) -> list[Method]:
+    methods = next(each for position, each in METHODS.items() if position == block)
+    return [each for each in methods if stack != "cross" or each in CROSS_ATTENTION_METHODS]
 
 
 def _presets() -> str:
@@ -61,7 +80,3 @@ def _presets() -> str:
         name = yaml.safe_load(path.read_text()).get("name", "")
         rows.append((code(f"model={path.stem}"), code(name) if name else "", sentence))
     return table(("preset", "on the Hub", ""), rows)
-
-
-def _methods(position: NormPosition) -> str:
-    return ", ".join(code(method) for method in METHODS[position])

@@ -28,8 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normscope import command_line
 from normscope.analyses.registry import plug_ins
-from normscope.command_line import culprit, expand_checkpoints, program, translate_command
+from normscope.command_line import complaint, culprit, expand_checkpoints, program, translate_command
 from normscope.config.composition import explain
+from normscope.data.options import DatasetOptions
 from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, message, one_line, origin, printable
 from normscope.oldest_versions import refuse_old_versions
@@ -135,7 +136,7 @@ def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | 
             f"{error.filename}: cannot be read or written ({error.strerror}); for results, set output_dir to another folder"
         )
     if origin(error).startswith((*_COMPOSING, "yaml") if before_jobs else _COMPOSING):
-        return InputError(f"{culprit(overrides)}: {one_line(error)}")
+        return InputError(f"{culprit(overrides)}: {complaint(error)}")
     return None
 
 
@@ -187,9 +188,9 @@ def job(config: DictConfig) -> dict[str, float]:
         elif sweeping:
             run_folder, fresh = _job_folder(hydra), False
         else:
-            run_folder, fresh = _run_folder(options, hydra)
+            run_folder, fresh = _run_folder(options.output_dir, hydra)
         check(options)
-        run_pipeline = _import_pipeline(options)
+        run_pipeline = _import_pipeline(options.dataset)
         memory = _sweep.corpora() if sweeping else None
         done = run_pipeline(options, run_folder, _command(hydra, overrides), fresh=fresh, memory=memory)
         _show(done, before)
@@ -215,7 +216,7 @@ def _show(done: "Finished", before: Mapping[str, float] | None) -> None:
     print(done.folder, flush=True)
 
 
-def _import_pipeline(options: RunOptions) -> Callable[..., "Finished"]:
+def _import_pipeline(dataset: DatasetOptions) -> Callable[..., "Finished"]:
     """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
 
     Raises:
@@ -224,7 +225,7 @@ def _import_pipeline(options: RunOptions) -> Callable[..., "Finished"]:
     with quick_imports():
         from normscope.data.corpora import open_corpus
 
-        open_corpus(options.dataset)
+        open_corpus(dataset)
         from normscope.running.pipeline import run as run_pipeline
     return run_pipeline
 
@@ -308,14 +309,14 @@ def _moment() -> str:
     return time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
-def _run_folder(options: RunOptions, hydra: Any) -> tuple[Path, bool]:
+def _run_folder(output_dir: str | None, hydra: Any) -> tuple[Path, bool]:
     """The folder of a single run, `output_dir` or a dated one, and whether it must be new."""
     if not str(hydra.run.dir or "").strip():
         raise InputError("hydra.run.dir=: expected a folder; set output_dir instead")
     if hydra.run.dir != ".":  # the user has set Hydra's own key
         return Path(hydra.runtime.output_dir), False
-    if options.output_dir is not None:
-        return Path(os.path.abspath(options.output_dir)), False
+    if output_dir is not None:
+        return Path(os.path.abspath(output_dir)), False
     return Path("outputs").absolute() / _moment(), True
 
 

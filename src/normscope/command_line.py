@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -10,7 +11,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from normscope.config.training_step import checkpoints
-from normscope.errors import InputError
+from normscope.errors import InputError, one_line
 
 
 def program() -> str:
@@ -99,6 +100,14 @@ def culprit(overrides: Sequence[str]) -> str:
             return text
     of_hydra = [text for text in overrides if text.lstrip("+~").startswith("hydra")]
     return " ".join(of_hydra or overrides) or "the command line"
+
+
+def complaint(error: Exception) -> str:
+    """What an error says that Hydra did not raise on purpose."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, KeyError) and frames[-1].f_globals["__name__"] == "os":
+        return f"expected environment variables that are set, got {error}; set it, or remove it from hydra.job.env_copy"
+    return one_line(error)
 
 
 def _quoted(text: str) -> str:

@@ -37,6 +37,8 @@ class Sweep:
     """How many failures an earlier sweep had recorded there."""
     memory: "CorpusMemory | None" = None
     """The corpora that its jobs in this process have read."""
+    completed: int | None = None
+    """How many jobs have completed, in any process; None until somebody asks, after the last job."""
 
     def begin(self) -> None:
         """Forget an earlier command of the same process."""
@@ -94,12 +96,8 @@ class Sweep:
         Raises:
             InputError: If the record or the results of a run are damaged.
         """
-        if self.folder is None:
-            return 0
-        from normscope.reporting.comparison import runs
-
-        if runs.completed(self.folder):
-            from normscope.reporting.comparison import compare
+        if self.folder is not None and self._completed():
+            from normscope.reporting.comparison import compare, runs
             from normscope.reporting.terminal import say
 
             comparison = compare.compared(*runs.read([self.folder]))
@@ -116,18 +114,13 @@ class Sweep:
         failures = self._failures()
         if not failures:
             return 0
-        from normscope.reporting.comparison.runs import completed
-
-        assert self.folder is not None
-        jobs = len(failures) + completed(self.folder)
+        jobs = len(failures) + self._completed()
         print(f"\n{len(failures)} of {jobs} jobs failed:", *failures, sep="\n  ", file=sys.stderr)
         return _FAILED_JOBS
 
     def show_folder(self) -> int:
         """Print the folder of the sweep, if a job has completed, as the last line on stdout; returns 0."""
-        from normscope.reporting.comparison.runs import completed
-
-        if self.folder is not None and completed(self.folder):
+        if self._completed():
             print(self.folder, flush=True)
         return 0
 
@@ -138,6 +131,14 @@ class Sweep:
         for path in self.new:
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
+
+    def _completed(self) -> int:
+        """How many jobs have completed. The results of all are read once, when the last job has ended."""
+        if self.completed is None and self.folder is not None:
+            from normscope.reporting.comparison.runs import completed
+
+            self.completed = completed(self.folder)
+        return self.completed or 0
 
     def _failures(self) -> list[str]:
         """The failed jobs, in any process."""

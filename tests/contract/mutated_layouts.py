@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.layout import BlockLayout, FeedForwardLayout, Fusion
-from normscope.models.rotary import Rotation
+from normscope.models.rotary import Planes
 
 IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
 IN_LAYER_TOO = ("key_norm", "query_norm", "output_norm", "query_bias", "value_bias")
@@ -30,7 +30,6 @@ NO_DIFFERENCE = {
     "layers": "another list of layers is another model; binding fails",
     "feed_forward": "mutated field by field",
     "stack": "the caller's choice",
-    "shared": "binding fails",
 }
 """Fields that are not mutated, or may be anything, and why."""
 
@@ -71,15 +70,23 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
     if layout.key_norm is not None:
         yield "key_norm_by_head", not layout.key_norm_by_head
     yield "registry", not layout.registry
-    for field, kind in (("fused", Fusion), ("rotary", Rotation)):
-        for value in {None, *get_args(kind)} - {getattr(layout, field)}:
-            yield field, value
-    for field in ("position_terms", "counted_terms", "score_terms", "rotates", "residual_multiplier"):
-        if getattr(layout, field) is not None:
-            yield field, None
-    heads = layout.heads_of(model.config)
-    yield "key_heads", 1 if heads[1] > 1 else heads[0]
-    yield "residual_multiplier", "rope_theta_of_tests"
+    for value in {None, *get_args(Fusion)} - {layout.fused}:
+        yield "fused", value
+    if layout.planes is not None:
+        size, adjacent = layout.planes
+        yield "planes", None
+        yield "planes", Planes(size, not adjacent)
+        yield "planes", Planes(size - 2, adjacent)
+        for number in layout.rotates:
+            yield "rotates", layout.rotates - {number}
+    if not layout.registry:
+        assert layout.scales is not None
+        yield "scales", (layout.scales[0] * 1.03, *layout.scales[1:])
+        yield "scales", None
+    yield "key_heads", 1 if layout.key_heads > 1 else layout.heads
+    yield "heads", layout.heads // 2
+    yield "residual_scale", layout.residual_scale * 1.7
+    yield "unit_offset", not layout.unit_offset
 
 
 def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation]:
@@ -100,8 +107,7 @@ def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation
 def _wrong_parts(form: FeedForwardLayout, layer: nn.Module) -> Iterator[tuple[str, object]]:
     for field in ("input", "output", "multiplier", "norm", "output_norm", "activation"):
         yield from _others(layer, field, getattr(form, field))
-    for field in ("fused", "unit_offset"):
-        yield field, not getattr(form, field)
+    yield "fused", not form.fused
 
 
 def _others(root: nn.Module, field: str, path: str | None) -> Iterator[tuple[str, str | None]]:

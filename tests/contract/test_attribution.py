@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from benchmarks.straightforward import decomposition
-from normscope.attribution.methods import BiasRule
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import carried
-from normscope.models.families import layout_of
+from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import normalisation
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
 
 pytestmark = pytest.mark.dense
 
@@ -27,7 +26,7 @@ def inputs(family_model):
 
 
 @pytest.mark.kinds
-@pytest.mark.parametrize("rule", BiasRule)
+@pytest.mark.parametrize("rule", ValueBias)
 @pytest.mark.spread(15)
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
@@ -69,8 +68,8 @@ def test_vectors_are_those_built_explicitly(model_type):
         handle.remove()
         expected = scaled(normalisation(norm, unit_offset=layout.unit_offset), expected, last[0])
     with frozen_pass(model, layout, inputs) as passed:
-        vectors = carried(passed, range(tokens.shape[1]), BiasRule.TOKEN).permute(1, 2, 0, 3)
-    exact = {"rtol": 1e-5, "atol": 1e-5} if _rounds(layout) else {"rtol": 1e-9, "atol": 1e-9}
+        vectors = carried(passed, range(tokens.shape[1]), ValueBias.token).permute(1, 2, 0, 3)
+    exact = {"rtol": 1e-5, "atol": 1e-5} if rounds_inside(model, layout) else {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(vectors[tokens], expected[tokens], **exact)
 
 
@@ -79,19 +78,14 @@ def test_the_straightforward_decomposition_gives_the_same():
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
     inputs = token_batch(model, LENGTHS)
     with frozen_pass(model, layout_of("bert"), inputs) as passed:
-        vectors = carried(passed, range(max(LENGTHS) + 1), BiasRule.TOKEN)
+        vectors = carried(passed, range(max(LENGTHS) + 1), ValueBias.token)
     for row, expected in enumerate(decomposition(model, inputs)):
         length = LENGTHS[row]
         sources = [*range(length), max(LENGTHS)]
         torch.testing.assert_close(vectors[sources, row, :length].transpose(0, 1), expected, rtol=1e-6, atol=1e-6)
 
 
-def _rounds(layout) -> bool:
-    """Whether the untouched model rounds to float32 inside, as the passes of attribution do not."""
-    return layout.float32_inside or any(form.float32_inside for form in layout.feed_forward)
-
-
-@pytest.mark.parametrize("rule", BiasRule)
+@pytest.mark.parametrize("rule", ValueBias)
 def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(rule):
     """With zero vectors in place of the tokens', only biases are left: b_V of the first layer is the one that may move."""
     model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
@@ -101,7 +95,7 @@ def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(
     inputs = token_batch(model, (5,))
     with frozen_pass(model, layout, inputs) as passed:
         found = attribute_scalars(passed, passed.hidden[:, 0, 3], rule)
-    credited = rule is BiasRule.DECOMPX
+    credited = rule is ValueBias.decompx
     assert bool((found.scores != 0).all()) is credited
     with_value_bias = float(found.scores.sum() + found.bias)
     torch.testing.assert_close(with_value_bias, float(found.target), rtol=1e-12, atol=0)

@@ -18,12 +18,11 @@ from normscope.api.arguments import single_text
 from normscope.api.targets import prepared
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.pooling import pooling_of
 from normscope.models.task_heads import Head, has_head
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, token_batch
 
 TEXT = "a lovely film about onions"
 OTHER = "the lady cracked three eggs"
@@ -56,7 +55,8 @@ def with_head(auto, model_type, **changes):
 )
 def test_heads_are_linear_once_their_slopes_are_fixed(auto, model_type):
     """The parts of a logit add up to it, without a remainder, for every sequence of a padded batch."""
-    head, layout = with_head(auto, model_type, pad_token_id=1), layout_of(model_type)
+    head = with_head(auto, model_type, pad_token_id=1)
+    layout = layout_of(model_type, config=head.config)
     inputs = token_batch(head, (6, 4))
     with torch.inference_mode():
         expected = head(**inputs).logits
@@ -64,7 +64,7 @@ def test_heads_are_linear_once_their_slopes_are_fixed(auto, model_type):
         logits = passed.output.logits
         targets = logits[:, 1] if logits.ndim == 2 else logits[:, 2, 5]
         found = attribute_scalars(passed, targets)
-    rounded = 1e-5 if layout.float32_inside or any(form.float32_inside for form in layout.feed_forward) else 1e-10
+    rounded = 1e-5 if rounds_inside(head, layout) else 1e-10
     if logits.ndim == 3:
         logits, expected = (each[inputs["attention_mask"].bool()] for each in (logits, expected))
     torch.testing.assert_close(logits, expected, rtol=rounded, atol=rounded)
@@ -78,7 +78,7 @@ def test_the_head_of_bert_by_hand():
     """w_c · (tanh(u)/u ⊙ (W h + b)) + b_c, with u = W h + b."""
     head = with_head(AutoModelForSequenceClassification, "bert")
     inputs = token_batch(head, (5,))
-    with frozen_pass(head.base_model, layout_of("bert"), inputs, head) as passed:
+    with frozen_pass(head.base_model, layout_of("bert", config=head.config), inputs, head) as passed:
         found = attribute_scalars(passed, passed.output.logits[:, 0])
         pooler, classifier = head.bert.pooler.dense, head.classifier
         u = pooler(passed.hidden[:, 0]).detach()
@@ -97,7 +97,7 @@ def encoder(tokenizer) -> LoadedModel:
     return LoadedModel(
         head.base_model,
         tokenizer,
-        layout_of("bert"),
+        layout_of("bert", config=head.config),
         "tiny",
         None,
         None,
@@ -112,7 +112,10 @@ def classifier(tokenizer, encoder) -> LoadedModel:
         AutoModelForSequenceClassification, "bert", vocab_size=len(tokenizer), id2label={0: "good", 1: "bad"}
     )
     return dataclasses.replace(
-        encoder, model=head.base_model, load_head=lambda kind: head if has_head(head, kind) else None
+        encoder,
+        model=head.base_model,
+        layout=layout_of("bert", config=head.config),
+        load_head=lambda kind: head if has_head(head, kind) else None,
     )
 
 
@@ -186,7 +189,7 @@ def test_next_tokens(tokenizer):
     model = LoadedModel(
         head.base_model,
         tokenizer,
-        layout_of("gpt2"),
+        layout_of("gpt2", config=head.config),
         "tiny",
         None,
         None,

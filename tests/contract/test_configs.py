@@ -17,8 +17,6 @@ from normscope.alignment.symmetrisation import Heuristic
 from normscope.analyses.registry import analyses
 from normscope.api import models as api_models
 from normscope.errors import InputError
-from normscope.maths.mixing import METHODS, Method
-from normscope.models.families import FAMILIES, STACKS
 from normscope.running.options import RunOptions, check, chosen_categories, chosen_layers, enabled_analyses
 from tests.end_to_end import quick_configs
 
@@ -264,16 +262,6 @@ def test_the_help_page_knows_every_key():
         for field in dataclasses.fields(node):
             if field.name not in {"kind", "name", "pin", "architecture", "categories"}:
                 assert f"{group}.{field.name}=" in page, f"{group}.{field.name}"
-
-
-def test_the_readme_has_every_family_in_the_row_of_its_norm():
-    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `")]
-    layouts = FAMILIES | {family: stacks["encoder"] for family, stacks in STACKS.items()}
-    for family, layout in layouts.items():
-        [row] = [row for row in rows if f"`{family}`" in row.split("|")[1]]
-        assert f"`{layout.norm_position}`" in row.split("|")[2], family
-        for method in set(Method) - set(METHODS[layout.norm_position]):
-            assert f"no `{method}`" in row, family
 
 
 def test_the_recipe_of_the_alignments_symmetrises_as_the_published_tables_do():

@@ -15,11 +15,11 @@ from mkdocs.config import load_config
 from docs.hooks.config_keys import keys
 from normscope.analyses.registry import analyses
 from normscope.maths.mixing import Method
-from normscope.models.families import FAMILIES, STACKS
 from normscope.reporting.run_tables import RUN_TABLES
 from normscope.running.options import check
 from tests.contract.test_configs import PRESETS, ROOT, composed
 from tests.end_to_end.shell import run_once
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "experiments").glob("*/README.md"))]
@@ -89,7 +89,7 @@ def test_every_key_preset_table_column_and_family_is_on_its_page(site):
         for column, meaning in table.columns.items():
             assert f"<code>{column}</code>" in pages["tables"]
             assert re.sub(r"`[^`]*`", "", meaning).split(".")[0] in re.sub(r"<code>.*?</code>", "", pages["tables"])
-    for name in [*FAMILIES, *STACKS]:
+    for name in [*FAMILY_CONFIGS, *STACK_CONFIGS]:
         assert f"<code>{name}</code>" in pages["models"]
 
 

@@ -12,13 +12,12 @@ from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.attention_function import attention_by
 from normscope.models.block import AttentionBlock
-from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
 from normscope.models.sum_check import SumCheck
 from normscope.models.turns import observe_blocks
 from normscope.models.verification import BOUNDS, verify
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, proved_to, tiny_model, tiny_stack, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred terms
@@ -40,11 +39,6 @@ def blocks_of(model, family, inputs, layers=None) -> list[AttentionBlock]:
 @pytest.fixture
 def inputs(family_model):
     return token_batch(family_model, LENGTHS)
-
-
-def test_every_known_family_is_tested():
-    assert set(FAMILY_CONFIGS) == set(FAMILIES)
-    assert set(STACK_CONFIGS) == set(STACKS)
 
 
 def test_observation_agrees_with_the_untouched_model(family, family_model):
@@ -232,7 +226,7 @@ def test_a_family_that_changed_shape_fails_loudly(family_model, family):
     else:
         wrong, part = (
             dataclasses.replace(layout, fused="stacked" if layout.fused == "interleaved" else "interleaved"),
-            "query",
+            "key",
         )
     if not layout.registry:  # its keys are the layout's own: what meets the model's output is the values
         wrong, part = dataclasses.replace(layout, value=layout.query, value_bias=layout.query_bias), r"sum of αf\(x\)"
@@ -240,11 +234,6 @@ def test_a_family_that_changed_shape_fails_loudly(family_model, family):
             wrong, part = dataclasses.replace(layout, fused="stacked"), "weights from query, key and scale"
     with pytest.raises(InputError, match=rf"the {part} of layer 1 differs by \d"):
         verify(family_model, wrong, family)
-
-
-def test_an_unknown_family_names_those_with_similar_names():
-    with pytest.raises(InputError, match=r"'gpt-9' is not supported; expected one of 49 families, such as gptj, gpt2"):
-        layout_of("gpt-9")
 
 
 def test_causal_attention_is_respected():
@@ -277,7 +266,9 @@ def _attention(*arguments, **more):
 @pytest.mark.spread(8)
 def test_half_precision_is_measured_in_float32(family, dtype):
     """The verification error shows how the model rounds; sums of its vectors are not rounded again."""
-    model = tiny_stack(family, "encoder", dtype) if family in STACKS else tiny_model(FAMILY_CONFIGS[family], dtype)
+    model = (
+        tiny_stack(family, "encoder", dtype) if family in STACK_CONFIGS else tiny_model(FAMILY_CONFIGS[family], dtype)
+    )
     inputs = token_batch(model, LENGTHS)
     for block in blocks_of(model, family, inputs):
         assert block.mixing.dtype == block.weights.dtype == block.transformed_norms.dtype == torch.float32
@@ -289,7 +280,7 @@ def test_half_precision_is_measured_in_float32(family, dtype):
 
 
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
-@pytest.mark.parametrize("model_type", sorted(STACKS))
+@pytest.mark.parametrize("model_type", sorted(STACK_CONFIGS))
 def test_decoders_that_read_a_source(model_type, stack):
     """What holds of every family, where two sequences of different lengths meet."""
     model, layout = tiny_stack(model_type, stack, torch.float64), layout_of(model_type, stack)
@@ -352,4 +343,4 @@ def test_a_block_that_is_never_shown_is_no_proof():
     ):
         observer.run(token_batch(model, (4,)), lambda _block: None)
     with pytest.raises(InputError, match=r"attention of layer 1 cannot be observed: query was not captured"):
-        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", rotary=None), "llama")
+        verify(model, dataclasses.replace(layout_of("llama"), attention="mlp", planes=None), "llama")

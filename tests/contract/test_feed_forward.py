@@ -12,7 +12,6 @@ from normscope.analyses.registry import analyses
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
 from normscope.models import observer, verification
-from normscope.models.families import FAMILIES, STACKS, layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.model_info import ModelInfo
@@ -21,12 +20,20 @@ from normscope.models.options import ModelOptions
 from normscope.models.verification import BOUNDS, verify
 from normscope.running.plan import _refuse_missing_feed_forward
 from tests.end_to_end.shell import run_once
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
+from tests.tiny import (
+    FAMILY_CONFIGS,
+    STACK_CONFIGS,
+    layout_of,
+    rounds_inside,
+    tiny_model,
+    tiny_stack,
+    token_batch,
+)
 
 pytestmark = pytest.mark.dense
 
 LENGTHS = (9, 6, 3)
-CROSS = sorted(STACKS)
+CROSS = sorted(STACK_CONFIGS)
 GATED = {
     *("modernbert", "eurobert", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "glm4", "olmo"),
     *("olmo2", "olmo3", "phi3", "smollm3", "granite", "stablelm", "cohere", "cohere2", "mt5", "umt5"),
@@ -114,8 +121,7 @@ def layer_by_hand(block: FeedForwardBlock) -> torch.Tensor:
 
 def assert_exact(model, layout) -> None:
     """Attention and the network, built from parameters alone, make the output of every layer of the untouched model."""
-    form = bind_feed_forward(model, layout)[0].layout
-    bound = 1e-5 if form.float32_inside or layout.float32_inside else 1e-10
+    bound = 1e-5 if rounds_inside(model, layout) else 1e-10
     inputs = inputs_of(model, layout)
     outputs = layer_outputs(model, layout, inputs)
     blocks = blocks_of(model, layout, inputs)
@@ -130,14 +136,11 @@ def assert_exact(model, layout) -> None:
 
 
 def test_every_stack_that_has_a_network_says_where():
-    without = {model_type for model_type, layout in FAMILIES.items() if not layout.feed_forward}
-    assert without == {"mixtral", "gpt_oss"}
-    for stacks in STACKS.values():
-        assert {stack: bool(layout.feed_forward) for stack, layout in stacks.items()} == {
-            "encoder": True,
-            "decoder": False,
-            "cross": True,
-        }
+    for family in ("mixtral", "gpt_oss"):
+        assert not layout_of(family).feed_forward
+    for family in STACK_CONFIGS:
+        for stack, expected in (("encoder", True), ("decoder", False), ("cross", True)):
+            assert bool(layout_of(family, stack).feed_forward) == expected
 
 
 @pytest.mark.kinds
@@ -155,7 +158,7 @@ def test_the_network_of_a_decoder_follows_cross_attention(model_type):
 def test_configs_that_change_the_network(variant):
     config = VARIANTS[variant]
     model = tiny_model(config, torch.float64)
-    if config["model_type"] in STACKS:
+    if config["model_type"] in STACK_CONFIGS:
         model = model.get_encoder()
     assert_exact(model, layout_of(config["model_type"], config=model.config))
 
@@ -332,8 +335,6 @@ def test_a_network_that_does_something_else_is_refused(llama):
 @pytest.mark.parametrize(
     ("model_type", "change", "part"),
     [
-        ("gemma", {"unit_offset": False}, "feed-forward norm of layer 1"),
-        ("llama", {"unit_offset": True}, "feed-forward norm of layer 1"),
         ("olmo2", {"output_norm": None}, "layer output of layer 1"),
         ("bert", {"norm": "attention.output.LayerNorm"}, "layer output of layer 1"),
         ("llama", {"input": "mlp.up_proj", "multiplier": "mlp.gate_proj"}, "feed-forward network of layer 1"),

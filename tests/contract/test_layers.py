@@ -6,15 +6,15 @@ import torch
 from captum.attr import IntegratedGradients
 from torch.utils.flop_counter import FlopCounterMode
 
-from normscope.maths.feed_forward import BiasRule, Slopes
+from normscope.maths.choices import NetworkBias
+from normscope.maths.feed_forward import Slopes
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.models import feed_forward
-from normscope.models.families import layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.layout import normalisation
 from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, tiny_stack, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack, token_batch
 
 pytestmark = pytest.mark.dense
 
@@ -34,12 +34,12 @@ def zero_if_none(bias):
     return 0.0 if bias is None else bias
 
 
-def slopes_of(block: FeedForwardBlock, rule: BiasRule):
+def slopes_of(block: FeedForwardBlock, rule: NetworkBias):
     """Integrated gradients of g(u) ⊙ w by u and by w, from values and derivatives along the path."""
     weights = block.parameters
     y, g = block.inputs, weights.activation
     u = y @ weights.input_weight + zero_if_none(weights.input_bias)
-    inside = rule is BiasRule.INSIDE
+    inside = rule is NetworkBias.inside
     start = torch.zeros_like(u) + (zero_if_none(weights.input_bias) if inside else 0.0)
     if weights.multiplier_weight is None:
         # The mean of a derivative along a path is the difference of its ends.
@@ -72,7 +72,7 @@ def read_in_parallel(attention, norm):
     return pairs, torch.zeros_like(own), torch.zeros_like(own) + zero_if_none(norm.bias)
 
 
-def brute_force(block: FeedForwardBlock, rule: BiasRule):
+def brute_force(block: FeedForwardBlock, rule: NetworkBias):
     """The vector of every pair, the constant part and the part that belongs to no pair, at every stage of the layer."""
     attention, weights = block.attention, block.parameters
     pairs = torch.einsum("bhqk,bhkm->bqkm", attention.weights, attention.transformed())
@@ -112,7 +112,7 @@ def brute_force(block: FeedForwardBlock, rule: BiasRule):
     made = [network(read[0], by_u.unsqueeze(2), None if by_w is None else by_w.unsqueeze(2))]
     made += [network(part, by_u, by_w) for part in read[1:]]
     biases = weights.activation(start) if by_w is None else weights.activation(start) * other
-    if rule is BiasRule.SUMMAND:
+    if rule is NetworkBias.summand:
         biases = biases + zero_if_none(weights.input_bias) * by_u
         biases = biases + (0.0 if by_w is None else zero_if_none(weights.multiplier_bias) * by_w)
     made[2] = made[2] + biases @ weights.output_weight + zero_if_none(weights.output_bias)
@@ -128,12 +128,11 @@ def brute_force(block: FeedForwardBlock, rule: BiasRule):
 
 def assert_parts(model, layout, bound=None):
     """Own, others, constant part, ratios and maps of every stage are those of the explicit pairs."""
-    form = layout.feed_forward[0]
-    bound = bound or (INSIDE if form.float32_inside or layout.float32_inside else 1e-10)
+    bound = bound or (INSIDE if rounds_inside(model, layout) else 1e-10)
     close = {"rtol": bound, "atol": bound}
     for block in blocks_of(model, layout, inputs_of(model, layout)):
         tokens, keys = block.token_mask, block.attention.key_mask
-        for rule in BiasRule:
+        for rule in NetworkBias:
             composition = block.composition(rule)
             expected = brute_force(block, rule)
             assert composition.stages == tuple(expected) == LAYER_STAGES[layout.norm_position]
@@ -200,7 +199,7 @@ def test_the_network_is_what_captum_gives(model_type):
     slopes = Slopes(*(None if slope is None else slope[0, position] for slope in slopes))
     made = composition.network.contribution(read[position, :-1], slopes)[:, dimension]
     # Llama's norms compute in float32 even here.
-    bound = INSIDE if layout.feed_forward[0].float32_inside else 1e-8
+    bound = INSIDE if rounds_inside(model, layout) else 1e-8
     torch.testing.assert_close(made, expected[:-1], rtol=bound, atol=bound)
     assert (model_type in GATED) == (w is not None)
 

@@ -8,10 +8,9 @@ import torch
 from torch.testing import assert_close
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from normscope.models.families import FAMILIES, layout_of
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, proved_to, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
 
 BOUNDARY = 5  # between the lengths of the texts below
 LENGTHS = (9, 6, 5, 3)
@@ -39,11 +38,11 @@ SCALINGS: dict[str, dict[str, Any]] = {
 """One for every type, with the boundary between short and long texts inside LENGTHS where there is one."""
 
 # Those whose configs turn a part of each head have their own `rope_parameters`; transformers cannot scale Mixtral's.
-ROTARY = sorted(
-    name
-    for name, layout in FAMILIES.items()
-    if layout.rotary not in (None, "table") and "rope_parameters" not in FAMILY_CONFIGS[name] and name != "mixtral"
-)
+ROTARY = [
+    *("cohere", "cohere2", "eurobert", "falcon", "gemma", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "granite"),
+    *("llama", "mistral", "modernbert", "olmo", "olmo2", "olmo3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("smollm3", "starcoder2"),
+]
 
 
 def scaled_model(family: str, rope_type: str, dtype: torch.dtype = torch.float64) -> Any:
@@ -62,7 +61,7 @@ def scaled_model(family: str, rope_type: str, dtype: torch.dtype = torch.float64
 
 def mixing_of(model: Any, family: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     mixing: list[torch.Tensor] = []
-    with Observer(model, layout_of(family)) as observer:
+    with Observer(model, layout_of(family, config=model.config)) as observer:
         observer.run(inputs, lambda block: mixing.append(block.mixing))
     return mixing
 
@@ -74,7 +73,7 @@ def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
 def attention_outputs(model: Any, family: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Of a model that nobody has run or observed before."""
     untouched, outputs = copy.deepcopy(model), []
-    for modules in layout_of(family).bind(untouched):
+    for modules in layout_of(family, config=model.config).bind(untouched):
         modules.output.register_forward_hook(lambda _module, _args, output: outputs.append(output))
     with torch.inference_mode():
         untouched(**inputs)
@@ -92,7 +91,7 @@ def test_batch_size_changes_nothing(family, rope_type):
     model, fresh = scaled_model(family, rope_type), scaled_model(family, rope_type)
     inputs = token_batch(model, LENGTHS)
     outputs: list[torch.Tensor] = []
-    with Observer(model, layout_of(family)) as observer:
+    with Observer(model, layout_of(family, config=model.config)) as observer:
         observer.run(inputs, lambda block: outputs.append(block.attention_output))
     together = mixing_of(model, family, inputs)
     for row, length in enumerate(LENGTHS):
@@ -109,9 +108,11 @@ def test_batch_size_changes_nothing(family, rope_type):
 @pytest.mark.spread(4)
 def test_length_dependent_types_are_verified_in_every_rotary_family(family, rope_type):
     model = scaled_model(family, rope_type)
-    bound = proved_to(model, layout_of(family))
-    assert verify(model, layout_of(family), family).error < bound
-    assert verify(model, layout_of(family), family).error < bound  # what a run leaves behind changes nothing
+    bound = proved_to(model, layout_of(family, config=model.config))
+    assert verify(model, layout_of(family, config=model.config), family).error < bound
+    assert (
+        verify(model, layout_of(family, config=model.config), family).error < bound
+    )  # what a run leaves behind changes nothing
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

@@ -121,7 +121,10 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         ),
         (["hydra.run.dir="], "hydra.run.dir=: expected a folder"),
         (["hydra.verbose=[3]"], "hydra.verbose=[3]"),
-        (["+hydra.job.env_copy=[NOT_SET]"], "+hydra.job.env_copy=[NOT_SET]"),
+        (
+            ["+hydra.job.env_copy=[NOT_SET]"],
+            "+hydra.job.env_copy=[NOT_SET]: expected environment variables that are set, got 'NOT_SET'; set it, or remove it",
+        ),
         (
             ["model=bert-random", "++model.architecture.model_type=gemma", "++model.architecture.hidden_size=0"],
             "hidden_size=0 in the model's config: expected at least 1",

@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from normscope.models.families import STACKS
 from tests.end_to_end.shell import run_here
 from tests.tiny import FAMILY_CONFIGS, KINDS, MIXTURES, STACK_CONFIGS, tiny_model
 
@@ -71,7 +70,8 @@ def parallel(tmp_path_factory):
 
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACKS)]
+    "model_type",
+    [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(STACK_CONFIGS)],
 )
 @pytest.mark.spread(1)
 def test_stacks_of_an_encoder_decoder(

@@ -356,7 +356,7 @@ def test_charts_fit_into_their_places(tmp_path, size):
             "ρ",
             (0.0, 100.0),
         ),
-        "one grid": HeatmapGrid(relations, "special", {"value": "gain"}, "row", "column", "Caption.", diverging=True),
+        "one grid": HeatmapGrid(relations, {"value": "gain"}, "row", "column", "Caption.", "special", diverging=True),
         "six maps": WordMaps(
             maps.assign(word=maps["row"].map("word{}".format), other=maps["column"].map("word{}".format)),
             "method",

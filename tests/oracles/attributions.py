@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from normscope.analyses.attribution.options import AttributionOptions, EmbeddingPooling
-from normscope.analyses.feedforward.options import Bias
+from normscope.analyses.attribution.options import AttributionOptions
+from normscope.maths.choices import NetworkBias, Pooling
 from normscope.models.task_heads import Head
 from tests.oracles.activations import Sequence_
 from tests.oracles.feedforward_oracle import stages_of
@@ -64,7 +64,7 @@ class Attributed:
             return _by_row(self._changes(layer) * block.visible)
         residual = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
         residual[np.arange(self.tokens), np.arange(self.tokens)] += block.x
-        stages = stages_of(self.specimen, self.sequence, number, Bias.summand)
+        stages = stages_of(self.specimen, self.sequence, number, NetworkBias.summand)
         if method == "norm_rollout":
             stage = {"attnres_n": residual, "attnresln_n": stages["atb_n"], "layer": list(stages.values())[-1]}
             return _by_row(np.linalg.norm(stage[self.options.stage], axis=-1))
@@ -213,14 +213,14 @@ class Attributed:
 
     def _pooling(self, tokens: int) -> np.ndarray:
         """The weight of each last hidden vector in the embedding."""
-        own = EmbeddingPooling.mean if self.is_bert else EmbeddingPooling.last
+        own = Pooling.mean if self.is_bert else Pooling.last
         weights = np.zeros(tokens)
         match self.options.pooling or own:
-            case EmbeddingPooling.mean:
+            case Pooling.mean:
                 weights[:] = 1 / tokens
-            case EmbeddingPooling.cls:
+            case Pooling.cls:
                 weights[0] = 1
-            case EmbeddingPooling.last:
+            case Pooling.last:
                 weights[-1] = 1
         return weights
 

@@ -150,11 +150,12 @@ def picture_of(figure: Figure) -> Picture:
             }
             return Picture(drawn, {"limits": figure.limits})
         case HeatmapGrid():
+            grid_rows = figure.table[figure.grid_row] if figure.grid_row else [None] * len(figure.table)
             drawn = {
                 (grid_row, title, row, column): value
                 for name, title in figure.values.items()
-                for grid_row, row, column, value in _rows(
-                    figure.table, figure.grid_row, figure.row, figure.column, name
+                for grid_row, (row, column, value) in zip(
+                    grid_rows, _rows(figure.table, figure.row, figure.column, name), strict=True
                 )
             }
             return Picture(drawn, _set(figure, "diverging", "limits"))

@@ -8,7 +8,8 @@ import pandas as pd
 import scipy.special
 import scipy.stats
 
-from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
+from normscope.analyses.feedforward.options import FeedForwardOptions
+from normscope.maths.choices import NetworkBias
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
 from tests.oracles.mixing_oracle import means_by_sequence, statistics_of, tokens_of
@@ -88,11 +89,13 @@ def expected(
         ),
         sentences=_sentences(metrics, post),
         by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own},
-        notes=["the biases of the networks stay inside their activations"] if options.bias is Bias.inside else [],
+        notes=["the biases of the networks stay inside their activations"]
+        if options.bias is NetworkBias.inside
+        else [],
     )
 
 
-def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: Bias) -> dict[str, np.ndarray]:
+def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: NetworkBias) -> dict[str, np.ndarray]:
     """The vector of every pair (query, key, model) from the attention block to the end of the layer, by method."""
     block, length = sequence.blocks[layer - 1], len(sequence.ids)
     pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
@@ -122,15 +125,15 @@ def _normalised(pairs, rest, gamma, beta, epsilon) -> tuple[np.ndarray, np.ndarr
     return gamma * centred / deviation[:, :, None], gamma * rest / deviation + beta
 
 
-def _plain(layer, read: np.ndarray, rest: np.ndarray, bias: Bias) -> tuple[np.ndarray, np.ndarray]:
+def _plain(layer, read: np.ndarray, rest: np.ndarray, bias: NetworkBias) -> tuple[np.ndarray, np.ndarray]:
     """BERT's network: by pair, and from no token."""
     inner, outer = (layer.intermediate.dense, layer.output.dense)
     first, second = inner.weight.numpy().T, outer.weight.numpy().T
     b = inner.bias.numpy()
     u = (read.sum(axis=1) + rest) @ first + b
-    start = b if bias is Bias.inside else 0.0
+    start = b if bias is NetworkBias.inside else 0.0
     slope = (_gelu(u) - _gelu(start)) / (u - start)
-    unowned = rest @ first + (0.0 if bias is Bias.inside else b)
+    unowned = rest @ first + (0.0 if bias is NetworkBias.inside else b)
     pairs = (read @ first * slope[:, None]) @ second
     return pairs, (unowned * slope + _gelu(start)) @ second + outer.bias.numpy()
 

@@ -18,9 +18,9 @@ from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.maths.choices import Pooling
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.layout import normalisation
-from normscope.models.pooling import Pooling
 from tests.oracles.comparison import Expected, Picture, spoken, table, three_digits
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen
@@ -56,7 +56,7 @@ class PairSpecimen(Specimen):
         ]
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
-    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.MEAN) -> Findings:
+    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Findings:
         """What the analysis publishes."""
         loaded = self.loaded
         freezer = LayerFreezer(loaded.model, loaded.layout)

@@ -24,7 +24,6 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.vocabulary import Vocabulary
-from normscope.models.families import layout_of
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
@@ -34,7 +33,7 @@ from normscope.running.conclusions import with_rollups
 from normscope.running.memory import run_batch
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
-from tests.tiny import tiny_model
+from tests.tiny import layout_of, tiny_model
 
 WORDS = ["cat", "river", "walks", "old", "sees", "blue", "we", "run", "on", "it", ",", "."]
 
@@ -295,4 +294,6 @@ def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
 def _loaded(
     model: Any, tokenizer: Any, family: str, heads: Mapping[Head, Any], stack: str | None = None
 ) -> LoadedModel:
-    return LoadedModel(model, tokenizer, layout_of(family, stack), "tiny", None, None, 32, load_head=heads.get)
+    return LoadedModel(
+        model, tokenizer, layout_of(family, stack, model.config), "tiny", None, None, 32, load_head=heads.get
+    )

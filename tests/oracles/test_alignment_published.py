@@ -12,14 +12,13 @@ from normscope.alignment.reverse_run import ReverseAlignment
 from normscope.analyses.base import AnalysisContext
 from normscope.data.batching import Batch
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.running.conclusions import with_rollups
 from tests.oracles import alignment_oracle
 from tests.oracles.alignment_oracle import Pair
 from tests.oracles.comparison import assert_published
 from tests.oracles.specimens import analysed
-from tests.tiny import tiny_stack
+from tests.tiny import layout_of, tiny_stack
 
 LAYERS = [1, 2]
 

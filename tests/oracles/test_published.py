@@ -5,26 +5,20 @@ import functools
 import numpy as np
 import pytest
 
-from normscope.analyses.attribution.options import (
-    AttributionMethod,
-    AttributionOptions,
-    AttributionStage,
-    EmbeddingPooling,
-    Erasure,
-)
-from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
+from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
+from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.frequency.analysis import FREQUENCIES
 from normscope.analyses.frequency.options import FrequencyOptions
 from normscope.analyses.mixing.options import MixingOptions
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.outliers.options import OutlierCriterion, OutliersOptions
 from normscope.analyses.score.options import ScoreOptions
-from normscope.analyses.similarity.options import PoolingChoice, SimilarityOptions, ValueBias
+from normscope.analyses.similarity.options import SimilarityOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.analyses.syntax.analysis import TREEBANK
 from normscope.analyses.syntax.options import SyntaxOptions
 from normscope.data.token_frequencies import TokenFrequencies
-from normscope.models.pooling import Pooling
+from normscope.maths.choices import NetworkBias, Pooling, ValueBias
 from tests.oracles import (
     attribution_oracle,
     feedforward_oracle,
@@ -41,6 +35,7 @@ from tests.oracles import (
 )
 from tests.oracles.comparison import assert_published
 from tests.oracles.specimens import Specimen
+from tests.tiny import rounds_inside
 
 SPECIMENS = {
     "bert": specimens.bert,
@@ -84,7 +79,7 @@ def test_mixing(any_specimen, choice):
     assert_published(findings, mixing_oracle.expected(any_specimen, layers, categories))
 
 
-@pytest.mark.parametrize("bias", Bias)
+@pytest.mark.parametrize("bias", NetworkBias)
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.spread(2)
 def test_feedforward(specimen, choice, bias):
@@ -95,7 +90,7 @@ def test_feedforward(specimen, choice, bias):
     expected = feedforward_oracle.expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
     assert_published(
-        findings, expected, tolerance=2e-5 if specimen.loaded.layout.feed_forward[0].float32_inside else 1e-9
+        findings, expected, tolerance=2e-5 if rounds_inside(specimen.loaded.model, specimen.loaded.layout) else 1e-9
     )
 
 
@@ -239,15 +234,15 @@ def test_score(specimen, choice):
 
 
 @pytest.mark.parametrize("bias", ValueBias)
-@pytest.mark.parametrize("pooling", [None, *PoolingChoice])
+@pytest.mark.parametrize("pooling", [None, *Pooling])
 @pytest.mark.spread(2)
 def test_similarity(specimen, pooling, bias):
     pairs = similarity_oracle.PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9])
     categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
-    findings = pairs.published(options, categories, Pooling.LAST)
+    findings = pairs.published(options, categories, Pooling.last)
     # Qwen2's norms compute in float32.
-    rounds = specimen.loaded.layout.feed_forward[0].float32_inside
+    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
     assert_published(findings, similarity_oracle.expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
     assert set(findings.text_pairs) == {name for name in findings.figures if name.startswith("pair_")}
     for name, pair in findings.text_pairs.items():
@@ -265,7 +260,7 @@ def test_similarity_without_gold_scores(specimen):
     pairs = similarity_oracle.PairSpecimen.of(specimen, [None] * 5)
     options = SimilarityOptions(rows=[])
     findings = pairs.published(options, specimen.names)
-    rounds = specimen.loaded.layout.feed_forward[0].float32_inside
+    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
     assert_published(findings, similarity_oracle.expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
     assert not any(name.startswith("gold/") for name in findings.metrics)
 
@@ -285,7 +280,7 @@ ATTRIBUTIONS = {
             sequences=3,
             methods=[AttributionMethod.norm_rollout, AttributionMethod.integrated_gradients],
             stage=AttributionStage.attnres_n,
-            pooling=EmbeddingPooling.cls,
+            pooling=Pooling.cls,
             erasure=Erasure.remove,
             orders=1,
             steps=5,
@@ -294,7 +289,7 @@ ATTRIBUTIONS = {
     ),
     "one method of one sequence": (
         "bert",
-        AttributionOptions(seed=6, sequences=1, methods=[AttributionMethod.decompx], pooling=EmbeddingPooling.last),
+        AttributionOptions(seed=6, sequences=1, methods=[AttributionMethod.decompx], pooling=Pooling.last),
         CHOICES["all"],
     ),
     "no maps": (

@@ -13,9 +13,8 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 from tests.unit.test_data import Reader
 
 WORDS = ["cat", "river", ",", ".", "[MASK]", "walks", "old", "unbelievably"]

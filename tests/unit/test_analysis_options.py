@@ -11,7 +11,7 @@ import torch
 from normscope.alignment.options import AlignmentOptions, LinkFileOptions
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions
 from normscope.analyses.base import Requirements
-from normscope.analyses.feedforward.options import Bias, FeedForwardOptions
+from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.analyses.findings import Lines, Scatter
 from normscope.analyses.frequency.analysis import MEASURE_AXIS, RANK_AXIS
 from normscope.analyses.frequency.options import FrequencyOptions
@@ -23,6 +23,7 @@ from normscope.analyses.score.options import ScoreOptions
 from normscope.analyses.sinks.options import SinkInput, SinksOptions
 from normscope.config.rules import check_rules
 from normscope.errors import InputError
+from normscope.maths.choices import NetworkBias
 from normscope.running.options import RunOptions
 
 ENDS = [
@@ -167,7 +168,7 @@ def test_defaults():
     assert NormsOptions(seed=1) == NormsOptions(False, 50_000_000, 512, 10_000, 1)
     assert FrequencyOptions(seed=1) == FrequencyOptions(False, "corpus", None, False, 50_000_000, 1)
     assert ScoreOptions(seed=1) == ScoreOptions(False, None, True, 100, 20, True, 16, 5, 1)
-    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, Bias.summand, 100, 20, 1)
+    assert FeedForwardOptions(seed=1) == FeedForwardOptions(False, NetworkBias.summand, 100, 20, 1)
     assert SinksOptions(seed=1) == SinksOptions(False, list(SinkInput), 64, 0.3, 100, 0.5, True, 16, 5, 1)
     scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
     assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)

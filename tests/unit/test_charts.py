@@ -7,13 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.findings import HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
+from normscope.analyses.findings import Findings, HeatmapGrid, HeatmapPanels, Lines, Profiles, Scatter, WordMaps
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.page import charts
 from normscope.reporting.page.charts import chart, is_wide, series_style
 from normscope.reporting.page.elements import table_data
 from normscope.reporting.page.report import repeated
+from normscope.running.conclusions import tidy_heatmaps
 
 GRID = pd.DataFrame(
     [
@@ -111,7 +112,7 @@ def test_axes_of_scatter_plots_are_the_same_on_a_page_and_in_print(sharey):
 def test_captions_say_which_scales_differ():
     two = {"panel": "head", "series_titles": {"cls": "classes"}}
     scatter = Scatter(GRID, "layer", "value", "category", {"cls": "C", "sep": "S"}, "x", "y", "caption")
-    maps = HeatmapGrid(GRID, "category", {"value": "a value", "layer": "another"}, "layer", "head", "caption")
+    maps = HeatmapGrid(GRID, {"value": "a value", "layer": "another"}, "layer", "head", "caption", "category")
     words = WordMaps(GRID, "category", {"cls": "C", "sep": "S"}, "caption")
     own_range = "caption Each panel has its own range."
     for figure, caption in [
@@ -155,7 +156,7 @@ def test_heat_maps_hold_every_cell():
         (0.0, 1.0),
     )
     assert len(rows(chart(panels))) == 4
-    grid = HeatmapGrid(GRID, "category", {"value": "a value"}, "layer", "head", "caption", diverging=True)
+    grid = HeatmapGrid(GRID, {"value": "a value"}, "layer", "head", "caption", "category", diverging=True)
     (part,) = chart(grid)["concat"]
     cells = ["category", "layer", "head"]
     named = GRID.assign(category=GRID["category"].map({"cls": "[CLS]", "sep": "[SEP]"}))
@@ -168,9 +169,25 @@ def test_heat_maps_hold_every_cell():
         (0.0, None, [0, 1]),
         (0.3, (0, 1), [0, 1]),
     ):
-        grid = HeatmapGrid(GRID.assign(value=values), "category", {"value": "a value"}, "layer", "head", "caption")
+        grid = HeatmapGrid(GRID.assign(value=values), {"value": "a value"}, "layer", "head", "caption", "category")
         (part,) = chart(dataclasses.replace(grid, limits=limits))["concat"]
         assert part["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] == domain
+
+
+def test_a_single_heat_map_needs_no_column_for_rows_of_panels():
+    table = GRID[GRID["category"] == "cls"].drop(columns="category")
+    figure = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption")
+    spec = chart(figure)
+    (part,) = spec["concat"]
+    assert "facet" not in part
+    assert spec["usermeta"]["letters"] == 0, "no room for titles of rows"
+    found = rows(part).set_index(["layer", "head"])["value"].to_dict()
+    assert found == pytest.approx(table.set_index(["layer", "head"])["value"].to_dict(), rel=1e-3)
+    assert [field["field"] for field in part["encoding"]["tooltip"]] == ["layer", "head", "value"]
+    cells = tidy_heatmaps({"own": Findings({}, figures={"map": figure})})
+    assert set(cells["figure"]) == {"own/map"}
+    assert set(cells["panel"]) == {"a value"}
+    assert cells["value"].tolist() == table["value"].tolist()
 
 
 def test_cells_without_a_value_are_no_zeros():
@@ -180,7 +197,7 @@ def test_cells_without_a_value_are_no_zeros():
     panels = HeatmapPanels(
         missing, "category", "layer", "head", "value", "caption", {"sep": "S", "cls": "C"}, "%", (0.0, 1.0)
     )
-    grid = HeatmapGrid(missing, "category", {"value": "a value"}, "layer", "head", "caption")
+    grid = HeatmapGrid(missing, {"value": "a value"}, "layer", "head", "caption", "category")
     for spec in (chart(panels), chart(grid)["concat"][0]):
         assert len(rows(spec)) == 4
         assert rows(spec)["value"].isna().sum() == 2

@@ -18,14 +18,14 @@ from normscope.data.examples import Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.errors import InputError
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.reporting.explorer import MEASURES, TokenMaps, pairs_table, payload
 from normscope.reporting.options import ReportOptions
 from normscope.running import token_maps as exploration
 from normscope.running.token_maps import maps_per_layer, select_examples, token_maps, words_of
+from tests.tiny import layout_of
 
 
 class Texts(Corpus):
@@ -217,7 +217,7 @@ def test_the_table_has_a_row_for_every_pair(single_heads):
     pd.testing.assert_frame_equal(pairs_table(sentences), expected, check_dtype=False, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", BiasRule)
+@pytest.mark.parametrize("rule", NetworkBias)
 def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, encoder, rule):
     (text,) = chosen(encoder, words(6), examples=1)
     (sentence,), _ = token_maps(model, encoder, [text], [1, 3], rule)
@@ -235,8 +235,8 @@ def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, 
 
 def test_maps_through_the_whole_layer_take_room(model):
     assert maps_per_layer(model.layout, None) == 4
-    assert maps_per_layer(model.layout, BiasRule.SUMMAND) == 7
-    assert maps_per_layer(layout_of("gpt2"), BiasRule.INSIDE) == 6
+    assert maps_per_layer(model.layout, NetworkBias.summand) == 7
+    assert maps_per_layer(layout_of("gpt2"), NetworkBias.inside) == 6
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])

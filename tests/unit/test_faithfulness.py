@@ -16,11 +16,11 @@ from normscope.analyses.attribution.options import AttributionMethod, Attributio
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.readouts import ClassReadout, EmbeddingReadout
 from normscope.errors import InputError
-from normscope.models.families import layout_of
+from normscope.maths.choices import Pooling
 from normscope.models.model_info import ModelInfo
-from normscope.models.pooling import Pooling
 from normscope.running.options import RunOptions
 from normscope.statistics.intervals import mean_interval
+from tests.tiny import layout_of
 
 
 def test_the_highest_scores_are_erased_or_all_others():
@@ -100,7 +100,7 @@ def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
 
 
 def test_an_embedding_is_tested_by_its_cosine():
-    readout = EmbeddingReadout(classifier().model, Pooling.MEAN)
+    readout = EmbeddingReadout(classifier().model, Pooling.mean)
     hidden = torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])
     answers = readout.answers(SimpleNamespace(last_hidden_state=hidden), torch.tensor([[True, True, False]]))
     assert answers.tolist() == [[2.0, 2.0]]

@@ -64,7 +64,7 @@ def test_cells_without_a_value_have_no_colour_of_the_scale(diverging):
     table = pd.DataFrame(
         {"category": "cls", "layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": [0.0, 1.0, np.nan, 0.5]}
     )
-    grid = HeatmapGrid(table, "category", {"value": "a value"}, "layer", "head", "caption", diverging=diverging)
+    grid = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption", "category", diverging=diverging)
     panels = HeatmapPanels(table, "category", "layer", "head", "value", "caption", {"cls": "C"}, "%", (0.0, 1.0))
     for canvas in (laid_out(grid), laid_out(panels)):
         axes = next(axes for axes in canvas.axes if axes.images)
@@ -74,6 +74,20 @@ def test_cells_without_a_value_have_no_colour_of_the_scale(diverging):
         background = np.array(axes.get_facecolor()[:3])
         colours = image.cmap(np.linspace(0, 1, 256))[:, :3]
         assert np.abs(colours - background).max(axis=1).min() > 0.1
+
+
+@pytest.mark.draws
+def test_a_single_heat_map_needs_no_column_for_rows_of_panels(tmp_path):
+    table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "value": [0.0, 1.0, 0.25, 0.5]})
+    figure = HeatmapGrid(table, {"value": "a value"}, "layer", "head", "caption")
+    (axes, _) = laid_out(figure).axes
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), [[0.0, 1.0], [0.25, 0.5]])
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("a value", "head", "layer")
+    paths = [tmp_path / "map.png", tmp_path / "map.svg"]
+    draw(figure, paths)
+    Image.open(paths[0]).verify()
+    ElementTree.parse(paths[1])
 
 
 def test_pages_and_figures_share_their_colours():

@@ -94,14 +94,17 @@ FIGURES: dict[str, Figure] = {
     ),
     "grid": HeatmapGrid(
         product(category=CATEGORIES, layer=range(1, 13), head=range(1, 13)).assign(more=0.01, most=9.5),
-        "category",
         {"value": "α, summed over keys", "more": "‖αf(x)‖, summed over keys", "most": "‖f(x)‖, mean"},
         "layer", "head", "A caption of some length, which is wrapped where it is written below the panels. " * 3,
+        "category",
     ),
     "diverging grid": HeatmapGrid(
         product(category=CATEGORIES, layer=range(1, 25), head=range(1, 17)).assign(**{str(i): -1.0 for i in range(5)}),
-        "category", {"value": "j = 1023"} | {str(i): f"j = {i + 500}" for i in range(5)},
-        "layer", "head", "Caption.", diverging=True,
+        {"value": "j = 1023"} | {str(i): f"j = {i + 500}" for i in range(5)},
+        "layer", "head", "Caption.", "category", diverging=True,
+    ),
+    "single heat map": HeatmapGrid(
+        product(layer=range(1, 13), head=range(1, 13)), {"value": "α, summed over keys"}, "layer", "head", "Caption.",
     ),
     "lines": Lines(
         BY_LAYER[BY_LAYER["panel"] == 0], "layer", "value", "category", "Caption.", "mean weight per key", CATEGORY_TITLES

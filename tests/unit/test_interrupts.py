@@ -16,17 +16,16 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceC
 import normscope
 from normscope.api.training import _own_forward
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
+from normscope.models.layouts import layout_of_model
 from normscope.models.observer import Observer
-from normscope.models.score_terms import ScoreTerms
-from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, layout_of, tiny_model
 from tests.unit.test_wrapping import PAIR, STACKS, TEXT, in_memory, same
 
 OURS = Path(normscope.__file__).parent
-CHANGING = ("observer", "turns", "loaded", "iteration", "frozen_pass", "frozen_functions", "score_terms")
+CHANGING = ("observer", "turns", "loaded", "iteration", "frozen_pass", "frozen_functions", "trace")
 FILES = {str(OURS / "api/calls.py"), *(str(OURS / "models" / f"{name}.py") for name in CHANGING)}
 """Where models are changed, and left as they were."""
 
@@ -52,8 +51,14 @@ CONTEXTS = {
     "functions": lambda model, _layout: frozen_functions(model),
     "biases": lambda model, _layout: recorded_biases(model),
     "pass": lambda model, layout: frozen_pass(model, layout, INPUTS),
-    "scores": lambda model, layout: ScoreTerms(layout.bind(model)),
+    "trace": lambda model, _layout: traced(model),
 }
+
+
+@contextlib.contextmanager
+def traced(model):
+    layout_of_model(model)
+    yield
 
 
 @contextlib.contextmanager
@@ -88,7 +93,7 @@ def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, mo
                 assert state(model) == before, number
             else:
                 break
-    assert number >= {"observer": 18, "functions": 1, "biases": 0, "pass": 20, "scores": 0}[context]
+    assert number >= {"observer": 18, "functions": 1, "biases": 0, "pass": 20, "trace": 20}[context]
     assert state(model) == before
 
 

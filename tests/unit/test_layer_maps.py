@@ -9,10 +9,9 @@ from normscope.attribution.methods import MapMethod, MapStage
 from normscope.attribution.model_maps import model_maps
 from normscope.errors import InputError
 from normscope.maths.contributions import row_normalised
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from tests.oracles.frozen_vectors import network, scaled
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 POSITIONS = ("bert", "gpt2", "gpt_neox", "olmo2", "llama")

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.loading import load
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
 from normscope.models.tokenizer_loading import check_vocabulary
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, proved_to, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, tiny_model, token_batch
 
 EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)
 

@@ -10,10 +10,9 @@ from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batc
 from normscope.analyses.norms.pairs import pairs_of
 from normscope.maths import attention_weights, weight_tiles
 from normscope.maths.words import Pieces, WordGroups
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.models.verification import verify
-from tests.tiny import FAMILY_CONFIGS, proved_to, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
 
 TOKENS = 3072
 

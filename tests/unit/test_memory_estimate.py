@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.loading import open_model
 from normscope.models.memory_estimate import Memory, MemoryEstimate, compare, estimate
 from normscope.models.observer import Observer
@@ -18,7 +17,7 @@ from normscope.models.stored_weights import stored_tensors
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import ConfiguredInputs
 from normscope.running.options import RunOptions
-from tests.tiny import FAMILY_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -97,7 +96,8 @@ def test_quantised_weights_are_counted():
 def test_activations_are_an_upper_bound(family, dtype):
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512, "max_position_embeddings": 600}
     config = FAMILY_CONFIGS[family] | sizes | ({"head_dim": 32} if family == "llama" else {})
-    model, layout = tiny_model(config, dtype), layout_of(family)
+    model = tiny_model(config, dtype)
+    layout = layout_of(family, config=model.config)
     tokens = torch.randint(5, 99, (4, 512), generator=torch.Generator().manual_seed(0))
     needed = estimate(model.config, layout, dtype, tokens.numel())
     observer = Observer(model, layout, feed_forward=True)
@@ -166,13 +166,13 @@ def test_memory_of_devices(monkeypatch):
 def test_runs_warn_before_they_load(saved_model, monkeypatch, capsys):
     options = RunOptions()
     options.model.name, options.model.seed, options.device.name = str(saved_model), 0, "cpu"
-    ConfiguredInputs(options, ProcessGroup()).load()
+    ConfiguredInputs(options.model, options.device, ProcessGroup()).load()
     assert "may not fit" not in capsys.readouterr().err
     monkeypatch.setattr(Memory, "of", lambda *_: Memory(2**16, 2**30))
-    ConfiguredInputs(options, ProcessGroup()).load()
+    ConfiguredInputs(options.model, options.device, ProcessGroup()).load()
     assert f"{saved_model} may not fit on cpu: it needs about " in capsys.readouterr().err
     options.device.map = DeviceMap.auto
-    ConfiguredInputs(options, ProcessGroup()).load()
+    ConfiguredInputs(options.model, options.device, ProcessGroup()).load()
     assert not capsys.readouterr().err
 
 

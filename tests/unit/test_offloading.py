@@ -11,7 +11,6 @@ from normscope.config.rules import size_in_bytes
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.interventions import InterventionRunner
 from normscope.models.loading import load
@@ -23,7 +22,7 @@ from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
 from normscope.running.distributed import ProcessGroup, device_share
 from normscope.running.options import RunOptions, check
-from tests.tiny import FAMILY_CONFIGS, INPUTS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, INPUTS, layout_of, tiny_model
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,6 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 import normscope
 from normscope.errors import InputError
-from normscope.models.families import layout_of
 from normscope.models.layout import weight_and_bias
 from normscope.models.loading import load, open_model
 from normscope.models.observer import Observer
@@ -20,7 +19,7 @@ from normscope.models.stored_weights import is_quantised, number_format, rounds_
 from normscope.models.verification import verify
 from normscope.models.weight_checks import check_finite
 from normscope.models.wrapping import wrap_model
-from tests.tiny import FAMILY_CONFIGS, INPUTS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, INPUTS, layout_of, tiny_model
 
 CPU = torch.device("cpu")
 INT8, EIGHT, FOUR = Quantization

@@ -22,12 +22,11 @@ from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.models.block import AttentionBlock
-from normscope.models.families import layout_of
 from normscope.models.layout import stacked_heads
 from normscope.models.observer import Observer
 from normscope.reporting.drawing import png
 from normscope.rounding import number
-from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
 
 LENGTHS = (9, 4, 1)
 
@@ -50,7 +49,7 @@ def findings(model, name: str, *batches: Batch) -> Findings:
 
 def blocks_of(model, batch: Batch) -> list[AttentionBlock]:
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout_of(model.config.model_type)) as observer:
+    with Observer(model, layout_of(model.config.model_type, config=model.config)) as observer:
         observer.run(batch.model_inputs(), blocks.append)
     return blocks
 

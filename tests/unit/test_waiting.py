@@ -14,7 +14,6 @@ from benchmarks.scenarios import analyses_of, context_of, random_batch
 from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.gold import Reference, SentencePair
 from normscope.alignment.links import Links
-from normscope.analyses.feedforward.options import Bias
 from normscope.analyses.norms.analysis import NormsAnalysis
 from normscope.analyses.norms.options import NormsOptions
 from normscope.analyses.registry import analyses
@@ -27,8 +26,8 @@ from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
+from normscope.maths.choices import NetworkBias
 from normscope.models import stored_weights
-from normscope.models.families import layout_of
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
@@ -36,7 +35,7 @@ from normscope.running.memory import run_batch
 from tests.oracles.syntax_oracle import Sentences
 from tests.oracles.test_alignment_published import PAIRS
 from tests.oracles.test_alignment_published import batch as translations
-from tests.tiny import FAMILY_CONFIGS, tiny_model, tiny_stack
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, tiny_stack
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -138,7 +137,7 @@ def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_
 def test_short_secants_do_not_wait(monkeypatch, model_type):
     model, layout, batch = prepared(model_type)
     feed_forward = analyses()["feedforward"]
-    options = feed_forward.options(seed=0, bias=Bias.inside)
+    options = feed_forward.options(seed=0, bias=NetworkBias.inside)
     run(monkeypatch, model, layout, [feed_forward.load()(options, context_of(model))], batch)
 
 

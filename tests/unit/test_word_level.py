@@ -22,7 +22,6 @@ from normscope.data.words import _BYTES, NO_WORD, mark_of, marked_words, unit_nu
 from normscope.errors import InputError
 from normscope.maths import attention_weights
 from normscope.maths.words import Pieces
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.models.word_block import WordBlock
 from normscope.running.conclusions import about_words
@@ -30,7 +29,7 @@ from tests.end_to_end.shell import run_here
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 from tests.oracles.words import WordSequence
-from tests.tiny import token_batch
+from tests.tiny import layout_of, token_batch
 from tests.treebank import write_treebank
 from tests.unit.test_data import Reader
 

@@ -5,10 +5,9 @@ import torch
 
 from normscope.maths import word_batches
 from normscope.maths.words import Pieces, WordGroups
-from normscope.models.families import layout_of
 from normscope.models.observer import Observer
 from normscope.models.word_block import WordBlock
-from tests.tiny import token_batch
+from tests.tiny import layout_of, token_batch
 
 LENGTHS = (9, 6)
 

@@ -17,7 +17,7 @@ from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.resources import Resource
 from normscope.data.vocabulary import Vocabulary
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias, Pooling
 from normscope.maths.mixing import Method
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import to_device
@@ -26,7 +26,6 @@ from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
-from normscope.models.pooling import Pooling
 from normscope.statistics.accumulator import Accumulator
 
 C = TypeVar("C", bound=AnalysisConfig)
@@ -40,7 +39,7 @@ class Requirements:
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
-    bias_rule: BiasRule = BiasRule.SUMMAND
+    bias_rule: NetworkBias = NetworkBias.summand
     """Where integrated gradients leave the biases of these networks, in the report's token maps as in the analysis."""
     token_maps: int = 0
     """Number of maps per layer that it adds to the report's explorer (`Analysis.token_maps`), at most."""
@@ -87,7 +86,7 @@ class AnalysisContext:
     """Number of layers of the model."""
     freezer: LayerFreezer | None = None
     """Holds the layers of the model fixed."""
-    own_pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
+    own_pooling: Callable[[], Pooling] = lambda: Pooling.mean
     """Returns the pooling that the model's own files name; raises InputError if they name none."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""

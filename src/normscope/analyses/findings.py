@@ -34,22 +34,29 @@ class HeatmapPanels:
 
 @dataclasses.dataclass(frozen=True)
 class HeatmapGrid:
-    """Heatmaps in rows and columns. The panels of a column share a colour scale."""
+    """One heatmap, or several in rows and columns. The panels of a column share a colour scale."""
 
     table: pd.DataFrame
-    grid_row: str
-    """Column that assigns rows of the table to rows of panels."""
     values: Mapping[str, str]
     """Columns of the table to draw, one per column of panels, and their titles."""
     row: str
     column: str
     caption: str
+    grid_row: str | None = None
+    """Column that assigns rows of the table to rows of panels. None draws a single row."""
     diverging: bool = False
     """Whether values are positive and negative. All panels then share one scale, centred at zero."""
     limits: tuple[float, float] | None = None
     """Range of the colour scale of all panels, if it should match another figure's."""
     value_label: str = ""
     """What the colours of a shared scale mean."""
+
+    def rows_of_panels(self) -> list[tuple[str, pd.DataFrame]]:
+        """The rows of panels from top to bottom: their titles, and their rows of the table. A single row has no title."""
+        if self.grid_row is None:
+            return [("", self.table)]
+        groups = self.table.groupby(self.grid_row, sort=False, observed=True)
+        return [(str(name), rows) for name, rows in groups]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from normscope.api.calls import checked, in_turn
 from normscope.api.picture import Picture
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
-    BiasRule,
     MapMethod,
     MapStage,
     check_defined_for_translations,
@@ -24,6 +23,7 @@ from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.translations import translation_maps
 from normscope.data.options import Level
 from normscope.errors import InputError
+from normscope.maths.choices import ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
 from normscope.running.token_maps import texts_of
@@ -142,7 +142,7 @@ def attribution_maps(
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
     """
     wanted = _methods_of(model, methods)
-    at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, BiasRule)
+    at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, ValueBias)
     of_level = chosen("level", level, Level)
     if model.layout.reads_target:
         if of_level is Level.word:

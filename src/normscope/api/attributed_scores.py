@@ -13,12 +13,13 @@ from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked, in_turn
 from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.targets import NextToken, Target, prepared, token_number
-from normscope.attribution.methods import BiasRule, check_supported
+from normscope.attribution.methods import check_supported
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_translation
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
+from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
@@ -110,7 +111,7 @@ def attribute(
 
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
-    rule, of_level = chosen("bias", bias, BiasRule), chosen("level", level, Level)
+    rule, of_level = chosen("bias", bias, ValueBias), chosen("level", level, Level)
     if model.layout.reads_target:
         return _next_of_translation(model, text, target, rule, of_level)
     check_supported(model.layout)
@@ -145,10 +146,12 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     return np.concatenate(added)
 
 
-def _next_of_translation(model: LoadedModel, text: object, target: object, bias: BiasRule, level: Level) -> Attribution:
+def _next_of_translation(
+    model: LoadedModel, text: object, target: object, bias: ValueBias, level: Level
+) -> Attribution:
     if not isinstance(target, NextToken):
         raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")
-    if bias is not BiasRule.TOKEN:
+    if bias is not ValueBias.token:
         raise InputError("bias=decompx is not defined for translations; use bias=token")
     head = model.translator
     if head is None:

@@ -15,8 +15,9 @@ from normscope.api.coloured_tokens import LEGEND, coloured
 from normscope.api.explorers import PairExplorer
 from normscope.api.picture import Picture
 from normscope.api.targets import embedding_pooling
-from normscope.attribution.methods import BiasRule, check_supported
+from normscope.attribution.methods import check_supported
 from normscope.attribution.similarities import similarity_parts
+from normscope.maths.choices import ValueBias
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text
 from normscope.running.token_maps import texts_of
@@ -139,7 +140,7 @@ def similarity(
         InputError: If an argument is invalid, the model's pooling is unknown or not linear, or a text is too long.
     """
     check_supported(model.layout)
-    rule, how = chosen("bias", bias, BiasRule), embedding_pooling(model, pooling)
+    rule, how = chosen("bias", bias, ValueBias), embedding_pooling(model, pooling)
     batches = [single_text(model, text, "similarity") for text in (text_a, text_b)]
     _ = model.layers_verification
     parts = similarity_parts(

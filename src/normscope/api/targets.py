@@ -13,9 +13,10 @@ from normscope.api.arguments import chosen
 from normscope.api.calls import checked
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
+from normscope.maths.choices import Pooling
 from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
-from normscope.models.pooling import Pooling, pooling_of
+from normscope.models.pooling import pooling_of, pooling_weights
 from normscope.models.text_batches import Text, batch_from_texts, describe_type, require_unicode
 
 
@@ -204,7 +205,7 @@ def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
 
 
 def _pooled(pooling: Pooling, hidden: Tensor, token_mask: Tensor) -> Tensor:
-    return torch.einsum("bt,btm->bm", pooling.weights(token_mask.to(hidden.dtype)), hidden)
+    return torch.einsum("bt,btm->bm", pooling_weights(pooling, token_mask.to(hidden.dtype)), hidden)
 
 
 def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "1"]:

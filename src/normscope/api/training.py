@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -21,6 +20,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.text_batches import Text
 from normscope.reporting.trackers.weights_and_biases import log_to_active_run
 from normscope.rounding import counted
+from normscope.running.memory import is_out_of_memory
 
 log = logging.getLogger("normscope")
 
@@ -154,7 +154,9 @@ class Callback(TrainerCallback):
                 results = run(
                     self._analyses, model=model, tokenizer=self._tokenizer, texts=self._texts, **self._options
                 )
-        except (InputError, torch.OutOfMemoryError) as error:  # a training must not end because of a measurement
+        except Exception as error:  # a training must not end because of a measurement
+            if not (isinstance(error, InputError) or is_out_of_memory(error)):
+                raise
             self._skipped = step
             log.warning("%s: step %d is not measured: %s", self._name, step, one_line(error))
             return

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.methods import BiasRule
 from normscope.attribution.vectors import groups_of_sources
+from normscope.maths.choices import ValueBias
 from normscope.maths.frozen import FrozenLayer, FrozenNorm
 from normscope.maths.tensors import wide
 
@@ -22,10 +22,10 @@ class CarriedVectors:
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
 
-    def __init__(self, embeddings: Float[Tensor, "batch token model"], bias: BiasRule) -> None:
+    def __init__(self, embeddings: Float[Tensor, "batch token model"], bias: ValueBias) -> None:
         batch, tokens, model = embeddings.shape
         self._embeddings = embeddings
-        self._credited = bias is BiasRule.DECOMPX
+        self._credited = bias is ValueBias.decompx
         self._vectors = embeddings.new_zeros(tokens + 1, batch, tokens, model)
         each = torch.arange(tokens, device=embeddings.device)
         self._vectors[each, :, each] = embeddings.transpose(0, 1)

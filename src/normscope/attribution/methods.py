@@ -39,15 +39,6 @@ class MapStage(enum.StrEnum):
     """After the whole layer, the family's last stage."""
 
 
-class BiasRule(enum.StrEnum):
-    """Where `decompx` and scores put the value biases."""
-
-    TOKEN = "token"
-    """With the bias, a token of its own, in every layer."""
-    DECOMPX = "decompx"
-    """Those of the first layer with the tokens whose values they belong to, as in the official code of DecompX."""
-
-
 NEEDS_FEED_FORWARD = frozenset({MapMethod.GLOBENC, MapMethod.VALUE_ZEROING, MapMethod.DECOMPX})
 """The methods that need the layers' feed-forward networks."""
 

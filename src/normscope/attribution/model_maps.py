@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.layer_maps import attention_map, layer_map
-from normscope.attribution.methods import NEEDS_FEED_FORWARD, BiasRule, MapMethod, MapStage, check_defined
+from normscope.attribution.methods import NEEDS_FEED_FORWARD, MapMethod, MapStage, check_defined
 from normscope.attribution.vectors import vector_norms
+from normscope.maths.choices import ValueBias
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
@@ -49,7 +50,7 @@ def model_maps(
     methods: Collection[MapMethod],
     *,
     stage: MapStage = MapStage.LAYER,
-    bias: BiasRule = BiasRule.TOKEN,
+    bias: ValueBias = ValueBias.token,
     keep: bool = False,
     groups: WordGroups | None = None,
 ) -> dict[MapMethod, ModelMaps]:

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.maths.choices import Pooling
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
-from normscope.models.pooling import Pooling, pooling_of
+from normscope.models.pooling import pooling_of, pooling_weights
 
 
 class Readout(abc.ABC):
@@ -118,7 +119,7 @@ class EmbeddingReadout(Readout):
     def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
         """The embeddings."""
         hidden = full_precision(output.last_hidden_state)
-        return torch.einsum("bt,btm->bm", self.pooling.weights(token_mask.to(hidden.dtype)), hidden)
+        return torch.einsum("bt,btm->bm", pooling_weights(self.pooling, token_mask.to(hidden.dtype)), hidden)
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
@@ -148,4 +149,4 @@ def readout_of(model: LoadedModel, pooling: Pooling | None) -> tuple[Readout, bo
     try:
         return EmbeddingReadout(model.model, pooling_of(model.folder, model.name)), False
     except InputError:
-        return EmbeddingReadout(model.model, Pooling.LAST if model.causal else Pooling.MEAN), True
+        return EmbeddingReadout(model.model, Pooling.last if model.causal else Pooling.mean), True

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attribution.methods import BiasRule
+from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.frozen_pass import FrozenPass
 
@@ -39,7 +39,7 @@ class ScalarAttribution:
 
 
 def attribute_scalars(
-    passed: FrozenPass, targets: Float[Tensor, " batch"], bias: BiasRule = BiasRule.TOKEN
+    passed: FrozenPass, targets: Float[Tensor, " batch"], bias: ValueBias = ValueBias.token
 ) -> ScalarAttribution:
     """Attribute one scalar per sequence to its tokens.
 
@@ -59,7 +59,7 @@ def attribute_scalars(
     scores = wide((back.inputs * passed.embeddings).sum(dim=-1))
     from_biases = wide(back.bias) + after
     value_bias = wide(back.value_bias)
-    if bias is BiasRule.DECOMPX:
+    if bias is ValueBias.decompx:
         scores = scores + value_bias
     else:
         from_biases = from_biases + value_bias.sum(dim=-1)

@@ -1,5 +1,6 @@
 """The cosine similarity of two pooled embeddings, as a sum over pairs of tokens."""
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.attribution.methods import BiasRule
 from normscope.attribution.vectors import pooled_vectors
+from normscope.maths.choices import Pooling, ValueBias
 from normscope.models.layout import BlockLayout
-from normscope.models.pooling import Pooling
+from normscope.models.pooling import pooling_weights
 
 
 class SimilarityParts(NamedTuple):
@@ -30,7 +31,7 @@ def similarity_parts(
     inputs_b: Mapping[str, Tensor],
     *,
     pooling: Pooling,
-    bias: BiasRule = BiasRule.TOKEN,
+    bias: ValueBias = ValueBias.token,
 ) -> SimilarityParts:
     """The parts of the cosine similarity of each text of a batch with the same text of another.
 
@@ -48,7 +49,8 @@ def similarity_parts(
         InputError: If attribution cannot follow the model.
     """
     (parts_a, whole_a), (parts_b, whole_b) = (
-        pooled_vectors(model, layout, inputs, pooling.weights, bias) for inputs in (inputs_a, inputs_b)
+        pooled_vectors(model, layout, inputs, functools.partial(pooling_weights, pooling), bias)
+        for inputs in (inputs_a, inputs_b)
     )
     return cosine_parts(parts_a, whole_a, parts_b, whole_b)
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.baselines import Baseline, baseline_scores
-from normscope.attribution.methods import BiasRule, MapMethod
+from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import ModelMaps
 from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
+from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import BlockLayout
@@ -30,7 +31,7 @@ def token_scores(
     methods: Collection[MapMethod | Baseline],
     maps: Mapping[MapMethod, ModelMaps],
     *,
-    bias: BiasRule = BiasRule.TOKEN,
+    bias: ValueBias = ValueBias.token,
     steps: int = 50,
 ) -> dict[MapMethod | Baseline, Float[Tensor, "batch token"]]:
     """The score of each token by each method, in float64; 0 at padding.

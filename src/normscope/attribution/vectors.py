@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.attribution.methods import BiasRule, check_supported
+from normscope.attribution.methods import check_supported
+from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
 from normscope.maths.words import WordGroups
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
@@ -30,7 +31,7 @@ def vector_norms(
     model: PreTrainedModel,
     layout: BlockLayout,
     inputs: Mapping[str, Tensor],
-    bias: BiasRule,
+    bias: ValueBias,
     *,
     keep: bool = False,
     groups: WordGroups | None = None,
@@ -72,7 +73,7 @@ def pooled_vectors(
     layout: BlockLayout,
     inputs: Mapping[str, Tensor],
     weights: Callable[[Float[Tensor, "batch token"]], Float[Tensor, "batch token"]],
-    bias: BiasRule,
+    bias: ValueBias,
 ) -> tuple[Float[Tensor, "batch source model"], Float[Tensor, "batch model"]]:
     """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
 
@@ -115,7 +116,7 @@ def groups_of_sources(embeddings: Float[Tensor, "batch token model"], sources: i
 def carried(
     passed: FrozenPass,
     sources: range,
-    bias: BiasRule,
+    bias: ValueBias,
     visit: Callable[[Tensor], None] | None = None,
     units: Int[Tensor, "batch token"] | None = None,
 ) -> Float[Tensor, "source batch token model"]:
@@ -134,7 +135,7 @@ def carried(
         own = torch.tensor(sources, device=embeddings.device)[:, None, None] == of_token
         last = int(of_token.max()) + 1
         vectors = embeddings * own.unsqueeze(-1).to(embeddings.dtype)
-        credited = bias is BiasRule.DECOMPX
+        credited = bias is ValueBias.decompx
         for number in range(1, passed.layers + 1):
             layer = passed.layer(number)
             first = credited and number == 1

@@ -264,8 +264,7 @@ class Composition:
                 normed: batch.key_vectors(value, self.stage_weight(output_weight, normed=normed))
                 for normed in {stage is Stage.NORMALISED for stage in stages}
             }
-            for strip in batch.strips:
-                weights = batch.without_own(weights_of(strip.queries, strip.sequences).to(value), strip)
+            for strip, weights in batch.weighted_strips(weights_of, value):
                 rows = batch.rows_of(strip)
                 # F and R differ in a word's pair with itself alone.
                 pairs: dict[bool, tuple[Tensor, Tensor]] = {}

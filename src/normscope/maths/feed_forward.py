@@ -16,7 +16,6 @@ Source: Kobayashi et al. 2024 (ICLR), which does not say which baseline it takes
 """
 
 import dataclasses
-import enum
 from typing import NamedTuple
 
 import torch
@@ -24,15 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.activations import Activation
-
-
-class BiasRule(enum.StrEnum):
-    """Where integrated gradients leave the biases b_1 and c of a feed-forward network."""
-
-    SUMMAND = "summand"
-    """They are summands of what the activation reads; the baseline is zero."""
-    INSIDE = "inside"
-    """They stay inside the activation; the baseline is what the network gives without an input."""
+from normscope.maths.choices import NetworkBias
 
 
 class Slopes(NamedTuple):
@@ -96,7 +87,7 @@ class FeedForwardNetwork:
         self,
         pre_activations: Float[Tensor, "*token neuron"],
         multipliers: Float[Tensor, "*token neuron"] | None,
-        rule: BiasRule = BiasRule.SUMMAND,
+        rule: NetworkBias = NetworkBias.summand,
     ) -> Slopes:
         """The slopes of tokens.
 
@@ -106,7 +97,7 @@ class FeedForwardNetwork:
             rule: Where integrated gradients leave the biases.
         """
         u, w, activation = pre_activations, multipliers, self.known_activation
-        inside = rule is BiasRule.INSIDE
+        inside = rule is NetworkBias.inside
         if w is None:
             if inside and self.input_bias is not None:
                 return Slopes(activation.secant(u, self.input_bias), None)
@@ -136,7 +127,7 @@ class FeedForwardNetwork:
         return self.read(vectors).sloped_(slopes) @ self.output_weight
 
     def constant_read(
-        self, coefficients: Float[Tensor, "token rank"], basis: Float[Tensor, "rank model"], rule: BiasRule
+        self, coefficients: Float[Tensor, "token rank"], basis: Float[Tensor, "rank model"], rule: NetworkBias
     ) -> tuple[Float[Tensor, "token rank_and_bias"], "Read"] | None:
         """What the constant part of the input and the biases make of the neurons, as coefficients by token and a few rows.
 
@@ -151,7 +142,7 @@ class FeedForwardNetwork:
             Coefficients and rows; None if there is nothing.
         """
         read = self.read(basis)
-        if rule is BiasRule.SUMMAND and not (self.input_bias is None and self.multiplier_bias is None):
+        if rule is NetworkBias.summand and not (self.input_bias is None and self.multiplier_bias is None):
             biases = [
                 read.input.new_zeros(read.input.shape[1]) if bias is None else bias
                 for bias in (self.input_bias, self.multiplier_bias)
@@ -164,9 +155,9 @@ class FeedForwardNetwork:
             coefficients = torch.cat([coefficients, coefficients.new_ones(len(coefficients), 1)], dim=1)
         return (coefficients, read) if len(read.input) else None
 
-    def offset(self, rule: BiasRule) -> Float[Tensor, " model"] | None:
+    def offset(self, rule: NetworkBias) -> Float[Tensor, " model"] | None:
         """The part of the output that is the same for every input: b_2, and with `inside` what the biases give alone."""
-        constants = [self.output_bias, self._baseline() if rule is BiasRule.INSIDE else None]
+        constants = [self.output_bias, self._baseline() if rule is NetworkBias.inside else None]
         given = [constant for constant in constants if constant is not None]
         return torch.stack(given).sum(dim=0) if given else None
 

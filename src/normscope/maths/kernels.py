@@ -31,7 +31,8 @@ def _cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()  # torch 2.6 reads the rows of a mask as if each were contiguous
+        # Without the fix of pytorch/pytorch#187506 (June 2026), torch reads the rows of a mask as if each were contiguous.
+        mask = mask.contiguous()
     result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, is_causal=causal, attn_mask=mask, scale=scale
     )

@@ -31,8 +31,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.maths.choices import NetworkBias
 from normscope.maths.composition import Composition, NormPosition
-from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork, Slopes
+from normscope.maths.feed_forward import FeedForwardNetwork, Slopes
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import pieces
 
@@ -95,7 +96,7 @@ class LayerComposition:
     output: Float[Tensor, "batch token model"]
     """The network's output as the model computed it, before a norm and the residual connection."""
     norm_position: NormPosition
-    rule: BiasRule
+    rule: NetworkBias
     """Where integrated gradients leave the network's biases."""
     normalisation: Normalisation | None
     """The norm after the residual connection (`post`) or before the network; None where there is none."""

@@ -1,7 +1,7 @@
 """Vectors of words, merged from vectors of tokens for a few sequences and target words at a time (see `words.py`)."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -101,14 +101,24 @@ class WordBatch:
         """The rows of a strip."""
         return self.groups.rows[strip.sequences, strip.words, strip.queries]
 
-    def without_own(self, weights: Float[Tensor, "batch head query key"], strip: Strip) -> Tensor:
-        """A strip's weights, 0 from queries to themselves: the vectors of these pairs include the residual connection."""
-        if not self.groups.is_self_attention:
-            return weights
-        weights = weights.clone()
-        own = torch.arange(weights.shape[2], device=weights.device)
-        weights[:, :, own, own + strip.queries.start] = 0
-        return weights
+    def weighted_strips(
+        self, weights_of: Callable[[slice, slice], Float[Tensor, "batch head _ key"]], like: Tensor
+    ) -> Iterator[tuple[Strip, Float[Tensor, "batch head query key"]]]:
+        """The strips, each with α of its queries.
+
+        From queries to themselves it is 0: the vectors of these pairs include the residual connection.
+
+        Args:
+            weights_of: α of a range of queries of a range of sequences.
+            like: A tensor on the device and with the dtype of the results.
+        """
+        for strip in self.strips:
+            weights = weights_of(strip.queries, strip.sequences).to(like)
+            if self.groups.is_self_attention:
+                weights = weights.clone()
+                own = torch.arange(weights.shape[2], device=weights.device)
+                weights[:, :, own, own + strip.queries.start] = 0
+            yield strip, weights
 
     def merged_neurons(
         self,

@@ -38,8 +38,7 @@ def layer_word_norms(
     for batch in word_batches(groups, composition.pre_activations.shape[-1]):
         neurons = [batch.key_vectors(value, weight) for weight in linear.read]
         blocks = {stage: batch.key_vectors(value, weight) for stage, weight in linear.block.items()}
-        for strip in batch.strips:
-            weights = batch.without_own(weights_of(strip.queries, strip.sequences).to(value), strip)
+        for strip, weights in batch.weighted_strips(weights_of, value):
             pairs = _Pairs(composition, linear, batch, strip, weights, neurons, blocks)
             for stage in stages:
                 lengths = torch.linalg.vector_norm(pairs.at(stage), dim=-1).transpose(1, 2)

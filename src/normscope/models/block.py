@@ -84,8 +84,13 @@ class AttentionBlock:
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     parameters: BlockParameters
-    key_map: KeyMap
-    """The map from x W_K + b_K to the keys: their norm and rotation."""
+    find_key_map: Callable[[], KeyMap]
+    """Computes `key_map`."""
+
+    @cached_property
+    def key_map(self) -> KeyMap:
+        """The map from x W_K + b_K to the keys: their norm and rotation."""
+        return self.find_key_map()
 
     @property
     def query(self) -> Float[Tensor, "batch head query head_dim"]:

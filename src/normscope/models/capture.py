@@ -1,6 +1,7 @@
 """The tensors captured from one layer during a forward pass, and the block built from them."""
 
 import dataclasses
+import functools
 
 from torch import Tensor
 
@@ -21,8 +22,6 @@ class LayerCapture:
     """The tensors captured so far from the layer that is running."""
 
     modules: BlockModules
-    extra_terms: int
-    """Number of terms of the score besides q·k, if attention does not go through the registry."""
     inputs: Tensor | None = None
     attention_inputs: Tensor | None = None
     query: Tensor | None = None
@@ -33,9 +32,12 @@ class LayerCapture:
     cap: float | None = None
     sinks: Tensor | None = None
     log_normaliser: Tensor | None = None
-    rotation: KeyMap | None = None
     unnormed_key: Tensor | None = None
+    attends: bool = False
+    """Whether the attention module is running."""
     own_weights: Tensor | None = None
+    own_key: Tensor | None = None
+    """The keys that an attention module outside the registry has multiplied with its queries."""
     attention_output: Tensor | None = None
 
     def block(self, parameters: BlockParameters, token_mask: Tensor, key_mask: Tensor) -> AttentionBlock:
@@ -49,7 +51,7 @@ class LayerCapture:
         )
         if self.modules.residual_scale != 1:
             output = output * self.modules.residual_scale
-        key_map = self._key_map(parameters)
+        key_map = functools.cache(functools.partial(self._key_map, parameters, attention_inputs))
         if self.own_weights is not None:
             # The module does not expose its queries, keys and values.
             self.query, self.key, self.value = (
@@ -60,10 +62,10 @@ class LayerCapture:
                     (parameters.value_weight, parameters.value_bias),
                 )
             )
-            self.query, self.key = key_map._replace(factors=None)(self.query), key_map(self.key)
+            self.query, self.key = key_map()._replace(factors=None, centred=False)(self.query), key_map()(self.key)
             causal = self.modules.layout.causal
-            self.mask = Mask(keys=token_mask, causal=causal, queries=token_mask if causal else None)
-            self.scale = self.modules.layout.own_scale(self.key.shape[-1], self.extra_terms)
+            self.mask = Mask(keys=key_mask, causal=causal, queries=token_mask if causal else None)
+            self.scale = self.modules.own_scale
         self._check_heads(parameters)
         return AttentionBlock(
             layer=self.modules.layer,
@@ -76,13 +78,13 @@ class LayerCapture:
                 log_normaliser=self.log_normaliser,
                 seen=Visibility(self.mask, token_mask, key_mask, self.modules.layout.is_cross_attention),
                 scale=self.scale,
-                given=None if self.own_weights is None else full_precision(self.own_weights),
+                given=None if self.own_weights is None else self.own_weights.to(inputs.dtype),
                 cap=self.cap,
                 sinks=None if self.sinks is None else full_precision(self.sinks),
             ),
             attention_output=output,
             parameters=parameters,
-            key_map=key_map,
+            find_key_map=key_map,
         )
 
     def _check_heads(self, parameters: BlockParameters) -> None:
@@ -93,19 +95,27 @@ class LayerCapture:
                 f"says {configured}; correct the config, or pass a model that matches it"
             )
 
-    def _key_map(self, parameters: BlockParameters) -> KeyMap:
-        rotation, norm = self.rotation or KeyMap(), parameters.key_normalisation
-        if rotation.cosine is not None and rotation.sine is not None:
-            rotation = rotation._replace(cosine=full_precision(rotation.cosine), sine=full_precision(rotation.sine))
+    def _key_map(self, parameters: BlockParameters, attention_inputs: Tensor) -> KeyMap:
+        norms, planes = self._key_norm(parameters), self.modules.layout.planes
+        if planes is None or not self.modules.rotates:
+            return norms
+        after = full_precision(self._captured("key") if self.own_key is None else self.own_key)
+        before = norms(stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias))
+        after = repeat_heads(after.reshape(len(before), -1, *after.shape[-2:]), before.shape[1])
+        rotation = planes.rotation(before, after)
+        return rotation._replace(factors=norms.factors, centred=norms.centred)
+
+    def _key_norm(self, parameters: BlockParameters) -> KeyMap:
+        norm = parameters.key_normalisation
         if norm is None:
-            return rotation
+            return KeyMap()
         key = full_precision(self._captured("unnormed_key"))
         if self.modules.layout.key_norm_by_head:
             key = key.transpose(1, 2)
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
-        return rotation._replace(factors=repeat_heads(factors, heads), centred=norm.centred)
+        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred)
 
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)

@@ -4,7 +4,6 @@ import transformers
 from transformers import PretrainedConfig
 
 from normscope.errors import InputError
-from normscope.models.families import FAMILIES, STACKS
 from normscope.models.quantised_checkpoints import check_readable
 
 _CLIPPED = ("clip_qkv", None, "queries, keys and values are clipped after their projections")
@@ -51,7 +50,7 @@ def check_family(config: PretrainedConfig, name: str) -> None:
     for architecture in declared if isinstance(declared, list) else ():
         model_class = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
         family = getattr(getattr(model_class, "config_class", None), "model_type", None)
-        if family not in (*FAMILIES, *STACKS, None) or family in (config.model_type, None):
+        if family in (config.model_type, None):
             continue
         if not {family, config.model_type} <= _SAME_FAMILY:
             raise InputError(

@@ -22,8 +22,9 @@ from functools import cached_property
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normscope.maths.choices import NetworkBias
 from normscope.maths.composition import NormPosition
-from normscope.maths.feed_forward import BiasRule, FeedForwardNetwork
+from normscope.maths.feed_forward import FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage
 from normscope.maths.layer_pairs import KeyRange, layer_pair_norms
 from normscope.maths.normalisation import Normalisation
@@ -122,7 +123,7 @@ class FeedForwardBlock:
         norm = self.parameters.normalisation
         return _normalised(self.residual_sum, norm if self.parameters.norm_position == "post" else None)
 
-    def composition(self, rule: BiasRule = BiasRule.SUMMAND) -> LayerComposition:
+    def composition(self, rule: NetworkBias = NetworkBias.summand) -> LayerComposition:
         """The parts of the layer's output.
 
         Args:
@@ -144,7 +145,7 @@ class FeedForwardBlock:
 
     def pair_maps(
         self,
-        rule: BiasRule = BiasRule.SUMMAND,
+        rule: NetworkBias = NetworkBias.summand,
         *,
         stages: Collection[LayerStage] | None = None,
         in_double: bool = True,
@@ -170,7 +171,7 @@ class FeedForwardBlock:
             composition, ranges, value, output_weight, stages, is_cross_attention=block.is_cross_attention
         )
 
-    def _factors(self, rule: BiasRule, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
+    def _factors(self, rule: NetworkBias, *, in_double: bool) -> tuple[LayerComposition, Tensor, Tensor]:
         """What maps are made of beside α: the composition, v and W_O; in float64 on the CPU, or as the model has them."""
         composition, value = self.composition(rule), self.attention.value
         output_weight = self.attention.parameters.output_weight
@@ -197,7 +198,7 @@ class FeedForwardBlock:
         self,
         groups: WordGroups,
         stages: Iterable[LayerStage] | None = None,
-        rule: BiasRule = BiasRule.SUMMAND,
+        rule: NetworkBias = NetworkBias.summand,
         *,
         in_double: bool = True,
     ) -> dict[LayerStage, Float[Tensor, "batch word unit"]]:

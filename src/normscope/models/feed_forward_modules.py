@@ -47,6 +47,8 @@ class FeedForwardModules:
     residual_scale: float
     """Factor on the network's output; `parameters` has it in W_2 and b_2."""
     layout: FeedForwardLayout
+    unit_offset: bool
+    """Whether the norms store γ − 1."""
 
     @property
     def gated(self) -> bool:
@@ -79,7 +81,7 @@ class FeedForwardModules:
         )
 
     def _normalisation(self, norm: nn.Module | None) -> Any:
-        return None if norm is None else normalisation(norm, unit_offset=self.layout.unit_offset)
+        return None if norm is None else normalisation(norm, unit_offset=self.unit_offset)
 
 
 def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | None = None) -> list[FeedForwardModules]:
@@ -94,7 +96,7 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     """
     networks = []
     for number, layer in enumerate(layout.passes(model), start=1):
-        network = _bound(layout, number, layer, name or layout.model_type, layout.residual_scale(model.config))
+        network = _bound(layout, number, layer, name or layout.model_type)
         if network is None:
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
             raise InputError(
@@ -106,13 +108,11 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     return networks
 
 
-def _bound(
-    layout: BlockLayout, number: int, layer: nn.Module, name: str, residual_scale: float
-) -> FeedForwardModules | None:
+def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
         if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
-            input_module, activation = attrgetter(form.input)(layer), attrgetter(form.activation)(layer)
+            input_module, activation = attrgetter(form.input)(layer), _activation(form, layer)
             with weights_present(input_module):
                 like = full_precision(weight_values(input_module)[:1, :1])
             return FeedForwardModules(
@@ -125,10 +125,19 @@ def _bound(
                 norm=None if form.norm is None else attrgetter(form.norm)(layer),
                 output_norm=None if form.output_norm is None else attrgetter(form.output_norm)(layer),
                 norm_position=layout.norm_position,
-                residual_scale=residual_scale,
+                residual_scale=layout.residual_scale,
                 layout=form,
+                unit_offset=layout.unit_offset,
             )
     return None
+
+
+def _activation(form: FeedForwardLayout, layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    if form.activation is None:
+        assert form.function is not None
+        return ACTIVATIONS[form.function].value
+    found: Callable[[Tensor], Tensor] = attrgetter(form.activation)(layer)
+    return found
 
 
 def _known(activation: Callable[[Tensor], Tensor], like: Tensor, layer: int, name: str) -> Activation:

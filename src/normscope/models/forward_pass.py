@@ -16,7 +16,6 @@ from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import BlockLayout, BlockModules
-from normscope.models.rotary import rotation_of
 from normscope.models.sum_check import SumCheck
 
 Visitor = Callable[[AttentionBlock], None]
@@ -82,8 +81,6 @@ class Targets:
     """The feed-forward networks to visit, by layer."""
     parameters: Mapping[int, BlockParameters]
     """Weights of the blocks to visit, by layer."""
-    extra_terms: int
-    """See `BlockLayout.extra_terms`."""
 
     @cached_property
     def end(self) -> tuple[int, int]:
@@ -169,7 +166,7 @@ class ForwardPass:
         replaced = self.replacements.get(modules.layer)
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
-        self.attention = LayerCapture(modules, self.targets.extra_terms, inputs=vectors)
+        self.attention = LayerCapture(modules, inputs=vectors)
         network = None if self.visitors.feed_forward is None else self.targets.networks.get(modules.layer)
         self.network = None if network is None else FeedForwardCapture(network)
         if replaced is None:
@@ -193,28 +190,38 @@ class ForwardPass:
         if self.attention is not None and self.attention.attention_inputs is None:
             self.attention.attention_inputs = args[0]
 
-    def take_position(self, module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The rotation of queries and keys."""
-        if self.attention is not None:
-            assert self.targets.layout.rotary is not None
-            try:
-                self.attention.rotation = rotation_of(self.targets.layout.rotary, module, kwargs)
-            except ValueError as error:
-                raise self._unobservable(str(error)) from error
-
     def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The keys before their norm."""
         if self.attention is not None:
             self.attention.unnormed_key = args[0]
 
-    def take_own_weights(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """α of a module that does not use the registry."""
+    def begin_own_attention(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
+        """An attention module begins that does not use the registry."""
         if self.attention is not None:
-            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-            if not isinstance(weights, Tensor) or weights.ndim != 4:
-                raise self._unobservable(f"{type(module).__name__} returns no attention weights")
-            self.attention.own_weights = weights
+            self.attention.attends = True
+
+    def end_own_attention(self, module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        """It ends: its weights are what its last softmax over the keys gave."""
+        parts = self.attention
+        if parts is not None:
+            parts.attends = False
+            if parts.own_weights is None:
+                raise self._unobservable(f"{type(module).__name__} computes no attention weights by a softmax")
             self._show()
+
+    def take_softmax(self, weights: Tensor) -> None:
+        """What a softmax gives: α, if the attention module is running and the softmax is over keys."""
+        parts, queries, keys = self.attention, self.token_mask.shape[1], self.key_mask.shape[1]
+        if parts is None or not parts.attends or weights.ndim < 3:
+            return
+        if weights.shape[-2] == queries and weights.shape[-1] in (keys, keys + 1):  # a sink comes last
+            parts.own_weights = weights[..., :keys].reshape(len(self.token_mask), -1, queries, keys)
+
+    def take_product(self, second: Tensor, product: Tensor) -> None:
+        """A product of matrices: of queries and keys, if the attention module is running and has no weights yet."""
+        parts, queries, keys = self.attention, self.token_mask.shape[1], self.key_mask.shape[1]
+        if parts is not None and parts.attends and parts.own_weights is None and product.shape[-2:] == (queries, keys):
+            parts.own_key = second.transpose(-1, -2)
 
     def _unobservable(self, reason: str) -> InputError:
         return InputError(

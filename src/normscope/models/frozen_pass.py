@@ -179,14 +179,12 @@ def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[Remova
     """
     if model.dtype is not torch.float64:
         return
-    norms: dict[int, Any] = {}
-    if layout.float32_inside or any(form.float32_inside for form in layout.feed_forward):
-        blocks = [norm for layer in layout.bind(model) for norm in (layer.attention_norm, layer.norm)]
-        networks = [norm for layer in bind_feed_forward(model, layout) for norm in (layer.norm, layer.output_norm)]
-        final = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
-        convolution = None if layout.convolution is None else attrgetter(layout.convolution)(model)
-        beside = None if convolution is None else convolution.LayerNorm
-        norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
+    blocks = [norm for layer in layout.bind(model) for norm in (layer.attention_norm, layer.norm)]
+    networks = [norm for layer in bind_feed_forward(model, layout) for norm in (layer.norm, layer.output_norm)]
+    final = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
+    convolution = None if layout.convolution is None else attrgetter(layout.convolution)(model)
+    beside = None if convolution is None else convolution.LayerNorm
+    norms = {id(norm): norm for norm in (*blocks, *networks, final, beside) if norm is not None}
     for norm in norms.values():
         if not isinstance(norm, nn.Identity):
             exact = normalisation(norm, unit_offset=layout.unit_offset)

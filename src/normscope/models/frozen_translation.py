@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.attention_function import attention_by
-from normscope.models.families import layout_of
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
+from normscope.models.layouts import layout_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,8 +42,7 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
     Raises:
         InputError: If a layer has no feed-forward network whose slopes are known.
     """
-    family = model.config.model_type
-    encoder, decoder = layout_of(family, "encoder"), layout_of(family, "cross")
+    encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
     networks = [*bind_feed_forward(model.get_encoder(), encoder), *bind_feed_forward(model.base_model, decoder)]
     first = [encoder.passes(model.get_encoder())[0], decoder.passes(model.base_model)[0]]
     with contextlib.ExitStack() as exit_:

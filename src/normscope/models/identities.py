@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
@@ -86,8 +86,8 @@ def attention_differences(
     made = _attention_inputs(block, inputs, expected.source)
     yield Difference(block.layer, "attention input", relative_error(made, block.attention_inputs, made, keys))
     for part, rebuilt, given, mask in (
+        ("key", _key(block), block.key, keys),  # first, since queries turn as keys do
         ("query", _query(block, modules, record), block.query, tokens),
-        ("key", _key(block), block.key, keys),
         ("value", _value(block), block.value, keys),
     ):
         wanted = _side_by_side(given)
@@ -349,7 +349,7 @@ def _parts_error(block: FeedForwardBlock) -> float:
         if observed is not None and weight is not None:
             made = block.inputs @ weight + (0.0 if bias is None else bias)
             errors.append(relative_error(made, observed, observed, token_mask))
-    for rule in BiasRule:
+    for rule in NetworkBias:
         layer = block.composition(rule)
         own, others, constant = layer.made_of_itself(), layer.made_of_others(), layer.parts.constant
         # Parts may be far longer than their sum.

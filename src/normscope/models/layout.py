@@ -15,7 +15,7 @@ from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
 from normscope.models.positions import longest_by_positions
-from normscope.models.rotary import Rotation
+from normscope.models.rotary import Planes
 from normscope.models.stored_weights import weight_values, weights_present
 
 Fusion = Literal["stacked", "interleaved"]
@@ -34,8 +34,8 @@ class FeedForwardLayout:
 
     input: str
     """W_1 and b_1, which make what the activation is applied to (Llama's `gate_proj`)."""
-    activation: str
-    """g, a module or a function."""
+    activation: str | None
+    """g, a module or a function; None if it is no attribute of the layer."""
     output: str
     """W_2 and b_2."""
     multiplier: str | None = None
@@ -46,10 +46,8 @@ class FeedForwardLayout:
     """The norm after the residual connection (post-LN), or of what the network reads (pre-LN)."""
     output_norm: str | None = None
     """The norm of the network's output, inside the residual connection."""
-    unit_offset: bool = False
-    """Whether the norms store γ − 1."""
-    float32_inside: bool = False
-    """Whether the norms compute in float32 whatever the model's type."""
+    function: str | None = None
+    """The name of g in `ACTIVATIONS`, if it is no attribute of the layer."""
     added_in_place: bool = False
     """Whether the layer changes the tensor that `output` returns (Falcon)."""
 
@@ -65,8 +63,8 @@ class BlockLayout:
 
     model_type: str
     """The family's name in transformers configs."""
-    layers: str
-    """The list of layers."""
+    layers: tuple[str, ...]
+    """The layer of every number, from 1. One that runs twice stands there twice."""
     attention: str
     """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
     query: str
@@ -81,14 +79,12 @@ class BlockLayout:
     """The position of the block's norm; see `maths/composition.py`."""
     source: str
     """Where transformers defines the family."""
+    heads: int
+    """Number of heads of queries."""
+    key_heads: int
+    """Number of heads of keys and values."""
     stack: Stack | None = None
     """The stack of an encoder–decoder; None for a model with a single stack."""
-    heads: str = "num_attention_heads"
-    """Config key of the number of heads."""
-    key_heads: str | int = "num_key_value_heads"
-    """Config key of the number of heads of keys and values, or the number; without such a key, each head has its own."""
-    layer_count: str = "num_hidden_layers"
-    """Config key of the number of layers."""
     start: Literal["token", "last"] = "token"
     """What the decoder reads before the target: the start token, or the target's last token (mBART)."""
     residual: str | None = None
@@ -101,8 +97,6 @@ class BlockLayout:
     """The norm after the last layer, a path from the base model; None if the last layer's output is the model's."""
     sum_consumer: str | None = None
     """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`)."""
-    shared: str | None = None
-    """The list of layers in a group, if `layers` lists groups whose weights several layers share (ALBERT)."""
     fused: Fusion | None = None
     """How one module holds W_Q, W_K and W_V. None if each has its own."""
     query_bias: str | None = None
@@ -115,12 +109,14 @@ class BlockLayout:
     """Whether that norm reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
     query_norm: str | None = None
     """The norm of the queries, likewise."""
-    rotary: Rotation | None = None
-    """How the attention module rotates queries and keys; None if it does not."""
-    rotates: str | None = None
-    """The attribute of the attention module that is true where it rotates; None if it does in every layer."""
-    residual_multiplier: str | None = None
-    """Config key of a factor on what attention and the feed-forward network add to the residual connection."""
+    planes: Planes | None = None
+    """The planes in which attention turns queries and keys; None if it does not."""
+    rotates: frozenset[int] = frozenset()
+    """The layers that do."""
+    residual_scale: float = 1.0
+    """A factor on what attention and the feed-forward network add to the residual connection."""
+    scales: tuple[float, ...] | None = None
+    """The factor on q·k in the score of every layer; None if scores are no multiple of q·k plus other terms."""
     registry: bool = True
     """Whether attention goes through transformers' registry; if not, the weights that the module returns are observed."""
     causal: bool = False
@@ -130,12 +126,6 @@ class BlockLayout:
     fused one leaves out a soft cap or a sink."""
     float32_inside: bool = False
     """Whether an observed norm, rotation or softmax computes in float32 regardless of the model's dtype."""
-    position_terms: str | None = None
-    """Config key that lists the terms of the score besides q·k; their number enters its scale (outside the registry)."""
-    counted_terms: tuple[str, ...] | None = None
-    """The terms that count, each once; None if every entry of that key counts."""
-    score_terms: str | None = None
-    """The argument or method of the attention module that provides these terms (outside the registry); None without any."""
     embedding_norm: str | None = None
     """The norm whose output is the hidden vector of layer 0; None if something else follows it."""
     output_norm: str | None = None
@@ -147,6 +137,8 @@ class BlockLayout:
     routed: bool = False
     """Whether a router chooses among experts after the block. Rounding may change its choice, so verification gives every layer
     the untouched model's input."""
+    unit_offset: bool = False
+    """Whether its norms store γ − 1."""
     feed_forward: tuple[FeedForwardLayout, ...] = ()
     """The forms that the feed-forward network may have; a layer has the first whose modules it has. Empty if no network follows
     the block: a decoder's self-attention feeds cross-attention."""
@@ -170,13 +162,9 @@ class BlockLayout:
         Raises:
             InputError: If the model lacks a part that the layout names, or has something else in its place.
         """
-        residual_scale = self.residual_scale(model.config)
-        return [
-            self._bind_layer(_Finder(layer, number), residual_scale)
-            for number, layer in enumerate(self.passes(model), start=1)
-        ]
+        return [self._bind_layer(_Finder(layer, number)) for number, layer in enumerate(self.passes(model), start=1)]
 
-    def _bind_layer(self, find: "_Finder", residual_scale: float) -> "BlockModules":
+    def _bind_layer(self, find: "_Finder") -> "BlockModules":
         return BlockModules(
             layer=find.number,
             whole=find.layer,
@@ -194,7 +182,7 @@ class BlockLayout:
             output_norm=find.norm("norm of its output", self.output_norm),
             query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
             value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
-            residual_scale=residual_scale,
+            residual_scale=self.residual_scale,
             layout=self,
         )
 
@@ -205,16 +193,11 @@ class BlockLayout:
             InputError: If the model does not have them where the layout says.
         """
         try:
-            layers = attrgetter(self.layers)(model)
+            return [attrgetter(path)(model) for path in self.layers]
         except AttributeError as error:
             raise InputError(
                 f"model: expected layers at {self.layers} of {type(model).__name__}, got nothing"
             ) from error
-        if self.shared is None:
-            return list(layers)
-        passes = model.config.num_hidden_layers
-        groups = [layers[int(number / (passes / len(layers)))] for number in range(passes)]
-        return [layer for group in groups for layer in attrgetter(self.shared)(group)]
 
     def hidden_norms(self, model: nn.Module) -> dict[int, nn.Module]:
         """The norms whose outputs are hidden vectors, by layer from 0. Layers without such a norm are left out."""
@@ -256,36 +239,6 @@ class BlockLayout:
         return tuple(
             m for m in METHODS[self.norm_position] if not self.is_cross_attention or m in CROSS_ATTENTION_METHODS
         )
-
-    @property
-    def unit_offset(self) -> bool:
-        """Whether the family's norms store γ − 1."""
-        return any(form.unit_offset for form in self.feed_forward)
-
-    def heads_of(self, config: Any) -> tuple[int, int]:
-        """Numbers of heads of queries, and of keys and values."""
-        heads = int(getattr(config, self.heads))
-        if isinstance(self.key_heads, int):
-            return heads, self.key_heads
-        return heads, int(getattr(config, self.key_heads, None) or heads)
-
-    def residual_scale(self, config: Any) -> float:
-        """The factor on what attention and the feed-forward network add to the residual connection."""
-        return 1.0 if self.residual_multiplier is None else float(getattr(config, self.residual_multiplier))
-
-    def extra_terms(self, config: Any) -> int:
-        """The number of terms besides q·k that enter the scale of the score."""
-        if self.position_terms is None:
-            return 0
-        terms = getattr(config, self.position_terms) or ()
-        return len(terms) if self.counted_terms is None else sum(term in terms for term in self.counted_terms)
-
-    def own_scale(self, head_dim: int, extra_terms: int) -> float:
-        """The factor on q·k, for attention modules that do not pass it to an attention function."""
-        if self.position_terms is None:
-            return float(head_dim**-0.5)
-        # DeBERTa takes this root in float32 regardless of the model's dtype.
-        return 1 / float(torch.tensor(head_dim * (1.0 + extra_terms), dtype=torch.float32).sqrt())
 
 
 class _Finder(NamedTuple):
@@ -366,10 +319,19 @@ class BlockModules:
     layout: BlockLayout
 
     @property
+    def own_scale(self) -> float:
+        """The factor on q·k in the scores of an attention module that does not pass it to an attention function."""
+        scales = self.layout.scales
+        if scales is None:
+            raise InputError(
+                f"the attention of layer {self.layer} cannot be observed: its scores are no multiple of q·k plus other terms"
+            )
+        return scales[self.layer - 1]
+
+    @property
     def rotates(self) -> bool:
         """Whether this layer rotates its queries and keys."""
-        layout = self.layout
-        return layout.rotary is not None and (layout.rotates is None or bool(getattr(self.attention, layout.rotates)))
+        return self.layer in self.layout.rotates
 
     def parameters(self, heads: int, key_heads: int) -> BlockParameters:
         """The weights of the block by head; keys and values that several heads share are repeated.

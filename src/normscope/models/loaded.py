@@ -57,8 +57,8 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
-        heads = getattr(self.model.config, self.layout.heads)
-        text = f"{self.name}: {self.model.config.model_type}, {counted(self.layers, 'layer')}, {counted(heads, 'head')}"
+        heads = counted(self.layout.heads, "head")
+        text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {proof.error:.1e}"
         return f"LoadedModel({text}, {number_format(self.model)} on {self.device}{matched})"
@@ -136,7 +136,7 @@ class LoadedModel:
     @property
     def layers(self) -> int:
         """Number of layers."""
-        return len(self.layout.bind(self.model))
+        return len(self.layout.layers)
 
     @property
     def vocabulary(self) -> int:

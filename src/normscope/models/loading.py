@@ -26,9 +26,9 @@ from normscope.errors import InputError, one_line
 from normscope.models.adapters import ADAPTER_WEIGHTS, adapter_folder, base_model_name, merge_adapter
 from normscope.models.architecture import config_from_architecture, silent_warnings
 from normscope.models.config_checks import check_family, check_supported
-from normscope.models.families import layout_of
 from normscope.models.files import Source, locate, weights_digest
 from normscope.models.layout import BlockLayout, embeddings_of
+from normscope.models.layouts import completed_layout, layout_of
 from normscope.models.loaded import LoadedModel
 from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
@@ -101,8 +101,8 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
         each.return_dict = True  # outputs are read by name
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
-    layout = layout_of(text.model_type, None if options.stack is None else options.stack.value, text)
     check_supported(text)
+    layout = layout_of(text, None if options.stack is None else options.stack.value)
     stored = stored_quantization(config)
     if stored is not None and adapter is not None:
         raise InputError(
@@ -188,7 +188,7 @@ class OpenedModel:
         return LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
-            layout=self.layout,
+            layout=completed_layout(self.layout, model),
             name=name,
             revision=None if self.source is None else self.source.revision,
             weights_sha256=None if self._random or self.source is None else _digest(self.source, self.adapter),

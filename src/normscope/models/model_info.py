@@ -29,8 +29,8 @@ class ModelInfo:
         """The shape that a transformers config describes."""
         return cls(
             name=name,
-            layers=int(getattr(config, layout.layer_count)),
-            heads=int(getattr(config, layout.heads)),
+            layers=len(layout.layers),
+            heads=layout.heads,
             hidden_size=int(config.hidden_size),
             is_cross_attention=layout.is_cross_attention,
             has_feed_forward=bool(layout.feed_forward),

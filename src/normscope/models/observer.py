@@ -35,6 +35,7 @@ from normscope.models.forward_pass import (
 )
 from normscope.models.identities import bound_of
 from normscope.models.layout import BlockLayout, normalisation
+from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
 from normscope.models.sum_check import SumCheck
 from normscope.rounding import counted
@@ -90,14 +91,14 @@ class Observer:
             wanted=wanted,
             hidden=frozenset(hidden),
             networks={network.layer: network for network in networks if network.layer in wanted},
-            parameters=BlockWeights(modules, layout.heads_of(model.config), keep=takes_no_copy(model)),
-            extra_terms=layout.extra_terms(model.config),
+            parameters=BlockWeights(modules, (layout.heads, layout.key_heads), keep=takes_no_copy(model)),
         )
         self.hidden_norms = {layer: normalisation(norm) for layer, norm in layout.hidden_norms(model).items()}
         """Weights of the norms that output hidden vectors, by layer from 0."""
         name = model.config.name_or_path or type(model).__name__
         self.check = SumCheck(name, bound_of(model, layout))
         """Compares Σ αf(x) with the attention output during the passes."""
+        self._returns_weights = returns_weights(model)
         self._exit = contextlib.ExitStack()
         self.current: ForwardPass | None = None
         """The pass that is running."""
@@ -145,14 +146,11 @@ class Observer:
                 )
             yield modules.key.register_forward_pre_hook(_Event(self, ForwardPass.take_attention_inputs))
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
-            if modules.rotates:
-                yield modules.attention.register_forward_pre_hook(
-                    _Event(self, ForwardPass.take_position), with_kwargs=True
-                )
             if modules.key_norm is not None:
                 yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
             if not self._layout.registry:
-                yield modules.attention.register_forward_hook(_Event(self, ForwardPass.take_own_weights))
+                yield modules.attention.register_forward_pre_hook(_Event(self, ForwardPass.begin_own_attention))
+                yield modules.attention.register_forward_hook(_Event(self, ForwardPass.end_own_attention))
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_feed_forward_inputs))
             yield network.input.register_forward_hook(_Event(self, ForwardPass.take_pre_activations))
@@ -194,7 +192,8 @@ class Observer:
         forward.replacements, forward.calls, forward.whole = replacements or {}, calls, whole is not None
         if self.check.is_due(forward.token_mask, forward.key_mask.shape[1], forward.masks_on_host):
             forward.check = self.check
-        weights = {} if self._layout.registry else {"output_attentions": True}
+        # Some attention modules have a softmax only if they are asked for their weights.
+        weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
         gradients = torch.inference_mode() if calls is None else torch.no_grad()
         output = self._forward(forward, gradients, self._model if whole is None else whole, (), {**inputs, **weights})
         missing = self._targets.wanted - forward.shown
@@ -236,7 +235,7 @@ class Observer:
         """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self.current = active.set(forward), forward
         try:
-            with gradients:
+            with gradients, contextlib.nullcontext() if self._layout.registry else OwnAttention(forward):
                 return module(*args, **kwargs)
         except StopForward:
             return None

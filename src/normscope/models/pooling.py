@@ -1,6 +1,5 @@
 """How a sentence encoder makes one vector of its last hidden vectors."""
 
-import enum
 import json
 from pathlib import Path
 from typing import Any
@@ -9,40 +8,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.errors import InputError, one_line
+from normscope.maths.choices import Pooling
 
 
-class Pooling(enum.StrEnum):
-    """The last hidden vectors that an embedding is made of."""
+def pooling_weights(pooling: Pooling, token_mask: Float[Tensor, "batch token"]) -> Float[Tensor, "batch token"]:
+    """The weight of each token's vector in an embedding; each row sums to one.
 
-    MEAN = "mean"
-    """The mean over all tokens."""
-    CLS = "cls"
-    """The first token's."""
-    LAST = "last"
-    """The last token's."""
-
-    def weights(self, token_mask: Float[Tensor, "batch token"]) -> Float[Tensor, "batch token"]:
-        """The weight of each token's vector; each row sums to one.
-
-        Args:
-            token_mask: 1 at tokens, 0 at padding, which is on the right.
-        """
-        if self is Pooling.MEAN:
-            return token_mask / token_mask.sum(dim=-1, keepdim=True)
-        position = 0 * token_mask.sum(dim=-1) if self is Pooling.CLS else token_mask.sum(dim=-1) - 1
-        weights = token_mask * 0
-        weights[range(len(weights)), position.long()] = 1
-        return weights
+    Args:
+        token_mask: 1 at tokens, 0 at padding, which is on the right.
+    """
+    if pooling is Pooling.mean:
+        return token_mask / token_mask.sum(dim=-1, keepdim=True)
+    position = 0 * token_mask.sum(dim=-1) if pooling is Pooling.cls else token_mask.sum(dim=-1) - 1
+    weights = token_mask * 0
+    weights[range(len(weights)), position.long()] = 1
+    return weights
 
 
 # The names that sentence-transformers gives them. Dividing the sum by the root of the length changes no cosine.
 _MODES = {
-    "mean": Pooling.MEAN,
-    "mean_tokens": Pooling.MEAN,
-    "mean_sqrt_len_tokens": Pooling.MEAN,
-    "cls": Pooling.CLS,
-    "cls_token": Pooling.CLS,
-    "lasttoken": Pooling.LAST,
+    "mean": Pooling.mean,
+    "mean_tokens": Pooling.mean,
+    "mean_sqrt_len_tokens": Pooling.mean,
+    "cls": Pooling.cls,
+    "cls_token": Pooling.cls,
+    "lasttoken": Pooling.last,
 }
 
 

@@ -1,51 +1,52 @@
-"""How families store the angles by which they rotate queries and keys."""
+"""Rotations of queries and keys, derived from the keys before and after rotation."""
 
-from typing import Any, Literal
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.maths.keys import KeyMap
 
-Rotation = Literal["halves", "angles", "adjacent", "adjacent_halves", "table"]
-"""What an attention module receives, and which dimensions of a head form the planes that turn.
 
-- `halves`: each angle twice, in two halves; dimension d turns with d + half (Llama).
-- `angles`: each angle once; the same planes (gpt-oss).
-- `adjacent`: each angle twice, side by side; dimension 2d turns with 2d + 1 (Cohere).
-- `adjacent_halves`: each angle twice, in two halves; the planes of `adjacent` (GLM-4).
-- `table`: positions, with which the module looks its angles up; the planes of `adjacent` (GPT-J).
-"""
+class Planes(NamedTuple):
+    """Which dimensions of a head are rotated together."""
 
+    size: int
+    """The number of rotated dimensions; they are the first ones."""
+    adjacent: bool
+    """Whether neighbours are rotated together; if not, each dimension of the first half with its counterpart in the second."""
 
-def rotation_of(kind: Rotation, attention: Any, kwargs: dict[str, Any]) -> KeyMap:
-    """The rotation of one call of an attention module, as a map of its keys.
+    def mixed(self, head_dim: int) -> Bool[Tensor, "head_dim head_dim"]:
+        """Which dimensions of a head a rotation mixes."""
+        mixed = torch.eye(head_dim, dtype=torch.bool)
+        one, other = self._split(torch.arange(self.size))
+        mixed[one, other] = mixed[other, one] = True
+        return mixed
 
-    Args:
-        kind: How the family stores its angles.
-        attention: The module.
-        kwargs: The keyword arguments of the call.
+    def rotation(
+        self, before: Float[Tensor, "batch head key head_dim"], after: Float[Tensor, "batch head key head_dim"]
+    ) -> KeyMap:
+        """The rotation from some keys to others: for every plane, the angle and factor that fit all heads best.
 
-    Raises:
-        ValueError: If it gets no rotation of this kind.
-    """
-    try:
-        if kind == "table":
-            sine, cosine = attention.embed_positions[kwargs["position_ids"]].chunk(2, dim=-1)
-        else:
-            cosine, sine = kwargs["position_embeddings"]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{type(attention).__name__} does not rotate queries and keys as its family does") from error
-    match kind:
-        case "halves" | "adjacent":
-            pass
-        case "angles":
-            cosine, sine = (torch.cat([angles, angles], dim=-1) for angles in (cosine, sine))
-        case "adjacent_halves":
-            cosine, sine = (_side_by_side(angles.chunk(2, dim=-1)[0]) for angles in (cosine, sine))
-        case "table":
-            cosine, sine = _side_by_side(cosine), _side_by_side(sine)
-    return KeyMap(cosine, sine, adjacent=kind not in ("halves", "angles"))
+        Args:
+            before: The keys before the rotation.
+            after: The same keys after the rotation.
+        """
+        (one, other), (turned, other_turned) = (self._split(keys[..., : self.size]) for keys in (before, after))
+        squares = (one.square() + other.square()).sum(dim=1).clamp(min=torch.finfo(one.dtype).tiny)
+        cosine = (one * turned + other * other_turned).sum(dim=1) / squares
+        sine = (one * other_turned - other * turned).sum(dim=1) / squares
+        return KeyMap(self._both(cosine), self._both(sine), adjacent=self.adjacent)
+
+    def _split(self, turning: Tensor) -> tuple[Tensor, Tensor]:
+        if self.adjacent:
+            return turning[..., 0::2], turning[..., 1::2]
+        first, second = turning.chunk(2, dim=-1)
+        return first, second
+
+    def _both(self, angles: Tensor) -> Tensor:
+        return _side_by_side(angles) if self.adjacent else torch.cat([angles, angles], dim=-1)
 
 
 def _side_by_side(angles: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """The stacks of an encoder–decoder, each with what to observe it through."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.families import STACKS
 from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layouts import layout_of
 
 
 class ObservedStack(NamedTuple):
@@ -24,6 +24,6 @@ def stacks_of(model: PreTrainedModel) -> Mapping[Stack, ObservedStack]:
         model: Its base model.
     """
     return {
-        stack: ObservedStack(model.get_encoder() if stack == "encoder" else model, layout)
-        for stack, layout in STACKS[model.config.model_type].items()
+        stack: ObservedStack(model.get_encoder() if stack == "encoder" else model, layout_of(model.config, stack))
+        for stack in get_args(Stack)
     }

@@ -7,11 +7,9 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.families import FAMILIES
-
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of a multimodal model's text tower, if its family is known; otherwise the config itself.
+    """The config of a multimodal model's text tower, if that is a model of its own; otherwise the config itself.
 
     Args:
         config: The config of any model.
@@ -19,7 +17,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     text = config.get_text_config()
     if text is config or config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         return config
-    return text if text.model_type in FAMILIES else config
+    return text if type(text) in AutoModel._model_mapping else config
 
 
 def text_tower(whole: PreTrainedModel) -> PreTrainedModel:

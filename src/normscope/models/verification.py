@@ -27,7 +27,6 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line, origin
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
-from normscope.models.families import layout_of
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import Replacement
@@ -44,8 +43,9 @@ from normscope.models.identities import (
     stream_differences,
 )
 from normscope.models.layout import BlockLayout, BlockModules, embeddings_of, normalisation
+from normscope.models.layouts import layout_of
 from normscope.models.observer import Observer
-from normscope.models.score_terms import ScoreTerms
+from normscope.models.score_terms import ScoreTerms, score_terms
 from normscope.models.stored_weights import execution_device
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
@@ -145,7 +145,7 @@ class _Proof:
         layout = self._layout
         if not layout.reads_target:
             return []
-        other = layout_of(layout.model_type, "decoder" if layout.is_cross_attention else "cross")
+        other = layout_of(self._model.config, "decoder" if layout.is_cross_attention else "cross")
         return other.bind(self._model)
 
     def compare_passes(self, inputs: Mapping[str, Tensor]) -> None:
@@ -157,9 +157,9 @@ class _Proof:
         self._layer = 0
         try:
             self._note(stream_differences(model, layout, self._layers, expected, token_mask))
-            watched = [] if layout.registry else self._layers
+            terms = None if layout.registry else score_terms(model, layout, inputs)
             observer = Observer(model, layout, feed_forward=bool(self._networks))
-            with ScoreTerms(watched) as terms, observer:
+            with observer:
                 observer.run(
                     inputs,
                     functools.partial(self._compare_block, expected, terms),
@@ -172,12 +172,16 @@ class _Proof:
             reason = f"what the model does cannot be rebuilt from its weights: {one_line(error)}"
             raise NotObservableError(self._layer + 1, reason) from error
 
-    def _compare_block(self, expected: UntouchedPass, terms: ScoreTerms, block: AttentionBlock) -> None:
+    def _compare_block(self, expected: UntouchedPass, terms: ScoreTerms | None, block: AttentionBlock) -> None:
         modules, record = self._layers[block.layer - 1], expected.layers[block.layer]
-        if block.alpha.given is not None:
+        if terms is not None:
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
             error = relative_error(rebuilt, weights, weights, block.token_mask)
             self._note([Difference(block.layer, "weights from query, key and scale", error)])
+            # The other terms hide keys as the model does, so what the block takes for visible is compared as well.
+            weighed, seen = (block.weights > 0).any(dim=1), block.alpha.seen.of().any(dim=1)
+            wrong = ((weighed != seen) & block.token_mask.unsqueeze(-1)).any()
+            self._note([Difference(block.layer, "visibility of keys", float(wrong))])
         self._note(attention_differences(block, modules, expected))
         crossing = self._beside[block.layer - 1] if self._layout.stack == "decoder" else None
         self._note([rest_of_layer(block, modules, record, crossing)])

@@ -18,8 +18,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line
 from normscope.models.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.config_checks import check_supported
-from normscope.models.families import STACKS, layout_of
-from normscope.models.layout import BlockLayout, Stack
+from normscope.models.damage import damage_named
+from normscope.models.layout import Stack
+from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.stored_weights import (
@@ -58,15 +59,16 @@ def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack |
         )
     name = str(given.config.name_or_path or type(given).__name__)
     whole = text_tower(given)
-    layout = layout_of(whole.config.model_type, stack, whole.config)
     check_supported(whole.config)
-    base = _observed_part(whole, layout)
-    heads = {head for head in Head if (layout.stack is None or layout.reads_target) and has_head(whole, head)}
+    base, stack = _observed_part(whole, stack)
+    heads = {head for head in Head if stack != "encoder" and has_head(whole, head)}
     copied = _Copy(whole if heads else base, name, hold=whole is not given)
     observed = copied.model.base_model if heads else copied.model
     assert isinstance(observed, PreTrainedModel)
     run_experts_in_float64(observed)
     check_finite(observed, name)
+    with damage_named(observed, of_proof=True), inference_explained(name):
+        layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
     check_tokenizer(tokenizer, name, observed, layout)
     return LoadedModel(
@@ -82,43 +84,30 @@ def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack |
     )
 
 
-def _observed_part(whole: PreTrainedModel, layout: BlockLayout) -> PreTrainedModel:
-    """The base model, or its encoder if that is what the layout describes.
+def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrainedModel, Stack | None]:
+    """The base model, or its encoder if that is the stack, and the stack.
 
     Raises:
         InputError: If the model lacks the stack.
     """
     base = whole.base_model
+    assert isinstance(base, nn.Module)
     expected, part = "a whole encoder–decoder", "a part of one"
-    if layout.stack == "encoder":
+    if stack in (None, "encoder"):
         expected, part = "an encoder or a whole encoder–decoder", "a decoder"
     incomplete = InputError(f"model: expected {expected}, got only {part}, {type(whole).__name__}")
-    try:
-        if layout.stack is not None and isinstance(base, PreTrainedModel):
-            encoder = base.get_encoder()
-            if encoder is base and (layout.reads_target or hasattr(base, "decoder")):
-                raise incomplete
-            base = encoder if layout.stack == "encoder" else base
-        layers = layout.bind(base)
-    except (AttributeError, InputError) as error:
-        if error is incomplete:
-            raise
-        reason = str(error).removeprefix("model: ")
-        raise InputError(
-            f"model: expected an unchanged model of the family {layout.model_type}, got {type(whole).__name__}: {reason}"
-        ) from error
-    if layout.stack == "encoder" and layers and _reads_encoder(layers[0].whole, layout):
+    config = whole.config
+    only_decoder = config.is_encoder_decoder and getattr(config, "is_decoder", False)
+    only_decoder = only_decoder or "Decoder" in type(base).__name__
+    if only_decoder or not isinstance(base, PreTrainedModel):
         raise incomplete
-    assert isinstance(base, PreTrainedModel)
-    return base
-
-
-def _reads_encoder(layer: nn.Module, layout: BlockLayout) -> bool:
-    """Whether a layer has cross-attention."""
-    module: Any = layer
-    for part in STACKS[layout.model_type]["cross"].attention.split("."):
-        module = getattr(module, part, None)
-    return module is not None
+    stack = observed_stack(config, stack)
+    if stack is None:
+        return base, None
+    encoder = base.get_encoder()
+    if encoder is base and (stack != "encoder" or hasattr(base, "decoder")):
+        raise incomplete
+    return encoder if stack == "encoder" else base, stack
 
 
 class _Copy:

@@ -32,8 +32,8 @@ def with_token_names(figure: Figure) -> Figure:
     match figure:
         case HeatmapPanels():
             return dataclasses.replace(figure, table=_renamed(figure.table, figure.column))
-        case HeatmapGrid():
-            return dataclasses.replace(figure, table=_renamed(figure.table, figure.grid_row))
+        case HeatmapGrid(grid_row=str(grid_row)):
+            return dataclasses.replace(figure, table=_renamed(figure.table, grid_row))
         case Lines():
             return dataclasses.replace(
                 figure, series_titles=_named(figure.series_titles), panel_titles=_named(figure.panel_titles)

@@ -139,9 +139,10 @@ def _panels(figure: Figure) -> Iterator[pd.DataFrame]:
                 rows = figure.table[figure.table[figure.panel].astype(str) == str(key)]
                 yield _cells(rows, figure, figure.value, title, figure.value_label)
         case HeatmapGrid():
-            for name, rows in figure.table.groupby(figure.grid_row, sort=False, observed=True):
+            for name, rows in figure.rows_of_panels():
                 for value, title in figure.values.items():
-                    yield _cells(rows, figure, value, f"{title}, {name}", figure.value_label or title)
+                    panel = f"{title}, {name}" if name else title
+                    yield _cells(rows, figure, value, panel, figure.value_label or title)
 
 
 def _cells(rows: pd.DataFrame, figure: HeatmapPanels | HeatmapGrid, value: str, panel: str, title: str) -> pd.DataFrame:

@@ -11,10 +11,9 @@ from normscope.data.options import DatasetOptions
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import OpenedModel, open_model
 from normscope.models.model_info import ModelInfo
-from normscope.models.options import ModelOptions
+from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.reporting.terminal import say
 from normscope.running.distributed import ProcessGroup
-from normscope.running.options import RunOptions
 
 
 class Inputs(abc.ABC):
@@ -49,8 +48,10 @@ class ConfiguredInputs(Inputs):
         memory: What earlier runs of a sweep have read.
     """
 
-    def __init__(self, options: RunOptions, group: ProcessGroup, memory: CorpusMemory | None = None) -> None:
-        self._options, self._group, self.memory = options, group, memory
+    def __init__(
+        self, model: ModelOptions, device: DeviceOptions, group: ProcessGroup, memory: CorpusMemory | None = None
+    ) -> None:
+        self._model, self._device, self._group, self.memory = model, device, group, memory
 
     @property
     def info(self) -> ModelInfo:
@@ -59,12 +60,12 @@ class ConfiguredInputs(Inputs):
 
     def load(self) -> LoadedModel:
         """Load the model, on this process's device, and warn if it may not fit there."""
-        device = self._group.local_device(self._options.device)
+        device = self._group.local_device(self._device)
         warning = self._opened.check_memory(device, self._group.local_size)
         if warning is not None and self._group.is_main:
             say(warning)
-        loaded = self._opened.load(device, devices=self._group.local_devices(self._options.device))
-        return dataclasses.replace(loaded, name=self._options.model.name)
+        loaded = self._opened.load(device, devices=self._group.local_devices(self._device))
+        return dataclasses.replace(loaded, name=self._model.name)
 
     def open_corpus(self, options: DatasetOptions) -> Corpus:
         """Open the corpus."""
@@ -72,7 +73,7 @@ class ConfiguredInputs(Inputs):
 
     @cached_property
     def _opened(self) -> OpenedModel:
-        return open_model(_trained(self._options.model))
+        return open_model(_trained(self._model))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,7 +129,7 @@ def check(options: RunOptions) -> None:
         analysis.validate(options)
     check_tracking(options.tracking)
     settled(options)
-    _check_level(options)
+    _check_level(options.level, options.analysis)
     _check_shards(options)
 
 
@@ -142,11 +142,11 @@ def _check_shards(options: RunOptions) -> None:
         raise InputError(f"shard={options.shard}: expected a number from 0 to {options.shards - 1} (shards - 1)")
 
 
-def _check_level(options: RunOptions) -> None:
-    if options.level is Level.token:
+def _check_level(level: Level, options: AnalysisOptions) -> None:
+    if level is Level.token:
         return
     known = analyses()
-    for name in enabled_analyses(options.analysis):
+    for name in enabled_analyses(options):
         if not known[name].supports_words:
             others = [other for other, info in known.items() if info.supports_words]
             raise InputError(

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import torch
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses as known_analyses
 from normscope.config.sections import INCIDENTAL, flat, plain
 from normscope.data.annotation import column_values
@@ -17,24 +18,32 @@ from normscope.data.categories import ALL
 from normscope.data.corpora import NumberedCorpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
-from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
+from normscope.data.options import DatasetOptions, Level
+from normscope.data.resources import Prepared, Readers, Resource, ResourceContext, State, prepare_resources
 from normscope.data.token_sequence import Segmenter
 from normscope.data.vocabulary import Vocabulary
 from normscope.errors import InputError
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.models.frozen_layers import LayerFreezer
 from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
 from normscope.models.observer import Observer
-from normscope.models.options import ModelOptions
+from normscope.models.options import ModelStack
 from normscope.models.pooling import pooling_of
 from normscope.models.verification import Verification
 from normscope.reporting.appearance import Appearance, appearance
-from normscope.reporting.options import FigureOptions
+from normscope.reporting.options import FigureOptions, ReportOptions
 from normscope.reporting.terminal import say
 from normscope.running.distributed import ProcessGroup
 from normscope.running.inputs import Inputs
-from normscope.running.options import RunOptions, all_options, chosen_categories, chosen_layers, enabled_analyses
+from normscope.running.options import (
+    AnalysisOptions,
+    RunOptions,
+    all_options,
+    chosen_categories,
+    chosen_layers,
+    enabled_analyses,
+)
 from normscope.running.prepared import identity as prepared_identity
 from normscope.running.prepared import saved_states
 from normscope.running.shares import Share, Shares
@@ -47,7 +56,7 @@ class Maps:
     """The token maps of a run's report."""
 
     texts: Sequence[ExplorerText]
-    bias_rule: BiasRule | None
+    bias_rule: NetworkBias | None
     """Where they leave the biases of feed-forward networks; None if they end at the attention block."""
     added: int
     """Number of maps per layer that the analyses add."""
@@ -88,25 +97,32 @@ class Plan:
         """
         torch.manual_seed(options.seed)
         look = _look(options.figures)
-        needs = _needs(options, inputs)
+        needs = _needs(options.analysis, options.model.stack, inputs)
+        if options.prepare:
+            _refuse_nothing_to_prepare(needs)
         model = inputs.load()
         feed_forward = any(requirements.feed_forward for requirements in needs.values())
         verification = model.layers_verification if feed_forward else model.verification
         _load_heads(model, needs.values())
         layers = chosen_layers(options.layers, model.layers)
-        encoders = _encoders(options, model, needs, inputs)
+        encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
         corpus = NumberedCorpus(inputs.open_corpus(options.dataset), divisible=not _numbers_rows(needs, model))
         observer = _observer(model, layers, needs.values())
-        context = _context(options, model, encoders[0], observer, layers, categories)
+        context = _context(all_options(options.analysis), model, encoders[0], observer, layers, categories)
+        config = flat(plain(options))
+        saved = functools.partial(saved_states, options.prepared, config, of_shard=options.shards > 1)
         resources = {
             name: resource
             for own in encoders
-            for name, resource in _resources(options, model, own, _of_view(needs, own), inputs, group).items()
+            for name, resource in _resources(
+                options.dataset, model, own, _of_view(needs, own), inputs, group, saved
+            ).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
         if group.is_main and corpus.undivided and any(share.of > 1 for share in shares.own):
             say(f"{corpus.undivided}: every process reads all of it; divide it into several files")
+        report = options.report if options.shard is None else ReportOptions(enabled=False)
         return cls(
             options=options,
             model=model,
@@ -116,7 +132,7 @@ class Plan:
             layers=layers,
             categories=categories,
             analyses=analyses,
-            maps=_maps(options, model, encoders[0], layers, needs, inputs),
+            maps=_maps(options.dataset, report, model, encoders[0], layers, needs, inputs),
             resources=resources,
             users=_users(needs),
             corpus=corpus,
@@ -155,7 +171,7 @@ class Plan:
     @property
     def prepared_identity(self) -> dict[str, Any]:
         """The keys that resources depend on."""
-        return prepared_identity(self.options, self.users)
+        return prepared_identity(flat(plain(self.options)), self.users)
 
 
 def _look(options: FigureOptions) -> Appearance:
@@ -168,23 +184,26 @@ def _look(options: FigureOptions) -> Appearance:
     return look
 
 
-def _needs(options: RunOptions, inputs: Inputs) -> dict[type[Analysis], Requirements]:
+def _needs(options: AnalysisOptions, stack: ModelStack | None, inputs: Inputs) -> dict[type[Analysis], Requirements]:
     """What the enabled analyses need of the model.
 
     Raises:
-        InputError: If the model does not have it, or the analyses need nothing to be prepared.
+        InputError: If the model does not have it.
     """
     known = known_analyses()
-    kinds = [known[name].load() for name in enabled_analyses(options.analysis)]
+    kinds = [known[name].load() for name in enabled_analyses(options)]
     _refuse_other_attention(kinds, inputs.info)
-    needs = {kind: kind.requirements(getattr(options.analysis, kind.info.name), inputs.info) for kind in kinds}
-    _refuse_missing_feed_forward(needs, options.model, inputs.info)
+    needs = {kind: kind.requirements(getattr(options, kind.info.name), inputs.info) for kind in kinds}
+    _refuse_missing_feed_forward(needs, stack, inputs.info)
+    return needs
+
+
+def _refuse_nothing_to_prepare(needs: Mapping[type[Analysis], Requirements]) -> None:
     resources = [resource for requirements in needs.values() for resource in requirements.resources.values()]
-    if options.prepare and not any(resource.reads_corpus for resource in resources):
+    if not any(resource.reads_corpus for resource in resources):
         raise InputError(
             "prepare: the enabled analyses need nothing from the whole corpus; start the shards without it"
         )
-    return needs
 
 
 def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
@@ -202,7 +221,7 @@ def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -
 
 
 def _refuse_missing_feed_forward(
-    needs: Mapping[type[Analysis], Requirements], options: ModelOptions, model: ModelInfo
+    needs: Mapping[type[Analysis], Requirements], stack: ModelStack | None, model: ModelInfo
 ) -> None:
     for kind, requirements in needs.items():
         if requirements.feed_forward and not model.has_feed_forward:
@@ -212,7 +231,7 @@ def _refuse_missing_feed_forward(
                     f"mixture of experts; set another model.name, or leave out analysis={kind.info.name}"
                 )
             raise InputError(
-                f"model.stack={options.stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
+                f"model.stack={stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
                 "self-attention is followed by cross-attention; set model.stack=encoder or cross"
             )
 
@@ -227,17 +246,21 @@ def _load_heads(model: LoadedModel, needs: Iterable[Requirements]) -> None:
 
 
 def _encoders(
-    options: RunOptions, model: LoadedModel, needs: Mapping[type[Analysis], Requirements], inputs: Inputs
+    options: DatasetOptions,
+    level: Level,
+    model: LoadedModel,
+    needs: Mapping[type[Analysis], Requirements],
+    inputs: Inputs,
 ) -> list[Encoder]:
     """One for each way in which the analyses read pairs; that of pairs as sequences comes first."""
     values = _annotated_categories(options, inputs)
     encoders = [
-        Encoder(model, options.dataset, _words(needs), values, separate=separate, level=options.level)
+        Encoder(model, options, _words(needs), values, separate=separate, level=level)
         for separate in sorted({requirements.pairs for requirements in needs.values()})
     ]
     if inputs.memory is not None:
         for encoder in encoders:
-            encoder.memory = inputs.memory.sequences(options.dataset, encoder.identity)
+            encoder.memory = inputs.memory.sequences(options, encoder.identity)
     return encoders
 
 
@@ -265,10 +288,10 @@ def _numbers_rows(needs: Mapping[type[Analysis], Requirements], model: LoadedMod
     return by_row or model.decoder_inputs is not None
 
 
-def _annotated_categories(options: RunOptions, inputs: Inputs) -> tuple[str, ...]:
+def _annotated_categories(options: DatasetOptions, inputs: Inputs) -> tuple[str, ...]:
     """The values of the column of annotated words that are categories, if `dataset.categories` names one."""
-    column = options.dataset.categories
-    return column_values(inputs.open_corpus(options.dataset), column) if isinstance(column, str) else ()
+    column = options.categories
+    return column_values(inputs.open_corpus(options), column) if isinstance(column, str) else ()
 
 
 def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
@@ -282,7 +305,7 @@ def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Require
 
 
 def _context(
-    options: RunOptions,
+    options: Sequence[AnalysisConfig],
     model: LoadedModel,
     encoder: Encoder,
     observer: Observer,
@@ -308,24 +331,28 @@ def _context(
         freezer=LayerFreezer(model.model, model.layout),
         own_pooling=lambda: pooling_of(model.folder, model.name),
         has_feed_forward=bool(model.layout.feed_forward),
-        options=all_options(options.analysis),
+        options=options,
     )
 
 
 def _resources(
-    options: RunOptions,
+    options: DatasetOptions,
     model: LoadedModel,
     encoder: Encoder,
     needs: Mapping[type[Analysis], Requirements],
     inputs: Inputs,
     group: ProcessGroup,
+    saved: Callable[[Mapping[str, Resource[Any]], Mapping[str, str]], dict[str, State]],
 ) -> dict[str, Prepared]:
-    """The resources of all analyses, by name; one that several need is prepared once."""
+    """The resources of all analyses, by name; one that several need is prepared once.
+
+    Args:
+        saved: Gives the states of resources that have been prepared already, from the analyses that need each.
+    """
     wanted = {name: resource for requirements in needs.values() for name, resource in requirements.resources.items()}
-    context = ResourceContext(options.dataset, encoder, model.vocabulary, inputs.open_corpus)
+    context = ResourceContext(options, encoder, model.vocabulary, inputs.open_corpus)
     readers = Readers(Share(group.rank, group.size).windows, group.agreeing, group.gathered)
-    saved = saved_states(options, wanted, _users(needs))
-    return prepare_resources(wanted, context, inputs.open_corpus, readers, saved)
+    return prepare_resources(wanted, context, inputs.open_corpus, readers, saved(wanted, _users(needs)))
 
 
 def _users(needs: Mapping[type[Analysis], Requirements]) -> dict[str, str]:
@@ -351,13 +378,14 @@ def _analyses(
     ]
 
 
-def _bias_rule(needs: Iterable[Requirements]) -> BiasRule | None:
+def _bias_rule(needs: Iterable[Requirements]) -> NetworkBias | None:
     """The rule of the analysis that needs feed-forward networks, if any does."""
     return next((requirements.bias_rule for requirements in needs if requirements.feed_forward), None)
 
 
 def _maps(
-    options: RunOptions,
+    options: DatasetOptions,
+    report: ReportOptions,
     model: LoadedModel,
     encoder: Encoder,
     layers: Sequence[int],
@@ -366,10 +394,13 @@ def _maps(
 ) -> Maps:
     rule = _bias_rule(needs.values())
     added = sum(requirements.token_maps for requirements in needs.values())
-    return Maps(_texts(options, encoder, len(layers), maps_per_layer(model.layout, rule) + added, inputs), rule, added)
+    maps = maps_per_layer(model.layout, rule) + added
+    return Maps(_texts(options, report, encoder, len(layers), maps, inputs), rule, added)
 
 
-def _texts(options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs) -> list[ExplorerText]:
-    if options.shard is not None or not options.report.enabled or not (options.report.examples or options.report.text):
+def _texts(
+    options: DatasetOptions, report: ReportOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs
+) -> list[ExplorerText]:
+    if not report.enabled or not (report.examples or report.text):
         return []
-    return select_examples(inputs.open_corpus(options.dataset), encoder, options.report, layers, maps)
+    return select_examples(inputs.open_corpus(options), encoder, report, layers, maps)

@@ -12,9 +12,9 @@ from normscope.config.training_step import training_step
 from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, VERSION
 from normscope.models.loaded import LoadedModel
+from normscope.models.options import ModelOptions
 from normscope.models.stored_weights import number_format
 from normscope.models.verification import Verification
-from normscope.running.options import RunOptions
 from normscope.running.plan import Plan
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas")
@@ -35,7 +35,8 @@ class Provenance:
     """The facts of a run, complete at whatever point it ends."""
 
     origin: Origin
-    options: RunOptions
+    seed: int
+    options: ModelOptions
     model: LoadedModel
     verification: Verification
     counts: CorpusCounts
@@ -47,7 +48,7 @@ class Provenance:
     @classmethod
     def of(cls, plan: Plan, origin: Origin) -> "Provenance":
         """The facts of a run that begins."""
-        return cls(origin, plan.options, plan.model, plan.verification, CorpusCounts())
+        return cls(origin, plan.options.seed, plan.options.model, plan.model, plan.verification, CorpusCounts())
 
     def facts(self) -> dict[str, object]:
         """Software, model, corpus, time and verification error, as they are now."""
@@ -58,10 +59,10 @@ class Provenance:
             "model": model.name,
             "model_revision": model.revision,
             "model_sha256": model.weights_sha256,
-            "training_step": training_step(vars(self.options.model), model.folder),
+            "training_step": training_step(vars(self.options), model.folder),
             "device": str(model.device),
             "dtype": number_format(model.model),
-            "seed": self.options.seed,
+            "seed": self.seed,
             "examples": counts.read,
             "skipped": dict(counts.skipped),
             "examples_used": counts.used,

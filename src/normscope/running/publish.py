@@ -34,7 +34,6 @@ from normscope.running.conclusions import (
     tables_of_all,
 )
 from normscope.running.memory import explain_out_of_memory
-from normscope.running.options import RunOptions
 from normscope.running.run import Run
 from normscope.running.token_maps import token_maps
 from normscope.running.views import counts_of
@@ -50,7 +49,7 @@ def publish(run: Run, results: RunFolder, tracker: Tracker) -> "Publication":
         findings = _findings(run)
         metrics = _write_findings(findings, results, tracker, run.plan.model.layers)
         with _write_figures(findings, results, tracker, run.plan.look):
-            comparison = _compare(run.plan.options, metrics, findings, results, tracker)
+            comparison = _compare(run, metrics, findings, results, tracker)
             _write_paper_tables(run, findings, results)
             facts = _write_page(run, findings, comparison, results, tracker)
             tracker.summary(metrics, facts)
@@ -104,14 +103,11 @@ def _show_counts(run: Run) -> None:
             say(f"{who}{cut} truncated to {view.encoder.max_length} tokens (dataset.max_length)")
         for reason, number in counts.skipped.items():
             say(f"{who}{counted(number, 'example was', 'examples were')} skipped: {reason}")
-    missing = [category for category in missing_categories(run) if _is_expected(category, run.plan.options)]
+    options = run.plan.options
+    expects_masks = options.dataset.mask_fraction > 0 or options.categories != "all"
+    missing = [category for category in missing_categories(run) if category != "mask" or expects_masks]
     if missing:
         say(f"no token of category {', '.join(missing)} occurs in the corpus: the tables have no rows for it")
-
-
-def _is_expected(category: str, options: RunOptions) -> bool:
-    """Whether its absence is worth a note; that of masked tokens is not, unless the config asks for them."""
-    return category != "mask" or options.dataset.mask_fraction > 0 or options.categories != "all"
 
 
 def _write_findings(
@@ -159,16 +155,17 @@ def _write_paper_tables(run: Run, findings: Mapping[str, Findings], results: Run
 
 
 def _compare(
-    options: RunOptions,
+    run: Run,
     metrics: Mapping[str, float],
     findings: Mapping[str, Findings],
     results: RunFolder,
     tracker: Tracker,
 ) -> Comparison | None:
     """Compare with the published numbers of the preset's paper, if there is one."""
-    if options.recipe.paper is None:
+    paper = run.plan.options.recipe.paper
+    if paper is None:
         return None
-    comparison = compare(options.recipe.paper, metrics, tables_of(findings), plain(options))
+    comparison = compare(paper, metrics, tables_of(findings), plain(run.plan.options))
     if len(comparison.table):
         results.write_table("comparison", comparison.table)
         tracker.table("comparison", comparison.table)

@@ -75,8 +75,9 @@ class Run:
         options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
         folder = Path(group.shared("" if results is None else str(results.path)))
         with group.agreeing():
-            shares = Shares.of(options, folder, group)
-            plan = Plan.of(options, ConfiguredInputs(options, group, memory), shares, group)
+            shard = None if options.shard is None else Share(options.shard, options.shards)
+            shares = Shares.of(shard, folder, group, resumed=options.resume is not None)
+            plan = Plan.of(options, ConfiguredInputs(options.model, options.device, group, memory), shares, group)
         run = cls(plan, group, results, folder, Provenance.of(plan, origin), warnings)
         run.saves = all(group.gathered(PeerFolder(folder).visible))
         with group.agreeing():

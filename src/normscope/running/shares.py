@@ -18,7 +18,6 @@ from normscope.reporting.run_folder import PeerFolder
 from normscope.reporting.terminal import say
 from normscope.rounding import counted
 from normscope.running.distributed import ProcessGroup
-from normscope.running.options import RunOptions
 
 CHECKPOINT = "checkpoint.safetensors"
 SHARD = "shard.safetensors"
@@ -115,16 +114,16 @@ class Shares:
         return self.own if self.number == 1 else [Share(number, self.number) for number in range(self.number)]
 
     @classmethod
-    def of(cls, options: RunOptions, folder: Path, group: ProcessGroup) -> "Shares":
-        """The shares of a new run, one per process, or those of a run that is resumed.
+    def of(cls, shard: Share | None, folder: Path, group: ProcessGroup, *, resumed: bool) -> "Shares":
+        """The shares of a new run, one per process, or those of a run that is resumed; of a shard, its share alone.
 
         Raises:
             InputError: If this process does not see the folder of a resumed run, or the folder has checkpoints of several runs.
         """
-        if options.shard is not None:
-            return cls(1, [Share(options.shard, options.shards)])
+        if shard is not None:
+            return cls(1, [shard])
         number = group.size
-        if options.resume is not None:
+        if resumed:
             if not PeerFolder(folder).visible:
                 raise InputError(
                     f"resume={folder}: process {group.rank} of {group.size} does not see this folder; resume the run where "

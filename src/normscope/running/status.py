@@ -79,26 +79,32 @@ def describe(options: RunOptions, command: str, family: str) -> RunDescription:
     analyses, tracking = enabled_analyses(options.analysis), options.tracking
     dataset = dataset_label(options.dataset)
     layers = [] if options.layers == "all" else [layers_label(options.layers)]
-    parts = ["+".join(analyses), model_label(options.model), dataset, *layers, *_seeds(options)]
+    parts = [
+        "+".join(analyses),
+        model_label(options.model),
+        dataset,
+        *layers,
+        *_seeds(options.seed, options.model.seed),
+    ]
     name = " · ".join(parts)[:NAME_LENGTH]
+    kind = (
+        "reproduction"
+        if options.reproduce is not None
+        else "experiment"
+        if options.recipe.name is not None
+        else "analysis"
+    )
     config = plain(options)
     config["dataset"]["name"] = dataset
     return RunDescription(
         name=tracking.name or name,
         slug=re.sub(r"[^\w.]+", "-", name, flags=re.ASCII).strip("-")[:NAME_LENGTH],
-        job_type=tracking.job_type or _job_type(options),
+        job_type=tracking.job_type or kind,
         tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys([family, dataset, *analyses, *tracking.tags]) if tag.strip()],
         notes=tracking.notes or command,
         config=config | {"analyses": analyses, "model_family": family},
     )
 
 
-def _seeds(options: RunOptions) -> list[str]:
-    seeds = [f"seed {options.seed}"]
-    return seeds if options.model.seed == options.seed else [*seeds, f"model seed {options.model.seed}"]
-
-
-def _job_type(options: RunOptions) -> str:
-    if options.reproduce is not None:
-        return "reproduction"
-    return "experiment" if options.recipe.name is not None else "analysis"
+def _seeds(seed: int, of_model: int) -> list[str]:
+    return [f"seed {seed}"] if of_model == seed else [f"seed {seed}", f"model seed {of_model}"]

@@ -14,7 +14,7 @@ from normscope.data.options import Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, unit_texts
 from normscope.errors import InputError
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import Method
 from normscope.models.block import AttentionBlock
@@ -37,7 +37,7 @@ _BUDGET = 1_200_000
 _MAPS = 4
 
 
-def maps_per_layer(layout: BlockLayout, rule: BiasRule | None) -> int:
+def maps_per_layer(layout: BlockLayout, rule: NetworkBias | None) -> int:
     """The number of maps of a layer, without those of single heads, as far as the size of a report is concerned.
 
     Args:
@@ -124,7 +124,7 @@ def token_maps(
     encoder: Encoder,
     texts: Sequence[ExplorerText],
     layers: Sequence[int],
-    rule: BiasRule | None = None,
+    rule: NetworkBias | None = None,
     *,
     added_maps: int = 0,
     add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
@@ -190,7 +190,7 @@ def _sentence(
     observer: Observer,
     layers: Sequence[int],
     single_heads: bool,
-    rule: BiasRule | None,
+    rule: NetworkBias | None,
 ) -> TokenMaps:
     batch = collate([text.sequence], encoder)
     weights: list[np.ndarray] = []

@@ -19,6 +19,7 @@ from normscope.analyses.papers import (
 )
 from normscope.config.rules import SEED, at_least, listed, rule
 from normscope.errors import InputError
+from normscope.maths.choices import Pooling, ValueBias
 
 
 class AttributionMethod(enum.StrEnum):
@@ -40,21 +41,6 @@ class AttributionStage(enum.StrEnum):
     attnres_n = "attnres_n"
     attnresln_n = "attnresln_n"
     layer = "layer"
-
-
-class AttributionBias(enum.StrEnum):
-    """Where `decompx` puts the value biases of the first layer."""
-
-    token = "token"
-    decompx = "decompx"
-
-
-class EmbeddingPooling(enum.StrEnum):
-    """How an embedding is made of the last hidden vectors."""
-
-    mean = "mean"
-    cls = "cls"
-    last = "last"
 
 
 class Erasure(enum.StrEnum):
@@ -80,12 +66,12 @@ class AttributionOptions(AnalysisConfig):
     `integrated_gradients`; the last two need Captum. By default, all others that are defined for the model's family."""
     stage: AttributionStage = AttributionStage.layer
     """Stage whose norms `norm_rollout` multiplies: `attnres_n`, `attnresln_n` or the whole `layer`."""
-    bias: AttributionBias = AttributionBias.token
+    bias: ValueBias = ValueBias.token
     """Where `decompx` puts the value biases of the first layer: with all other biases (`token`), or with the tokens whose
     values they belong to (`decompx`), as its official code does."""
     sequences: int = dataclasses.field(default=8, metadata=at_least(1))
     """Number of random sequences. The memory for maps grows with the square of a sequence's length."""
-    pooling: EmbeddingPooling | None = None
+    pooling: Pooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is tested even for a classifier. By default,
     as the model's files say; if they do not, causal models use the last token's vector, and others the mean."""
     shares: list[float] = dataclasses.field(

@@ -15,7 +15,7 @@ from normscope.analyses.attribution.options import AttributionOptions, Erasure
 from normscope.analyses.attribution.shares import CUMULATIVE, LAYER, Shares
 from normscope.analyses.base import AnalysisContext
 from normscope.attribution.baselines import Baseline
-from normscope.attribution.methods import BiasRule, MapMethod, MapStage, defined_methods
+from normscope.attribution.methods import MapMethod, MapStage, defined_methods
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.readouts import Readout, readout_of
 from normscope.attribution.token_scores import token_scores
@@ -23,7 +23,6 @@ from normscope.data.batching import Batch
 from normscope.data.words import unit_texts
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
-from normscope.models.pooling import Pooling
 
 _DRAWN, _DRAWN_TOKENS = 2, 40
 """Number of sequences whose maps are drawn: the shortest that have at most so many tokens."""
@@ -58,13 +57,12 @@ class SampleAttribution:
 
     def __init__(self, runner: InterventionRunner, context: AnalysisContext, options: AttributionOptions) -> None:
         self._runner, self._context, self._options = runner, context, options
-        self._stage, self._bias = MapStage(str(options.stage)), BiasRule(str(options.bias))
+        self._stage, self._bias = MapStage(str(options.stage)), options.bias
         wanted, baselines = methods_of(options)
         model = runner.model
         self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
-        pooling = None if options.pooling is None else Pooling(str(options.pooling))
-        self.readout, self.pooling_is_guessed = readout_of(model, pooling)
+        self.readout, self.pooling_is_guessed = readout_of(model, options.pooling)
         self._mask_token = None if options.erasure is Erasure.remove else context.vocabulary.mask
         names = [str(method) for method in self._methods]
         self.shares = Shares(context.layers, context.names, context.categories)

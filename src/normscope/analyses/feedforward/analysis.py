@@ -9,7 +9,7 @@ from normscope.analyses.feedforward.sentences import sentences_of
 from normscope.analyses.findings import Findings
 from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
 from normscope.data.batching import Batch
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.mixing import ratio
 from normscope.models.feed_forward import FeedForwardBlock
@@ -34,7 +34,7 @@ class FeedForwardAnalysis(Analysis):
             self._attention.remove("attnres_n")
         self._ratios = RatioTable([*self._attention, *(f"{stage}_n" for stage in self._stages)], context)
         self._sample = SequenceSample(options.sequences, options.seed)
-        self._rule = BiasRule(str(options.bias.value))
+        self._rule = options.bias
         self._maps: MapFindings | None = None
         self.accumulators = {
             "moments": self._ratios.moments,
@@ -45,7 +45,7 @@ class FeedForwardAnalysis(Analysis):
     @classmethod
     def requirements(cls, options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
         """The feed-forward networks."""
-        return Requirements(feed_forward=True, bias_rule=BiasRule(str(options.bias.value)))
+        return Requirements(feed_forward=True, bias_rule=options.bias)
 
     def start_batch(self, batch: Batch) -> None:
         """Offer the sequences of a batch to the sample for maps."""
@@ -89,6 +89,6 @@ class FeedForwardAnalysis(Analysis):
             summary_caption="how much of a token's vector comes from other tokens after each step of the layer",
             summary=percentages(rolled.metrics),
             notes=[]
-            if self._rule is BiasRule.SUMMAND
+            if self._rule is NetworkBias.summand
             else ["the biases of the networks stay inside their activations"],
         )

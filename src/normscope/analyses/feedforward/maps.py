@@ -12,7 +12,7 @@ import torch
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.feedforward.published import FLATTENED
 from normscope.data.batching import Batch
-from normscope.maths.feed_forward import BiasRule
+from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LayerStage
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
@@ -53,7 +53,7 @@ class MapFindings:
 
 
 def compare_maps(
-    runner: InterventionRunner, batches: Sequence[Batch], context: AnalysisContext, rule: BiasRule, pairs: int
+    runner: InterventionRunner, batches: Sequence[Batch], context: AnalysisContext, rule: NetworkBias, pairs: int
 ) -> MapFindings:
     """Run the model on a sample and compare the maps of every layer stage by stage.
 
@@ -77,7 +77,7 @@ def compare_maps(
 
 
 class _Comparison:
-    def __init__(self, context: AnalysisContext, rule: BiasRule, pairs: int, drawn: frozenset[int]) -> None:
+    def __init__(self, context: AnalysisContext, rule: NetworkBias, pairs: int, drawn: frozenset[int]) -> None:
         self._context, self._rule, self._pairs, self._drawn = context, rule, pairs, drawn
         self._changes: dict[tuple[int, str, str], list[float]] = {}
         self._amplified: dict[int, list[tuple[float, tuple[int, ...], dict[str, object]]]] = {}

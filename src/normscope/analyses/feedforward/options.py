@@ -1,7 +1,6 @@
 """Options of the feed-forward analysis."""
 
 import dataclasses
-import enum
 
 from omegaconf import II
 
@@ -9,20 +8,14 @@ from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2024
 from normscope.config.rules import SEED, at_least
-
-
-class Bias(enum.StrEnum):
-    """Where integrated gradients leave the network's biases: see `maths/feed_forward.py`."""
-
-    summand = "summand"
-    inside = "inside"
+from normscope.maths.choices import NetworkBias
 
 
 @dataclasses.dataclass
 class FeedForwardOptions(AnalysisConfig):
     """Mixing through the whole layer, including the feed-forward network (Kobayashi et al. 2024)."""
 
-    bias: Bias = Bias.summand
+    bias: NetworkBias = NetworkBias.summand
     """Whether the bias b_1 is a summand of the activation's input (`summand`) or stays inside the activation (`inside`)."""
     sequences: int = dataclasses.field(default=100, metadata=at_least(1))
     """Number of random sequences whose token maps are compared; the ratios cover the whole corpus."""

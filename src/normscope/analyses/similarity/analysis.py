@@ -13,16 +13,16 @@ from normscope.analyses.similarity.pair_maps import PairMaps
 from normscope.analyses.similarity.sentences import sentences_of
 from normscope.analyses.similarity.tables import PairColumns, cell_table, gold_correlation, pair_table
 from normscope.attribution.carried_vectors import CarriedVectors
-from normscope.attribution.methods import BiasRule
 from normscope.attribution.similarities import SimilarityParts, cosine_parts
 from normscope.data.batching import Batch
 from normscope.errors import InputError
+from normscope.maths.choices import Pooling
 from normscope.maths.frozen import FrozenNorm
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.model_info import ModelInfo
-from normscope.models.pooling import Pooling
+from normscope.models.pooling import pooling_weights
 from normscope.results.rollups import roll_up
 from normscope.statistics.kept_rows import KeptRows
 from normscope.statistics.mean import Mean
@@ -42,7 +42,7 @@ class SimilarityAnalysis(Analysis):
         context.freezer.check(context.depth)
         self._freezer = context.freezer
         self._pooling = _pooling(options, context)
-        self._rule = BiasRule(str(options.bias.value))
+        self._rule = options.bias
         self._columns = PairColumns((*context.names, "bias"))
         groups = len(self._columns.categories)
         self._cells, self._pairs = Mean(1, groups**2), KeptRows(len(self._columns.names))
@@ -75,7 +75,7 @@ class SimilarityAnalysis(Analysis):
         if norm is not None:
             self._vectors.pass_norm(FrozenNorm(norm, norm.deviation(hidden)))
             hidden = norm.normalised(hidden)
-        weights = self._pooling.weights(batch.token_mask.to(hidden.dtype))
+        weights = pooling_weights(self._pooling, batch.token_mask.to(hidden.dtype))
         parts = self._vectors.pooled(weights)
         whole = torch.einsum("bt,btm->bm", wide(weights), wide(hidden))
         self._parts = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
@@ -129,7 +129,7 @@ class SimilarityAnalysis(Analysis):
 
 def _pooling(options: SimilarityOptions, context: AnalysisContext) -> Pooling:
     if options.pooling is not None:
-        return Pooling(str(options.pooling.value))
+        return options.pooling
     try:
         return context.own_pooling()
     except InputError as error:

@@ -1,34 +1,19 @@
 """Options of the similarity analysis."""
 
 import dataclasses
-import enum
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MODARRESSI_2023
 from normscope.analyses.similarity.published import PUBLISHED
 from normscope.config.rules import at_least, each
-
-
-class PoolingChoice(enum.StrEnum):
-    """The last hidden vectors that an embedding is made of: see `models/pooling.py`."""
-
-    mean = "mean"
-    cls = "cls"
-    last = "last"
-
-
-class ValueBias(enum.StrEnum):
-    """Where the value biases of the first layer go: see `attribution/methods.py`."""
-
-    token = "token"
-    decompx = "decompx"
+from normscope.maths.choices import Pooling, ValueBias
 
 
 @dataclasses.dataclass
 class SimilarityOptions(AnalysisConfig):
     """Cosine similarities of pairs of texts, split into pairs of tokens (DecompX's vectors, pooled)."""
 
-    pooling: PoolingChoice | None = None
+    pooling: Pooling | None = None
     """How the last hidden vectors are pooled into an embedding: their `mean`, the first (`cls`) or the `last`. By default, as
     the model's own sentence-transformers files say."""
     bias: ValueBias = ValueBias.token

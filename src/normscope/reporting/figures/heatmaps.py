@@ -103,8 +103,8 @@ def _annotate(axes: Axes, values: pd.DataFrame, limits: tuple[float, float], siz
 
 
 def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
-    """Heat maps by quantity (columns of the grid) and by category (rows of the grid)."""
-    grid_rows = list(dict.fromkeys(figure.table[figure.grid_row]))
+    """Heat maps by quantity (columns of the grid) and by category (rows of the grid, if there is more than one)."""
+    grid_rows = figure.rows_of_panels()
     rows, columns = sorted(figure.table[figure.row].unique()), list(dict.fromkeys(figure.table[figure.column]))
     has_words = any(isinstance(column, str) for column in columns)
     if not has_words:
@@ -122,12 +122,11 @@ def heatmap_grid(figure: HeatmapGrid, width: float) -> Canvas:
         colours, limits = magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
         if figure.diverging:
             colours, limits = DIVERGING, (-extreme, extreme)
-        for i, grid_row in enumerate(grid_rows):
-            table = figure.table[figure.table[figure.grid_row] == grid_row]
+        for i, (name, table) in enumerate(grid_rows):
             values = table.pivot(index=figure.row, columns=figure.column, values=value).loc[rows, columns]
             image = _image(panels[i, j], values, colours, limits)
             if j == 0:
-                panels[i, j].set_ylabel(f"{fitted(str(grid_row), high)}\n{figure.row}")
+                panels[i, j].set_ylabel(f"{fitted(name, high)}\n{figure.row}" if name else figure.row)
         panels[0, j].set_title(fitted(title, wide - 0.1))
         panels[-1, j].set_xlabel(figure.column)
         shown = every(columns, wide - 0.15, 0.16)

@@ -114,10 +114,11 @@ function sizedHeatmaps(spec, width) {
     return { ...spec, facet, columns, spec: { ...(roomy ? spec.spec : crowded(spec.spec)), width: panel, height } };
   }
   const columns = evenly(spec.concat.length, Math.max(1, Math.min(spec.usermeta.across, Math.floor(width / ROOM.map))));
-  const label = Math.max(ROOM.label, Math.min(letters * ROOM.letter, width / 3));
+  const label = letters && Math.max(ROOM.label, Math.min(letters * ROOM.letter, width / 3));
   const panel = Math.max(70, Math.floor(width / columns - axisOf(rowLetters) - label - 20));
   const shown = panel >= spec.usermeta.columns * ROOM.number ? (map) => map : crowded;
-  return { ...spec, columns, concat: spec.concat.map((map) => ({ ...map, spec: { ...shown(map.spec), width: panel, height } })) };
+  const cells = (map) => ({ ...shown(map), width: panel, height });
+  return { ...spec, columns, concat: spec.concat.map((map) => (map.facet ? { ...map, spec: cells(map.spec) } : cells(map))) };
 }
 
 // Of a legend below panels that a narrow window stacks, the reader would learn too late.

@@ -190,47 +190,44 @@ def _heatmap_grid(figure: HeatmapGrid) -> Spec:
         scale = _PLAIN | {"domain": list(figure.limits or (0.0, most if most > 0 else 1.0))}
         if figure.diverging:
             scale = _PLAIN | {"domain": [-extreme, extreme], "range": "diverging"}
-        rows = table[[figure.grid_row, figure.row, figure.column]].assign(value=table[value])
-        rows = _completed(rows, [figure.grid_row, figure.row, figure.column])
-        maps.append(
-            {
-                "data": _columns(rows),
-                "title": title,
-                "facet": {
-                    "row": {
-                        "field": figure.grid_row,
-                        "type": "nominal",
-                        "title": None,
-                        "sort": list(dict.fromkeys(table[figure.grid_row].astype(str))),
-                        "header": {"labelAngle": 0, "labelAlign": "left", "labelFontSize": 11},
-                    }
-                },
-                "spec": {
-                    "layer": _rectangles(rows, {"color": _field("value", "", scale=scale, legend=legend)}),
-                    "encoding": {
-                        "x": _field(figure.column, figure.column, "ordinal", **order),
-                        "y": _field(figure.row, figure.row, "ordinal", sort="descending", axis=_SMALL),
-                        "tooltip": _tooltip(
-                            *((name, name, "N") for name in (figure.grid_row, figure.row, figure.column)),
-                            ("value", title, "Q"),
-                        ),
-                    },
-                },
-            }
-        )
+        axes = [axis for axis in (figure.grid_row, figure.row, figure.column) if axis is not None]
+        rows = _completed(table[axes].assign(value=table[value]), axes)
+        cells = {
+            "layer": _rectangles(rows, {"color": _field("value", "", scale=scale, legend=legend)}),
+            "encoding": {
+                "x": _field(figure.column, figure.column, "ordinal", **order),
+                "y": _field(figure.row, figure.row, "ordinal", sort="descending", axis=_SMALL),
+                "tooltip": _tooltip(*((name, name, "N") for name in axes), ("value", title, "Q")),
+            },
+        }
+        maps.append({"data": _columns(rows), "title": title} | _in_rows(cells, figure))
     return {
         "usermeta": {
             "across": len(maps),
             "narrow": 1,
             "cell": max(9, min(14, _GRID_HEIGHT // int(table[figure.row].nunique()))),
             "rows": int(table[figure.row].nunique()),
-            "letters": _letters(table[figure.grid_row]),
+            "letters": 0 if figure.grid_row is None else _letters(table[figure.grid_row]),
             "rowLetters": _letters(table[figure.row]),
             "columns": int(table[figure.column].nunique()),
         },
         "concat": maps,
         "resolve": {"scale": {"color": "shared" if figure.diverging or figure.limits else "independent"}},
     }
+
+
+def _in_rows(cells: Spec, figure: HeatmapGrid) -> Spec:
+    """A heat map for each row of panels, with the titles of the rows beside them; a single row has none."""
+    if figure.grid_row is None:
+        return cells
+    row = {
+        "field": figure.grid_row,
+        "type": "nominal",
+        "title": None,
+        "sort": [title for title, _ in figure.rows_of_panels()],
+        "header": {"labelAngle": 0, "labelAlign": "left", "labelFontSize": 11},
+    }
+    return {"facet": {"row": row}, "spec": cells}
 
 
 def _lines(figure: Lines) -> Spec:

@@ -1,0 +1,147 @@
+"""Writes docs/reference/architectures.csv: what can be observed in every text architecture of the installed transformers.
+
+`python -m docs.architectures` infers the layout of each from its default config, with a model without weights. This takes
+minutes, so the site reads the file, and a slow test compares some of its rows.
+"""
+
+import csv
+import functools
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import transformers
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+
+from normscope.errors import InputError
+from normscope.models.graph import NotInferredError
+from normscope.models.layout import BlockLayout, Stack
+from normscope.models.layouts import layout_of_config
+
+PAGE = Path(__file__).parent / "reference" / "architectures.csv"
+LISTS = {
+    "masked": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "causal": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "sequence to sequence": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+}
+"""transformers' lists of text models, by training objective."""
+_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
+_SECONDS = 60
+_PATHS = re.compile(r" from '[^']*('|…)")
+"""Where modules lie on this machine, in messages of transformers."""
+
+
+class Row(NamedTuple):
+    """One stack of an architecture."""
+
+    model_type: str
+    stack: str
+    lists: str
+    block: str
+    """The position of the block's norm; empty if it cannot be observed."""
+    network: str
+    """Whether the feed-forward network can be observed: yes, no, or part (in some layers only)."""
+    reason: str
+    """Why the stack cannot be observed."""
+
+
+def architectures() -> list[str]:
+    """The text architectures of the installed transformers."""
+    return list(dict.fromkeys(name for names in LISTS.values() for name in names if name in CONFIG_MAPPING))
+
+
+def rows(model_type: str) -> Iterator[Row]:
+    """What can be observed in an architecture, by stack."""
+    lists = ", ".join(name for name, names in LISTS.items() if model_type in names)
+    try:
+        config = text_config(model_type)
+    except Exception as error:  # some configs have no valid defaults
+        yield Row(model_type, "", lists, "", "no", f"its default config is not valid: {type(error).__name__}")
+        return
+    if config.model_type not in MODEL_MAPPING_NAMES:
+        yield Row(model_type, "", lists, "", "no", "its text part is not a separate model")
+        return
+    stacks: tuple[Stack | None, ...] = get_args(Stack) if config.is_encoder_decoder else (None,)
+    for stack in stacks:
+        try:
+            layout = layout_of_config(config, stack)
+        except (InputError, NotInferredError) as error:
+            yield Row(model_type, stack or "", lists, "", "no", _PATHS.sub("", str(error)))
+        else:
+            yield Row(model_type, stack or "", lists, layout.norm_position, _network(layout), "")
+
+
+def _network(layout: BlockLayout) -> str:
+    if layout.stack == "decoder":  # cross-attention follows
+        return ""
+    return "part" if layout.routed and layout.feed_forward else "yes" if layout.feed_forward else "no"
+
+
+def text_config(model_type: str) -> Any:
+    """The default config of an architecture's text part, with only as many layers as needed to show every kind."""
+    config: Any = CONFIG_MAPPING[model_type]()
+    text = config.get_text_config()
+    config = config if config.is_encoder_decoder else text
+    for name in _LAYERS:
+        layers = getattr(config, name, None)
+        if isinstance(layers, int) and layers > 2 and not getattr(config, "layer_types", None):
+            setattr(config, name, 2)
+    config.use_cache = False
+    return config
+
+
+def stored() -> list[Row]:
+    """The rows of the file."""
+    with PAGE.open(newline="") as file:
+        return [Row(**row) for row in csv.DictReader(file)]
+
+
+def main() -> None:
+    """Write the file; with arguments, only print the rows of the named architectures."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    names = sys.argv[1:] or architectures()
+    found: list[Row] = []
+    for name in names:
+        signal.signal(signal.SIGALRM, functools.partial(_too_long, name))
+        signal.alarm(_SECONDS)
+        try:
+            found.extend(rows(name))
+        except TimeoutError:
+            found.append(
+                Row(name, "", "", "", "no", f"a forward pass over two texts takes more than {_SECONDS} seconds")
+            )
+        finally:
+            signal.alarm(0)
+        print(*found[-1], sep=" | ", flush=True)
+    if not sys.argv[1:]:
+        with PAGE.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(Row._fields)
+            writer.writerows(found)
+
+
+def _too_long(name: str, *_: object) -> None:
+    raise TimeoutError(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What papers and models decide differently, and options therefore let users choose. Imports no torch, as options do not."""
+
+import enum
+
+
+class NetworkBias(enum.StrEnum):
+    """Where integrated gradients leave the biases b_1 and c of a feed-forward network (see `feed_forward.py`)."""
+
+    summand = "summand"
+    """They are summands of what the activation reads; the baseline is zero."""
+    inside = "inside"
+    """They stay inside the activation; the baseline is what the network gives without an input."""
+
+
+class ValueBias(enum.StrEnum):
+    """Where `decompx` and scores put the value biases."""
+
+    token = "token"
+    """With the bias, a token of its own, in every layer."""
+    decompx = "decompx"
+    """Those of the first layer with the tokens whose values they belong to, as in the official code of DecompX."""
+
+
+class Pooling(enum.StrEnum):
+    """The last hidden vectors that an embedding is made of."""
+
+    mean = "mean"
+    """The mean over all tokens."""
+    cls = "cls"
+    """The first token's."""
+    last = "last"
+    """The last token's."""

@@ -1,0 +1,188 @@
+"""Infers from a recorded pass where a model keeps the parts of its attention blocks, with one function for each rule.
+
+No rule matches names or numbers: every rule follows the graph. `verification` then proves what was inferred.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from normscope.maths.composition import NormPosition
+from normscope.models.graph import (
+    Graph,
+    Node,
+    Norm,
+    NotInferredError,
+    Projection,
+    factor_of,
+    is_movement,
+    is_product,
+    is_sum,
+)
+from normscope.models.infer_heads import Heads, output_projection, product_with_values, value_heads
+from normscope.models.infer_network import InferredNetwork, network_of
+from normscope.models.infer_scores import Scores, scores_of
+from normscope.models.trace import Call, Operation, Trace, Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InferredBlock:
+    """One attention module, the residual connection around it, and the feed-forward network that follows."""
+
+    attention: Call
+    """The call of the module in which the softmax runs."""
+    weights: Value
+    """α, as it enters the product with the values."""
+    scores: Scores
+    value: Heads
+    output: Projection
+    """W_O."""
+    stream: "Residual"
+    norm_position: NormPosition
+    norm: Norm | None
+    """The norm of the block."""
+    attention_norm: Norm | None
+    """The norm of the input of attention."""
+    given: Value
+    """The block's output."""
+    rounding: Sequence[Node]
+    """The nodes whose rounding affects the block: those from queries and keys to α, and the block's norm."""
+    network: InferredNetwork | NotInferredError
+    """The feed-forward network, or why it cannot be read."""
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys and queries come from different texts."""
+        return self.weights.shape[-1] != self.weights.shape[-2]
+
+
+def infer(graph: Graph, queries: int, keys: int) -> list[InferredBlock]:
+    """The blocks of a recorded pass whose softmax attention has these numbers of queries and keys, in order.
+
+    Raises:
+        NotInferredError: If there is none, or no rule covers one of them; the message names its number.
+    """
+    found: list[InferredBlock] = []
+    for softmax in softmaxes(graph.trace, queries, keys):
+        try:
+            found.append(_block(graph, softmax))
+        except NotInferredError as error:
+            raise NotInferredError(f"in attention {len(found) + 1}, {error}") from error
+    if not found:
+        raise NotInferredError("no softmax over all tokens was found")
+    return found
+
+
+def softmaxes(trace: Trace, queries: int, keys: int) -> Iterator[Operation]:
+    """The operations that make attention weights: softmaxes over queries and keys (the last two axes), possibly with a sink."""
+    for operation in trace.operations:
+        if operation.name in ("_softmax", "_safe_softmax") and operation.outputs[0].tokens:
+            shape = operation.outputs[0].shape
+            last = operation.args[1] in (-1, len(shape) - 1)
+            if last and len(shape) > 2 and shape[-2] == queries and shape[-1] in (keys, keys + 1):
+                yield operation
+
+
+def _block(graph: Graph, softmax: Operation) -> InferredBlock:
+    product, weights, values = product_with_values(graph, softmax)
+    value, output, scores = (
+        value_heads(graph, values),
+        output_projection(graph, product.outputs[0]),
+        scores_of(graph, softmax),
+    )
+    stream = residual_sum(graph, output, scores.query.projection)
+    position, norm, given = norm_of(graph, stream)
+    try:
+        network: InferredNetwork | NotInferredError = network_of(
+            graph, position, given, next(iter(stream.beside), None)
+        )
+    except NotInferredError as error:
+        network = error
+    _, way = graph.back(weights, is_product)
+    assert softmax.call is not None
+    return InferredBlock(
+        attention=softmax.call,
+        weights=weights,
+        scores=scores,
+        value=value,
+        output=output,
+        stream=stream,
+        norm_position=position,
+        norm=norm,
+        attention_norm=None
+        if weights.shape[-1] != weights.shape[-2]
+        else attention_norm(graph, value.projection, stream.carried),
+        given=given,
+        rounding=[*scores.way, softmax, *way, *([] if norm is None else [norm])],
+        network=network,
+    )
+
+
+class Residual(NamedTuple):
+    """The sum of attention output and residual."""
+
+    carried: Value
+    """x, which the residual connection carries."""
+    total: Value
+    """The sum of attention output and residual."""
+    norm: Norm | None
+    """The norm of the attention output."""
+    scale: float
+    """The factor on the attention output."""
+    beside: tuple[Value, ...]
+    """Other branches that are added to the attention output before the residual."""
+
+
+def residual_sum(graph: Graph, output: Projection, query: Projection) -> Residual:
+    """Walk from W_O through movements, factors and norms to the addition of the term from which the queries are computed."""
+    past = graph.ancestors(query.reads)
+    value, norm, scale, beside = output.gives, None, 1.0, tuple[Value, ...]()
+    while True:
+        readers = list(graph.forward(value, is_movement))
+        if len(readers) != 1:
+            reason = "the attention output is read by more than one operation"
+            raise NotInferredError(reason, readers[0][0] if readers else output)
+        ((node, read),) = readers
+        factor = factor_of(node)
+        if isinstance(node, Norm) and norm is None:
+            norm, value = node, node.gives
+        elif factor is not None:
+            scale, (value,) = scale * factor, graph.results(node)
+        elif is_sum(node):
+            (other,) = [each for each in graph.operands(node) if each is not read]
+            if graph.same(other) in past:
+                return Residual(other, node.outputs[0], norm, scale, beside)
+            value, beside = node.outputs[0], (*beside, other)
+        else:
+            raise NotInferredError("the attention output is not added to a residual connection", node)
+
+
+def norm_of(graph: Graph, stream: Residual) -> tuple[NormPosition, Norm | None, Value]:
+    """The position of the block's norm, the norm, and the block's output, inferred from what reads the sum."""
+    if stream.beside:
+        return "parallel", None, stream.total
+    if stream.norm is not None:
+        return "branch", stream.norm, stream.total
+    readers = [node for node, _ in graph.forward(stream.total, is_movement)]
+    only = readers[0] if len(readers) == 1 else None
+    # The output of a norm after the sum is the next residual; that of a norm before the network is read by the network alone.
+    if isinstance(only, Norm) and any(is_sum(node) for node, _ in graph.forward(only.gives, is_movement)):
+        return "post", only, only.gives
+    if is_sum(only):
+        return "parallel", None, stream.total
+    return "pre", None, stream.total
+
+
+def attention_norm(graph: Graph, value: Projection, carried: Value) -> Norm | None:
+    """The norm of the input of self-attention; None if self-attention reads the residual itself.
+
+    Raises:
+        NotInferredError: If self-attention reads neither the residual nor its norm.
+    """
+    read = graph.same(value.reads)
+    if read is graph.same(carried):
+        return None
+    norm = graph.maker(read)
+    if not isinstance(norm, Norm) or graph.same(norm.reads) is not graph.same(carried):
+        raise NotInferredError("attention reads neither the residual nor a norm of the residual", norm)
+    return norm

@@ -1,0 +1,124 @@
+"""Rules for heads: which outputs of a linear layer form each head's vector, and where α is multiplied by the values."""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from normscope.models.graph import (
+    Graph,
+    Node,
+    Norm,
+    NotInferredError,
+    Projection,
+    bias_of,
+    is_movement,
+    is_one_of,
+    is_product,
+)
+from normscope.models.trace import Operation, Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Heads:
+    """The vectors of all heads that W_Q, W_K or W_V compute."""
+
+    projection: Projection
+    columns: Tensor
+    """(head, head_dim): the indices of the linear layer's outputs that form each head's vector."""
+    begins: Value
+    """The vectors before any rotation."""
+    ends: Value
+    """The vectors as they enter the product with α or with each other."""
+    biases: tuple[str, ...] = ()
+    """Parameters that are added in addition to the linear layer's own bias."""
+    norm: Norm | None = None
+    """The norm of queries or keys."""
+    norm_by_head: bool = False
+    """Whether the input of that norm has shape (batch, head, key, head_dim)."""
+
+    @property
+    def path(self) -> str:
+        """The path of the linear layer."""
+        return self.projection.path
+
+
+def product_with_values(graph: Graph, softmax: Operation) -> tuple[Operation, Value, Value]:
+    """The product of attention weights and values, and its two operands: the weights and the values."""
+
+    def same(node: Node) -> bool:
+        return is_movement(node) or is_one_of(node, "masked_fill", "where")
+
+    readers = list(graph.forward(softmax.outputs[0], same))
+    others = [node for node, _ in readers if not is_product(node)]
+    if len(readers) != 1 or others:
+        reason = "attention weights are read by an operation other than the product with the values"
+        raise NotInferredError(reason, (others or [softmax])[0])
+    product, weights = readers[0]
+    values = [value for value in graph.operands(product) if value is not weights]
+    if len(values) != 1:
+        raise NotInferredError("attention weights are multiplied by something other than values", product)
+    assert isinstance(product, Operation)
+    return product, weights, values[0]
+
+
+def value_heads(graph: Graph, values: Value) -> Heads:
+    """W_V: walk back from the values through movements and biases to a linear layer."""
+    start, way = graph.chain(values, lambda node: is_movement(node) or bias_of(node) is not None)
+    projection = graph.maker(start)
+    if not isinstance(projection, Projection):
+        raise NotInferredError("values are not computed by a linear layer", projection)
+    biases = tuple(bias for node in way if (bias := bias_of(node)) is not None)
+    # Heads that share their values are listed once.
+    columns = columns_of(graph, start, values, values.shape[-1]).unique_consecutive(dim=0)
+    return Heads(projection, columns, values, values, biases)
+
+
+def columns_of(graph: Graph, start: Value, heads: Value, head_dim: int) -> Tensor:
+    """Which outputs of a projection form the vector of each head: indices of shape (head, head_dim).
+
+    The operations between the two are replayed on the indices themselves.
+    """
+    width, texts = start.shape[-1], graph.trace.texts
+    moved = graph.moved(heads, start, torch.arange(math.prod(start.shape)).view(start.shape))
+    # Texts and heads may be folded into one axis, in either order.
+    for shape in (moved.shape, (texts, -1, *moved.shape[1:]), (-1, texts, *moved.shape[1:])):
+        if moved.shape[0] % texts and shape != moved.shape:
+            break
+        places = moved.reshape(shape)
+        of_tokens, of_columns = _varying(places // width), _varying(places % width)
+        axes = [axis for axis in sorted(of_columns) if places.shape[axis] == head_dim]
+        if of_tokens & of_columns or not axes:
+            continue
+        columns = places % width
+        for axis in of_tokens:
+            columns = columns.narrow(axis, 0, 1)
+        return columns.movedim(axes[-1], -1).reshape(-1, head_dim)
+    raise NotInferredError("the vector of a head mixes tokens", graph.maker(heads))
+
+
+def _varying(places: Tensor) -> set[int]:
+    """The axes along which the indices differ."""
+    return {axis for axis in range(places.ndim) if not bool((places == places.narrow(axis, 0, 1)).all())}
+
+
+def output_projection(graph: Graph, heads: Value) -> Projection:
+    """W_O: walk forward from the outputs of the heads to a linear layer, which reads them concatenated."""
+    readers = list(graph.forward(heads, is_movement))
+    if len(readers) != 1 or not isinstance(readers[0][0], Projection):
+        reason = "the outputs of the heads are not read by a single linear layer"
+        raise NotInferredError(reason, readers[0][0] if readers else None)
+    ((projection, read),) = readers
+    assert isinstance(projection, Projection)
+    queries, head_dim = heads.shape[-2:]
+    rows = graph.moved(read, heads, torch.arange(math.prod(heads.shape)).view(heads.shape)).reshape(-1, read.shape[-1])
+    token, head = rows // head_dim % queries, rows // (head_dim * queries)
+    if not bool((token == token[:, :1]).all()):
+        raise NotInferredError("the outputs of the heads mix tokens", graph.maker(read))
+    # Texts and heads are folded into one axis; within a row, only the head changes.
+    step = int(head[0, -1] - head[0, 0]) // max(rows.shape[1] // head_dim - 1, 1)
+    columns = (head - head[:, :1]) // max(step, 1) * head_dim + rows % head_dim
+    if not bool((columns == torch.arange(rows.shape[1])).all()):
+        raise NotInferredError("the outputs of the heads are concatenated in an unknown order", projection)
+    return projection

@@ -1,0 +1,396 @@
+"""Infers the layout of a model from its recorded pass: where every layer keeps its parts."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement, is_one_of
+from normscope.models.infer import InferredBlock, infer
+from normscope.models.infer_heads import Heads
+from normscope.models.infer_network import InferredNetwork
+from normscope.models.infer_scores import planes_of
+from normscope.models.layout import BlockLayout, FeedForwardLayout, Fusion, Stack
+from normscope.models.trace import Call, Operation, Trace, Value
+
+
+def layout_from(trace: Trace, model_type: str, source: int, target: int, stack: Stack | None) -> BlockLayout:
+    """The layout of one stack of a recorded pass.
+
+    Args:
+        source: Length of the longest source text.
+        target: Length of the longest target text; without a target, that of the source.
+
+    Raises:
+        NotInferredError: If no rule covers something in the stack, or its layers differ in structure.
+    """
+    graph = Graph(trace)
+    queries, keys = {"decoder": (target, target), "cross": (target, source)}.get(stack or "", (source, source))
+    return _Stack(graph, infer(graph, queries, keys), model_type, stack).layout()
+
+
+class _Layer(NamedTuple):
+    """One layer of a stack."""
+
+    block: InferredBlock
+    call: Call
+    """The call of the module that runs the layer."""
+
+
+class _Stack:
+    """Combines what was inferred for every layer."""
+
+    def __init__(self, graph: Graph, blocks: Sequence[InferredBlock], model_type: str, stack: Stack | None) -> None:
+        self._graph, self._model_type, self._kind = graph, model_type, stack
+        self._layers = [_Layer(block, call) for block, call in zip(blocks, self._calls(blocks), strict=True)]
+
+    def _calls(self, blocks: Sequence[InferredBlock]) -> list[Call]:
+        """The call of the module that runs each layer: it reads the stream and returns what the next layer reads.
+
+        Raises:
+            NotInferredError: If layers are not modules.
+        """
+        around = [list(_around(block.attention)) for block in blocks]
+        depths = (
+            self._depth(calls, leaving)
+            for block, calls, following in zip(blocks, around, [*blocks[1:], None], strict=True)
+            for leaving in [_leaving(block) if following is None else following.stream.carried]
+            if leaving is not None
+        )
+        depth = next((depth for depth in depths if depth is not None), None)
+        if depth is None:
+            raise NotInferredError("no module runs a whole layer, from its input to its output")
+        found = [[call for call in calls if call.depth == depth] for calls in around]
+        if not all(found):
+            raise NotInferredError("layers are nested at different depths in the model")
+        return [same[0] for same in found]
+
+    def _depth(self, calls: Sequence[Call], leaving: Value) -> int | None:
+        """The nesting depth of the innermost call that returns the output of a layer."""
+        for call in calls:
+            if call.outputs and self._stream(call.outputs[0]) is self._stream(leaving):
+                return call.depth
+        return None
+
+    def _stream(self, value: Value) -> Value:
+        """The original of a value, before movements and before padding was set to zero."""
+        while True:
+            value = self._graph.same(value)
+            node = value.source
+            if not is_one_of(node, "mul") or len(self._graph.operands(node)) != 1:
+                return value
+            factors = [each for each in node.reads if not each.tokens]
+            if not factors or not factors[0].shape or factors[0].shape[-1] != 1:
+                return value
+            (value,) = self._graph.operands(node)
+
+    def layout(self) -> BlockLayout:
+        """The layout, if all layers have the same structure."""
+        scores = self._layers[0].block.scores
+        position = self._one("position of the block's norm", lambda layer: layer.block.norm_position)
+        networks = [self._network(layer) for layer in self._layers]
+        final = self._final_norm()
+        return BlockLayout(
+            model_type=self._model_type,
+            stack=self._kind,
+            source="",
+            start=_START.get(self._model_type, "token"),
+            layers=tuple(layer.call.path for layer in self._layers),
+            heads=len(scores.query.columns),
+            key_heads=len(scores.key.columns),
+            fused=self._fusion(),
+            norm_position=position,
+            residual=self._residual(),
+            sum_consumer=self._reader_of_sum() if position == "pre" else None,
+            final_norm=final,
+            embedding_norm=self._embedding_norm(),
+            output_norm=self._output_norm(),
+            convolution=self._convolution(),
+            output_projection=self._output_projection(final),
+            causal=self._causal(),
+            float32_inside=self._rounds(),
+            routed=self._routed(),
+            unit_offset=any(_adds_one(self._inside(norm)) for norm in self._graph.norms),
+            feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
+            **self._parts(),
+            **self._positions(),
+        )
+
+    def _parts(self) -> dict[str, Any]:
+        """The paths of the parts of every block."""
+        return {
+            "attention": self._path("attention", lambda block: block.attention.path),
+            "query": self._path("W_Q", lambda block: block.scores.query.path),
+            "key": self._path("W_K", lambda block: block.scores.key.path),
+            "value": self._path("W_V", lambda block: block.value.path),
+            "output": self._path("W_O", lambda block: block.output.path),
+            "query_bias": self._bias("b_Q", lambda block: block.scores.query),
+            "value_bias": self._bias("b_V", lambda block: block.value),
+            "norm": self._maybe("norm of the block", lambda block: block.norm),
+            "attention_norm": self._maybe("norm before attention", lambda block: block.attention_norm),
+            "key_norm": self._maybe("norm of the keys", lambda block: block.scores.key.norm),
+            "query_norm": self._maybe("norm of the queries", lambda block: block.scores.query.norm),
+            "key_norm_by_head": self._one("norm of the keys", lambda layer: layer.block.scores.key.norm_by_head),
+            "residual_scale": self._one("residual multiplier", lambda layer: layer.block.stream.scale),
+        }
+
+    def _positions(self) -> dict[str, Any]:
+        """How positions change queries and keys, and the factor on their product."""
+        scores = {number: layer.block.scores for number, layer in enumerate(self._layers, start=1)}
+        rotating = [number for number, each in scores.items() if each.rotates]
+        scales = tuple(each.scale for each in scores.values())
+        return {
+            "rotates": frozenset(rotating),
+            "planes": planes_of(self._graph, scores[rotating[0]].query) if rotating else None,
+            "scales": None if None in scales else scales,
+        }
+
+    def _inside(self, norm: Norm) -> Sequence[Operation]:
+        """The operations of a norm."""
+        return self._graph.trace.operations[norm.call.first : norm.call.end]
+
+    def _relative(self, layer: _Layer, path: str) -> str:
+        prefix = f"{layer.call.path}."
+        if not path.startswith(prefix):
+            raise NotInferredError(f"layer {layer.call.path} uses {path}, which lies outside the layer")
+        return path.removeprefix(prefix)
+
+    def _one(self, what: str, of: Callable[[_Layer], Any]) -> Any:
+        values = [of(layer) for layer in self._layers]
+        if any(value != values[0] for value in values):
+            raise NotInferredError(f"layers differ in the {what}: {', '.join(map(str, dict.fromkeys(values)))}")
+        return values[0]
+
+    def _path(self, what: str, of: Callable[[InferredBlock], str]) -> str:
+        return str(self._one(f"place of {what}", lambda layer: self._relative(layer, of(layer.block))))
+
+    def _maybe(self, what: str, of: Callable[[InferredBlock], Norm | None]) -> str | None:
+        """The path of a norm. Layers may lack the norm if they have an identity in its place."""
+        paths = {
+            None if (norm := of(layer.block)) is None else self._relative(layer, norm.path) for layer in self._layers
+        }
+        given = paths - {None}
+        if len(given) > 1:
+            raise NotInferredError(f"layers differ in the place of the {what}: {', '.join(map(str, given))}")
+        if None in paths and given:
+            (path,) = given
+            for layer in self._layers:
+                if of(layer.block) is None and not isinstance(_part(layer.call.module, str(path)), nn.Identity):
+                    raise NotInferredError(f"some layers have a {what} ({path}), others do not")
+        return next(iter(given), None)
+
+    def _bias(self, what: str, of: Callable[[InferredBlock], Heads]) -> str | None:
+        counts = {len(of(layer.block).biases) for layer in self._layers}
+        if counts == {0}:
+            return None
+        if counts != {1}:
+            raise NotInferredError(f"{what} is a sum of several parameters")
+        return self._path(what, lambda block: of(block).biases[0])
+
+    def _fusion(self) -> Fusion | None:
+        """How one module holds W_Q, W_K and W_V, inferred from the columns of the heads.
+
+        Raises:
+            NotInferredError: If the heads are in an unknown order.
+        """
+
+        def of(layer: _Layer) -> Fusion | None:
+            block = layer.block
+            heads, key_heads = len(block.scores.query.columns), len(block.scores.key.columns)
+            parts = [block.scores.query.columns, block.scores.key.columns, block.value.columns]
+            width = parts[0].shape[1]
+            paths = {block.scores.query.path, block.scores.key.path, block.value.path}
+            known: list[tuple[Fusion | None, list[Tensor]]] = []
+            if len(paths) == 3:
+                known = [(None, [torch.arange(part.numel()).view(part.shape) for part in parts])]
+            elif len(paths) == 1:
+                columns = torch.arange((heads + 2 * key_heads) * width)
+                stacked = columns.view(-1, width).split([heads, key_heads, key_heads])
+                grouped = columns.view(key_heads, heads // key_heads + 2, width)
+                shared = heads // key_heads
+                interleaved = [grouped[:, :shared].reshape(heads, width), grouped[:, shared], grouped[:, shared + 1]]
+                known = [("stacked", list(stacked)), ("interleaved", interleaved)]
+            for name, expected in known:
+                if all(torch.equal(part, each) for part, each in zip(parts, expected, strict=True)):
+                    return name
+            raise NotInferredError("the linear layers hold the heads of queries, keys and values in an unknown order")
+
+        fusion: Fusion | None = self._one("order of the heads", of)
+        return fusion
+
+    def _residual(self) -> str | None:
+        """The module whose input the residual connection carries; None if that is the layer's input."""
+
+        def of(layer: _Layer) -> str | None:
+            carried = self._graph.same(layer.block.stream.carried)
+            if any(self._graph.same(value) is carried for value in layer.call.inputs[:1]):
+                return None
+            return self._reader(layer, carried, "what the residual connection carries")
+
+        path: str | None = self._one("residual connection", of)
+        return path
+
+    def _reader_of_sum(self) -> str:
+        what = "the sum of attention output and residual"
+        return str(self._one("reader of the sum", lambda layer: self._reader(layer, layer.block.given, what)))
+
+    def _reader(self, layer: _Layer, value: Value, what: str) -> str:
+        """The first module of a layer that reads a value."""
+        for call in self._graph.trace.calls:
+            inside = call is not layer.call and layer.call in _around(call)
+            if inside and call.inputs and self._graph.same(call.inputs[0]) is self._graph.same(value):
+                return self._relative(layer, call.path)
+        raise NotInferredError(f"no module reads {what}")
+
+    def _network(self, layer: _Layer) -> FeedForwardLayout | None:
+        network = layer.block.network
+        if not isinstance(network, InferredNetwork):
+            return None
+
+        def path(given: str | None) -> Any:
+            return None if given is None else self._relative(layer, given)
+
+        return FeedForwardLayout(
+            input=path(network.input),
+            activation=path(network.activation),
+            function=network.function,
+            added_in_place=network.changed_in_place,
+            output=path(network.output),
+            multiplier=path(network.multiplier),
+            fused=network.fused,
+            norm=path(network.norm),
+            output_norm=path(network.output_norm),
+        )
+
+    def _embedding_norm(self) -> str | None:
+        made = self._graph.maker(self._stream(self._layers[0].block.stream.carried)) if self._kind != "cross" else None
+        if self._kind == "cross":
+            (value, *_) = self._layers[0].call.inputs
+            made = self._graph.maker(self._stream(value))
+        return made.path if isinstance(made, Norm) else None
+
+    def _output_norm(self) -> str | None:
+        def of(layer: _Layer) -> str | None:
+            made = self._graph.maker(self._graph.same(layer.call.outputs[0]))
+            if isinstance(made, Norm) and layer.call.holds(self._operation(made)):
+                return self._relative(layer, made.path)
+            return None
+
+        path: str | None = self._one("norm of its output", of)
+        return path
+
+    def _operation(self, norm: Norm) -> Operation:
+        return self._graph.trace.operations[norm.call.first]
+
+    def _convolution(self) -> str | None:
+        """The convolution module beside the first layer, whose output replaces the first layer's as the input of the second.
+
+        Raises:
+            NotInferredError: If anything else writes to the stream between layers.
+        """
+        beside = None
+        for number, (layer, following) in enumerate(itertools.pairwise(self._layers), start=1):
+            leaves, reads = layer.call.outputs[0], following.call.inputs[0]
+            if self._stream(leaves) is self._stream(reads):
+                continue
+            calls = [
+                call
+                for call in self._graph.trace.calls
+                if call.outputs
+                and self._stream(call.outputs[0]) is self._stream(reads)
+                and hasattr(call.module, "conv")
+            ]
+            if number > 1 or not calls:
+                raise NotInferredError(f"something writes to the stream between layers {number} and {number + 1}")
+            beside = calls[0].path
+        return beside
+
+    def _final_norm(self) -> str | None:
+        leaves = self._layers[-1].call.outputs[0]
+        norms = [
+            node
+            for node, _ in self._graph.forward(self._graph.same(leaves), is_movement)
+            if isinstance(node, Norm) and not self._layers[-1].call.holds(self._operation(node))
+        ]
+        return norms[0].path if len(norms) == 1 else None
+
+    def _output_projection(self, final: str | None) -> str | None:
+        leaves = self._layers[-1].call.outputs[0]
+        values = [leaves]
+        values += [
+            node.gives
+            for node, _ in self._graph.forward(self._graph.same(leaves), is_movement)
+            if isinstance(node, Norm) and node.path == final
+        ]
+        for value in values:
+            for node, _ in self._graph.forward(self._graph.same(value), is_movement):
+                if isinstance(node, Projection) and len(node.gives.shape) == 3 and self._is_output(node.gives):
+                    return node.path
+        return None
+
+    def _is_output(self, value: Value) -> bool:
+        output = self._graph.trace.output
+        last = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+        return isinstance(last, Tensor) and self._graph.same(self._graph.trace.values(last)) is self._graph.same(value)
+
+    def _causal(self) -> bool:
+        """Whether no query gives weight to a later key; False if the tensors hold no data."""
+        weights = [layer.block.weights.tensor for layer in self._layers if not layer.block.crosses]
+        return bool(weights) and not any(
+            isinstance(each, FakeTensor) or bool(each.triu(diagonal=1).any()) for each in weights
+        )
+
+    def _rounds(self) -> bool:
+        """Whether scores, weights or the block's norm are rounded to float32 in a float64 model."""
+
+        def rounds(node: Node) -> bool:
+            if isinstance(node, Projection):
+                return False
+            operations = [node]
+            if isinstance(node, Norm):
+                operations = [*self._inside(node)]
+            return any(
+                isinstance(each, Operation)
+                and any(value.tensor.dtype == torch.float32 for value in each.outputs)
+                and any(value.tokens and value.tensor.dtype == torch.float64 for value in each.reads)
+                for each in operations
+            )
+
+        return any(rounds(node) for layer in self._layers for node in layer.block.rounding)
+
+    def _routed(self) -> bool:
+        first, last = self._layers[0].call.first, self._layers[-1].call.end
+        return any(operation.name in ("topk", "sort") for operation in self._graph.trace.operations[first:last])
+
+
+_START: dict[str, Literal["token", "last"]] = {"mbart": "last"}
+"""What the decoder reads before the target, for families without a start token; the computation does not show this."""
+
+
+def _adds_one(operations: Sequence[Operation]) -> bool:
+    """Whether a norm multiplies by one plus its stored weight."""
+    return any(
+        each.name == "add" and 1 in each.args and not any(value.tokens for value in each.reads) for each in operations
+    )
+
+
+def _around(call: Call) -> Iterable[Call]:
+    """A call and the calls that contain it, innermost first."""
+    current: Call | None = call
+    while current is not None:
+        yield current
+        current = current.parent
+
+
+def _leaving(block: InferredBlock) -> Value | None:
+    """The output of a layer, if its feed-forward network was inferred."""
+    return block.network.leaving if isinstance(block.network, InferredNetwork) else None
+
+
+def _part(module: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)  # type: ignore[assignment]
+    return module

@@ -1,0 +1,324 @@
+"""Infers where a model keeps its parts, from a recorded pass of the model or of one without weights built from its config."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModel, PretrainedConfig
+from transformers.initialization import no_init_weights
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError, one_line
+from normscope.maths.attention import repeat_heads
+from normscope.maths.masks import Mask
+from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
+from normscope.models.graph import NotInferredError
+from normscope.models.inferred import layout_from
+from normscope.models.layout import BlockLayout, Stack, embeddings_of
+from normscope.models.stored_weights import execution_device
+from normscope.models.trace import Trace, trace
+
+_SMALL = 500_000_000
+"""The largest number of parameters for which a model with random weights is built to infer its layout."""
+
+_SOURCE, _TARGET = 11, 7
+"""Lengths of the recorded texts. They differ, so that cross-attention can be recognised."""
+
+
+class _Attention:
+    """Attention in simple operations. It replaces transformers' function, which may be a single fused operation."""
+
+    masks_on_host: Sequence[Tensor] = ()
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        """The modules that have called this attention."""
+        self.additive = True
+        """Whether every score was q·k plus other terms, and the weights of every query added up to one."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the attention of any module."""
+        self.modules.append(module)
+        self.additive = self.additive and cap is None and sinks is None
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+        scores = torch.matmul(query, key.transpose(-1, -2)) * scale
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if mask is not None:
+            scores = self._masked(scores, mask)
+        if sinks is not None:
+            sink = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : key.shape[2]]
+        return torch.matmul(weights, value).transpose(1, 2).contiguous()
+
+    @staticmethod
+    def _masked(scores: Tensor, mask: Mask) -> Tensor:
+        texts, queries, keys = (
+            torch.arange(size, device=scores.device) for size in (scores.shape[0], *scores.shape[-2:])
+        )
+        if mask.bias is not None:
+            scores = scores + mask.bias
+        seen = mask.visible(queries, keys, texts)
+        return scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+
+
+def layout_of_model(model: nn.Module, stack: Stack | None = None) -> BlockLayout:
+    """The layout of a model, inferred from one pass over a small batch.
+
+    Args:
+        model: A base model in evaluation mode; if the stack is the encoder, the encoder alone.
+        stack: The stack of an encoder–decoder.
+
+    Raises:
+        NotInferredError: If no rule covers something that the model computes.
+    """
+    return _layout(model, stack, *_recorded(model, stack))
+
+
+def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _Attention) -> BlockLayout:
+    kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+    layout = layout_from(recorded, kind, _SOURCE, _TARGET if stack in ("decoder", "cross") else _SOURCE, stack)
+    registry = _calls_function(layout, model, attention)
+    return dataclasses.replace(
+        layout,
+        registry=registry,
+        causal=layout.causal and not registry,
+        fused_reference=attention.additive,
+        float32_inside=layout.float32_inside or not attention.additive,
+        source=_where(model),
+    )
+
+
+def _calls_function(layout: BlockLayout, model: nn.Module, attention: _Attention) -> bool:
+    """Whether the observed attention modules call transformers' attention function."""
+    called = {id(module) for module in attention.modules}
+    calling = {id(modules.attention) in called for modules in layout.bind(model)}
+    if len(calling) > 1:
+        raise NotInferredError("some layers call transformers' attention function and others do not")
+    return calling.pop()
+
+
+def _recorded(model: nn.Module, stack: Stack | None) -> tuple[Trace, _Attention]:
+    attention = _Attention()
+    with contextlib.ExitStack() as exit_:
+        exit_.callback(active.reset, active.set(attention))
+        exit_.enter_context(plain_attention(model))
+        return trace(model, _inputs(model, stack)), attention
+
+
+@contextlib.contextmanager
+def plain_attention(model: nn.Module) -> Iterator[None]:
+    """Context in which a model's attention is not a single fused operation."""
+    if not isinstance(model, PreTrainedModel):
+        yield
+    elif model._can_set_attn_implementation():
+        with attention_by(model, IMPLEMENTATION):
+            yield
+    else:
+        previous = model.config._attn_implementation
+        model.config._attn_implementation = "eager"
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = previous
+
+
+def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:
+    """Random token ids without padding: two texts of the same length."""
+    device = execution_device(model) if isinstance(model, PreTrainedModel) else next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    config = getattr(model, "config", None)
+    padding = getattr(config, "pad_token_id", None)
+    padding = -1 if padding is None else padding
+
+    vocabulary = min(module.num_embeddings for module in _embeddings(model))
+
+    def text(length: int) -> Tensor:
+        ids = torch.randint(vocabulary, (2, length), generator=generator)
+        return torch.where(ids == padding, (ids + 1) % vocabulary, ids).to(device)
+
+    ids = text(_SOURCE)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if stack in ("decoder", "cross"):
+        target = text(_TARGET)
+        inputs |= {"decoder_input_ids": target, "decoder_attention_mask": torch.ones_like(target)}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = False
+    return inputs
+
+
+def _embeddings(model: nn.Module) -> list[nn.Embedding]:
+    """The token embeddings of a model; for an encoder–decoder, those of encoder and decoder."""
+    readers: list[Any] = [model]
+    if isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder and hasattr(model, "get_decoder"):
+        readers.append(model.get_decoder())
+    try:
+        return [embeddings_of(reader) for reader in readers]
+    except (AssertionError, AttributeError, NotImplementedError) as error:
+        raise NotInferredError("the model has no token embeddings") from error
+
+
+def _where(model: nn.Module) -> str:
+    """Where the model's code is, for error messages."""
+    module = type(model).__module__
+    if module.startswith("transformers."):
+        return f"https://github.com/huggingface/transformers/blob/main/src/{module.replace('.', '/')}.py"
+    return module
+
+
+def layout_of(config: PretrainedConfig, stack: Stack | None = None) -> BlockLayout:
+    """The layout of the model that a config describes.
+
+    Args:
+        config: The config of a transformers model.
+        stack: The stack of an encoder–decoder; by default the encoder.
+
+    Raises:
+        InputError: If the model cannot be observed exactly, or has no such stack; the message gives the reason.
+    """
+    stack = observed_stack(config, stack)
+    with inference_explained(config.model_type):
+        return layout_of_config(config, stack)
+
+
+def observed_stack(config: PretrainedConfig, stack: Stack | None) -> Stack | None:
+    """The stack to observe: for an encoder–decoder, by default the encoder; for other models, None.
+
+    Raises:
+        InputError: If a stack is given for a model that has only one.
+    """
+    if config.is_encoder_decoder:
+        return stack or "encoder"
+    if stack is not None:
+        raise InputError(
+            f"model.stack={stack}: {config.model_type} has only one stack and no cross-attention; leave it out or, for "
+            "analysis=alignment, set model.name to an encoder–decoder, such as a Marian model"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def inference_explained(name: str) -> Iterator[None]:
+    """Turn a failed inference into an error message for the user.
+
+    Raises:
+        InputError: In place of `NotInferredError`.
+    """
+    try:
+        yield
+    except NotInferredError as error:
+        raise InputError(
+            f"model: {name} cannot be observed exactly: {error}; set model.name to another model (the documentation's list of "
+            "models says what can be observed of which)"
+        ) from error
+
+
+def layout_of_config(config: PretrainedConfig, stack: Stack | None = None) -> BlockLayout:
+    """The layout of the model that a config describes, inferred from a model without weights. The result is cached.
+
+    Raises:
+        NotInferredError: If no rule covers something that the model computes.
+    """
+    return _layout_of_config(config.to_json_string(use_diff=False), _Config(config), stack)
+
+
+def completed_layout(layout: BlockLayout, model: nn.Module) -> BlockLayout:
+    """Complete a layout that was inferred from a model without weights with what only the weights show.
+
+    Args:
+        model: The model with its weights, in evaluation mode.
+    """
+    if layout.registry:
+        return layout
+    try:
+        return layout_of_model(model, layout.stack)
+    except RuntimeError:  # the model does not run in its dtype; verification explains that
+        return layout
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+    """A config that the cache ignores: the text of the config is the key."""
+
+    config: PretrainedConfig
+
+    def __eq__(self, _other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@functools.lru_cache(maxsize=64)
+def _layout_of_config(_text: str, given: _Config, stack: Stack | None) -> BlockLayout:
+    failures: list[InputError | NotInferredError] = []
+    # Some experts run only in bfloat16, and some models need real data: None stands for a model with random weights.
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, None):
+        try:
+            with torch.random.fork_rng(devices=[]) if dtype is None else _without_numbers():
+                model = _built(given.config, dtype or torch.float64, stack)
+                recorded, attention = _recorded(model, stack)
+        except InputError as error:
+            failures.append(error)
+        except Exception as error:  # third-party code, which can fail in any way
+            failures.append(NotInferredError(f"a forward pass over two texts fails: {one_line(error)}"))
+        else:
+            return _layout(model, stack, recorded, attention)
+    raise failures[0]
+
+
+@contextlib.contextmanager
+def _without_numbers() -> Iterator[None]:
+    """Context in which tensors have shapes, but neither memory nor data."""
+    log = logging.getLogger(fake_tensor.__name__)  # it logs failing operations before they raise
+    silent = log.disabled
+    log.disabled = True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = silent
+
+
+def _built(given: PretrainedConfig, dtype: torch.dtype, stack: Stack | None) -> nn.Module:
+    """A model built from this config. Outside fake mode, only small models are built."""
+    config = copy.deepcopy(given)
+    vars(config).pop("quantization_config", None)
+    config._experts_implementation_internal = None
+    try:
+        if detect_fake_mode() is None:
+            with torch.device("meta"):
+                shape = AutoModel.from_config(config)
+            if sum(parameter.numel() for parameter in shape.parameters()) > _SMALL:
+                raise NotInferredError(
+                    "it cannot run without weights, and is too large to be built with random weights"
+                )
+        model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype).eval()
+    except NotInferredError:
+        raise
+    except Exception as error:  # each architecture fails on an invalid config in its own way
+        raise InputError(f"model: cannot build the model from its config: {one_line(error)}") from error
+    return model.get_encoder() if stack == "encoder" else model

@@ -1,0 +1,72 @@
+"""Tiny models of any text architecture of transformers: its default config with smaller sizes."""
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModel
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.models.loading import run_experts_in_float64
+
+SMALL: dict[int, tuple[str, ...]] = {
+    99: ("vocab_size",),
+    32: ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim"),
+    2: (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+    ),
+    4: ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    8: ("head_dim", "d_kv", "rotary_dim"),
+    40: (
+        *("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "hidden_dim"),
+        *("d_inner", "ffn_hidden_size", "dff"),
+    ),
+    64: ("max_position_embeddings", "n_positions", "max_seq_len"),
+    16: ("embedding_size", "moe_intermediate_size", "entity_emb_size"),
+}
+"""Sizes, and the config keys that are set to them."""
+
+OWN: dict[str, dict[str, Any]] = {
+    "esm": {
+        "vocab_size": 99,
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": False,
+    },
+    "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
+    "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16},
+    "ctrl": {"n_embd": 32},
+}
+"""Further values that some architectures need."""
+
+
+def tiny_architecture(model_type: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A model in which all parameters are random.
+
+    Args:
+        model_type: The name of the architecture in transformers.
+    """
+    config: Any = CONFIG_MAPPING[model_type]()
+    for number, names in SMALL.items():
+        for name in names:
+            if type(getattr(config, name, None)) is int:
+                setattr(config, name, number)
+    if type(getattr(config, "num_key_value_heads", None)) is int:
+        config.num_key_value_heads = 2
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * 2)[:2]
+    for name, value in OWN.get(model_type, {}).items():
+        setattr(config, name, value)
+    config.pad_token_id = 0
+    config.use_cache = False
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    run_experts_in_float64(model)
+    return model.eval().requires_grad_(False)

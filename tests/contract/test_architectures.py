@@ -1,0 +1,131 @@
+"""Layouts are inferred from the computation, also for architectures that no list names."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from docs import architectures
+from normscope.models.block import AttentionBlock
+from normscope.models.graph import Graph, NotInferredError
+from normscope.models.infer import infer
+from normscope.models.layouts import layout_of_config, layout_of_model
+from normscope.models.observer import Observer
+from normscope.models.trace import trace
+from normscope.models.verification import verify
+from tests.architectures import tiny_architecture
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, token_batch
+
+SNAPSHOT = Path(__file__).parent / "layouts.json"
+"""The inferred layouts of the tiny models; `python -m tests.contract.test_architectures` rewrites the file."""
+
+QUICK = ["ctrl", "esm", "gpt_neo", "megatron-bert", "nomic_bert", "roformer", "tapas"]
+SLOW = [
+    *("big_bird", "biogpt", "data2vec-text", "ernie", "exaone4", "gte", "jina_embeddings_v3", "luke", "rembert"),
+    *("roc_bert", "ultrabert", "xlm-roberta-xl"),
+]
+REFUSED = {
+    "convbert": r"the outputs of the heads are not read by a single linear layer \(operation cat in encoder.layer.0",
+    "fnet": "no softmax over all tokens was found",
+    "mobilebert": r"the attention output is not added to a residual connection \(operation mul in encoder.layer.0",
+    "xlnet": r"values are not computed by a linear layer \(operation bmm in layer.0",
+}
+
+
+@pytest.mark.parametrize("model_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_an_architecture_that_nobody_has_listed_is_exact(model_type):
+    """Σ_j αf(x_j) + b_O equals the untouched model's attention output; every layer and feed-forward network is verified."""
+    model = tiny_architecture(model_type)
+    layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
+    assert len(layout.layers) == 2
+    assert layout.feed_forward
+    rounds = verify(model, layout, model_type, feed_forward=True).error
+    assert rounds < (1e-6 if any("RMSNorm" in type(module).__name__ for module in model.modules()) else 2e-7)
+    outputs: list[torch.Tensor] = []
+    hooks = [
+        modules.output.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+        for modules in layout.bind(model)
+    ]
+    with torch.inference_mode():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    blocks: list[AttentionBlock] = []
+    with Observer(model, layout) as observer:
+        observer.run(inputs, blocks.append)
+    for block, output in zip(blocks, outputs, strict=True):
+        made = torch.einsum("bhqk,bhkm->bqm", block.weights, block.transformed())
+        if block.output_bias is not None:
+            made = made + block.output_bias
+        tokens = block.token_mask
+        torch.testing.assert_close(made[tokens], output[tokens], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_refusal_names_the_operation_and_the_module(model_type):
+    with pytest.raises(NotInferredError, match=REFUSED[model_type]):
+        layout_of_config(architectures.text_config(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "t5"])
+def test_a_config_shows_what_its_model_does(model_type):
+    """A pass without weights gives the same layout as one with weights."""
+    model = tiny_architecture(model_type)
+    encoder = model.get_encoder() if model_type == "t5" else model
+    stack = "encoder" if model_type == "t5" else None
+    assert layout_of_config(model.config, stack) == layout_of_model(encoder, stack)
+
+
+@pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *STACK_CONFIGS])
+@pytest.mark.spread(10)
+def test_layouts_have_not_changed(family):
+    """A new version of transformers may compute something else."""
+    assert json.loads(SNAPSHOT.read_text())[family] == described(family)
+
+
+def described(family):
+    """The layouts of a tiny model as JSON."""
+    stacks = ("encoder", "decoder", "cross") if family in STACK_CONFIGS else (None,)
+    layouts = [dataclasses.asdict(layout_of(family, stack)) for stack in stacks]
+    return json.loads(json.dumps(layouts, default=sorted))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["albert", "esm", "gpt2", "marian", "mixtral", "qwen3"])
+def test_the_page_of_models_is_up_to_date(model_type):
+    rows = [row for row in architectures.stored() if row.model_type == model_type]
+    assert rows == list(architectures.rows(model_type))
+
+
+class InPlace(nn.Module):
+    """Changes a view of a tensor, and reads the tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+
+    def forward(self, input_ids):
+        vectors = self.embedding(input_ids)
+        vectors[:, 1:].mul_(2)
+        return vectors + 1
+
+
+def test_a_view_that_is_changed_in_place_changes_the_tensor():
+    recorded = trace(InPlace(), {"input_ids": torch.zeros(2, 3, dtype=torch.long)})
+    graph = Graph(recorded)
+    made = graph.ancestors(recorded.values(recorded.output))
+    assert {"embedding", "mul_"} <= {value.source.name for value in made if value.source is not None}
+
+
+def test_a_model_without_attention_has_none():
+    recorded = trace(InPlace(), {"input_ids": torch.zeros(2, 3, dtype=torch.long)})
+    with pytest.raises(NotInferredError, match="no softmax over all tokens"):
+        infer(Graph(recorded), 3, 3)
+
+
+if __name__ == "__main__":
+    found = {family: described(family) for family in [*FAMILY_CONFIGS, *STACK_CONFIGS]}
+    SNAPSHOT.write_text(json.dumps(found, indent=1) + "\n")
