@@ -122,20 +122,22 @@ def _calls_function(layout: BlockLayout, model: nn.Module, attention: _Attention
 
 def _recorded(model: nn.Module, stack: Stack | None) -> tuple[Trace, _Attention]:
     attention = _Attention()
-    with contextlib.ExitStack() as exit_:
-        exit_.callback(active.reset, active.set(attention))
-        exit_.enter_context(plain_attention(model))
+    with plain_attention(model, attention):
         return trace(model, _inputs(model, stack)), attention
 
 
 @contextlib.contextmanager
-def plain_attention(model: nn.Module) -> Iterator[None]:
+def plain_attention(model: nn.Module, attention: _Attention | None = None) -> Iterator[None]:
     """Context in which a model's attention is not a single fused operation."""
     if not isinstance(model, PreTrainedModel):
         yield
     elif model._can_set_attn_implementation():
-        with attention_by(model, IMPLEMENTATION):
-            yield
+        token = active.set(attention or _Attention())
+        try:
+            with attention_by(model, IMPLEMENTATION):
+                yield
+        finally:
+            active.reset(token)
     else:
         previous = model.config._attn_implementation
         model.config._attn_implementation = "eager"
