@@ -49,7 +49,7 @@ def killed(capsys, monkeypatch, given, tmp_path):
         folder, original = tmp_path / "run", BatchRunner.run
         three = Shares(PARTS, [Share(number, PARTS) for number in range(PARTS)])
         with monkeypatch.context() as patched:
-            patched.setattr(Shares, "of", lambda *_: three)
+            patched.setattr(Shares, "of", lambda *_, **__: three)
             patched.setattr(BatchRunner, "run", die)
             patched.setattr("normscope.running.status._recorded", lambda *_: Untouched())
             with pytest.raises(Killed):
