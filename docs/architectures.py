@@ -105,7 +105,21 @@ def text_config(model_type: str) -> Any:
         if isinstance(layers, int) and layers > 2 and not getattr(config, "layer_types", None):
             setattr(config, name, 2)
     config.use_cache = False
+    _complete(config)
     return config
+
+
+def _complete(config: Any) -> None:
+    """Give values to keys that have no default but that a model needs."""
+    heads = vars(config).get("num_attention_heads")
+    values: dict[str, int] = {}
+    if heads and "hidden_size" in vars(config):
+        values |= {"num_key_value_heads": heads, "head_dim": config.hidden_size // heads}
+    if getattr(config, "vocab_size", 0) is None:  # ESM
+        values |= {"vocab_size": 100, "pad_token_id": 1}
+    for key, value in values.items():
+        if vars(config).get(key, value) is None:  # some configs refuse to name one value for all layers
+            setattr(config, key, value)
 
 
 def stored() -> list[Row]:

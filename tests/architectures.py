@@ -41,6 +41,8 @@ OWN: dict[str, dict[str, Any]] = {
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
     "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16},
     "ctrl": {"n_embd": 32},
+    "ministral": {"head_dim": 8, "num_key_value_heads": 2},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
 }
 """Further values that some architectures need."""
 

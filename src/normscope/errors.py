@@ -27,13 +27,20 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error)[:10_000].split()), 300) or type(error).__name__
 
 
-def origin(error: BaseException) -> str:
+def origin(error: BaseException, passing: frozenset[str] = frozenset()) -> str:
     """The module whose code raised an error, to tell our own bugs from a library's complaint about invalid input.
 
     What the standard library raises is due to the code that called it.
+
+    Args:
+        passing: Modules that only forward calls; they are skipped.
     """
     names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    others = (name for name in reversed(names) if name.partition(".")[0] not in sys.stdlib_module_names)
+    others = (
+        name
+        for name in reversed(names)
+        if name.partition(".")[0] not in sys.stdlib_module_names and name not in passing
+    )
     return next(others, "")
 
 

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.feed_forward_modules import bind_feed_forward
-from normscope.models.layout import BlockLayout, FeedForwardLayout, Fusion
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout
 from normscope.models.rotary import Planes
 
 IN_LAYER = ("attention", "query", "key", "value", "output", "residual", "norm", "attention_norm", "sum_consumer")
@@ -65,13 +65,11 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
         yield from _others(layer, field, getattr(layout, field))
     for field in IN_MODEL:
         yield from _others(model, field, getattr(layout, field))
-    if not layout.registry:
-        yield "causal", not layout.causal
     if layout.key_norm is not None:
         yield "key_norm_by_head", not layout.key_norm_by_head
     yield "registry", not layout.registry
-    for value in {None, *get_args(Fusion)} - {layout.fused}:
-        yield "fused", value
+    for value in _wrong_columns(layout, model):
+        yield "columns", value
     if layout.planes is not None:
         size, adjacent = layout.planes
         yield "planes", None
@@ -87,6 +85,19 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
     yield "heads", layout.heads // 2
     yield "residual_scale", layout.residual_scale * 1.7
     yield "unit_offset", not layout.unit_offset
+
+
+def _wrong_columns(layout: BlockLayout, model: PreTrainedModel) -> Iterator[object]:
+    """The heads of another part, or in another order."""
+    if layout.columns is None:
+        width = model.config.hidden_size // layout.heads
+        numbers = (layout.heads, layout.key_heads, layout.key_heads)
+        yield tuple(Columns(tuple(range(0, heads * width, width))[::-1], width) for heads in numbers)
+        return
+    query, key, value = layout.columns
+    yield None
+    yield query, value, key
+    yield query._replace(first=query.first[::-1]), key, value
 
 
 def _wrong_positions(layout: BlockLayout, layer: nn.Module) -> Iterator[Mutation]:

@@ -25,7 +25,7 @@ SNAPSHOT = Path(__file__).parent / "layouts.json"
 QUICK = ["ctrl", "esm", "gpt_neo", "megatron-bert", "nomic_bert", "roformer", "tapas"]
 SLOW = [
     *("big_bird", "biogpt", "data2vec-text", "ernie", "exaone4", "gte", "jina_embeddings_v3", "luke", "rembert"),
-    *("roc_bert", "ultrabert", "xlm-roberta-xl"),
+    *("roc_bert", "ultrabert", "xlm-roberta-xl", "layoutlm", "openai-gpt", "codegen", "ministral", "nemotron"),
 ]
 REFUSED = {
     "convbert": r"the outputs of the heads are not read by a single linear layer \(operation cat in encoder.layer.0",

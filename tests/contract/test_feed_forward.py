@@ -361,7 +361,9 @@ def test_a_wrong_norm_before_attention_is_noticed(model_type, wrong):
 
 
 class Shifted(nn.Module):
-    """A norm whose γ is one more than its weight, and whose ε is not the one that it stores."""
+    """A norm whose γ is one more than its weight, and whose ε is not the one that it stores, as if transformers changed one."""
+
+    __module__ = "transformers.models"
 
     def __init__(self, norm: nn.Module, *, offset: float = 0.0, factor: float = 1.0) -> None:
         super().__init__()

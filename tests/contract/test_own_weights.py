@@ -62,12 +62,13 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
         part = torch.einsum("bk,hd->bkhd", blocks[0].attention_inputs[..., 2], blocks[0].parameters.key_weight[:, 2])
 
         def without_the_part(_module, _args, output):
-            if layout.fused is None:
+            if layout.columns is None:
                 return output - part.flatten(2)
-            key_heads = layout.key_heads
-            groups = output.unflatten(-1, (key_heads, 4 // key_heads + 2, -1)).clone()
-            groups[..., -2, :] -= part[:, :, :: 4 // key_heads]  # the heads of a group share their keys
-            return groups.flatten(2)
+            changed = output.clone()
+            changed[..., layout.columns[1].indices] -= part[
+                :, :, :: 4 // layout.key_heads
+            ]  # heads of a group share keys
+            return changed
 
         modules.key.register_forward_hook(without_the_part)
         observer.run(inputs, blocks.append)

@@ -18,7 +18,7 @@ KEYS = ("model.trust_remote_code", "model.allow_pickle")
 
 
 def test_these_keys_let_code_run():
-    assert SCHEMA.keys_that_run_code == dict.fromkeys(KEYS[::-1], False)
+    assert SCHEMA.keys_that_run_code == {"model.factory": None, **dict.fromkeys(KEYS, False)}
 
     @dataclasses.dataclass
     class OfPlugIn(AnalysisConfig):

@@ -29,9 +29,9 @@ def texts(tmp_path):
 
 
 def model(tokenizer, **others):
-    facts = {"causal": False, "decoder_inputs": None, "translates": False, "is_cross_attention": False, "name": "m"}
+    facts = {"causal": False, "decoder_inputs": None, "translates": False, "is_cross_attention": False, "pads": True}
     return types.SimpleNamespace(
-        tokenizer=tokenizer, vocabulary=len(tokenizer), max_length=8, takes_segments=True, **facts | others
+        tokenizer=tokenizer, vocabulary=len(tokenizer), max_length=8, takes_segments=True, name="m", **facts | others
     )
 
 

@@ -32,6 +32,7 @@ class Reader:
     takes_segments = True
     translates = is_cross_attention = causal = False
     decoder_inputs = None
+    pads = True
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

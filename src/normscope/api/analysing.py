@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.analyses.info import AnalysisInfo
@@ -20,7 +21,7 @@ from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.loaded import LoadedModel
 from normscope.models.options import ModelStack
-from normscope.models.text_batches import Text, describe_type, example_of, parts_of
+from normscope.models.text_batches import Text, describe_type, example_of, is_ids, parts_of
 from normscope.reporting.terminal import steps_bar
 from normscope.running.in_memory import analyse
 from normscope.running.inputs import InputsInMemory
@@ -53,8 +54,8 @@ def run(
     Args:
         analyses: The name of an analysis, or several names; plug-ins included.
         texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation.
-        model: What `load` or `wrap` returned, or a transformers or PEFT model with its `tokenizer`, or a name to load.
-        tokenizer: The tokenizer of a transformers or PEFT model.
+        model: What `load` or `wrap` returned, a name to load, or a module with its `tokenizer`, if it has one.
+        tokenizer: The tokenizer of a model that was neither loaded nor wrapped.
         layers: `all`, or layer numbers from 1.
         categories: `all`, or the token categories to report.
         level: `token`, or `word` to merge the tokens of words before anything is measured.
@@ -122,7 +123,7 @@ def _prepared_model(
     stack = ModelStack.cross.value if aligning else None
     if isinstance(model, str | Path):
         return load_stack(str(model), stack, tokenizer)
-    if tokenizer is None:
+    if tokenizer is None and isinstance(model, PreTrainedModel):
         raise InputError(
             f"tokenizer: expected the tokenizer of the {type(model).__name__}; pass tokenizer=…, or a model from normscope.load"
         )
@@ -161,11 +162,12 @@ def listed(texts: Text | Iterable[Text]) -> list[Text]:
     """
     if isinstance(texts, Mapping):
         raise InputError(f"texts: expected texts and pairs (tuples) of texts, got {describe_type(texts)}")
-    found = [texts] if isinstance(texts, str | tuple) else list(texts)
+    found: list[Any] = [texts] if isinstance(texts, str | tuple) or is_ids(texts) else list(texts)
     if not found:
         raise InputError("texts: expected at least one text, got none")
     for text in found:
-        parts_of(text)
+        if not is_ids(text):
+            parts_of(text)
     return found
 
 

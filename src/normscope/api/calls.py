@@ -150,7 +150,7 @@ _NAMES: Mapping[Any, str] = {
     Iterable: "a list",
     Mapping: "a dict with names as keys",
     Callable: "a function",
-    nn.Module: "a transformers model",
+    nn.Module: "a torch.nn.Module",
     BatchEncoding: "a tokenizer's BatchEncoding",
     PreTrainedTokenizerBase: "a transformers tokenizer",
     LoadedModel: "a model from normscope.load or normscope.wrap(model, tokenizer)",
@@ -158,7 +158,7 @@ _NAMES: Mapping[Any, str] = {
 
 
 def _in_words(hint: Any) -> str:
-    names = [_NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}") for kind in _kinds(hint)]
+    names = list(dict.fromkeys(_NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}") for kind in _kinds(hint)))
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

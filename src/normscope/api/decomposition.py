@@ -27,7 +27,7 @@ from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
 from normscope.models.observer import Observer
-from normscope.models.text_batches import Text, batch_from_texts
+from normscope.models.text_batches import Text, batch_from_texts, is_ids
 from normscope.models.word_block import WordBlock
 from normscope.reporting.explorer import TokenMaps
 from normscope.running.token_maps import labels_of
@@ -349,7 +349,7 @@ def decompose(
         _decomposition(model, observer, batch.part(number, number + 1), heads, feed_forward)
         for number in range(batch.sequences)
     ]
-    single = not isinstance(text, list) and len(decompositions) == 1
+    single = (is_ids(text) or not isinstance(text, list)) and len(decompositions) == 1
     return decompositions[0] if single else Decompositions(decompositions)
 
 

@@ -1,7 +1,9 @@
 """Models for the Python interface: by name, or already in memory."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -107,7 +109,14 @@ def _verified(
 
 
 @checked
-def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | None = None) -> LoadedModel:
+def wrap(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    stack: str | None = None,
+    inputs: Callable[..., Any] | None = None,
+    tokens: Sequence[str] | None = None,
+) -> LoadedModel:
     """Prepare a model that is already in memory, and verify that it can be observed exactly.
 
     The model stays as it is: normscope observes a copy of its modules, in evaluation mode, that shares its weights. Training
@@ -116,17 +125,26 @@ def wrap(model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, stack: str | N
 
     Args:
         model: Any transformers model, with or without a head, on any device and in any dtype, or quantised by torchao or
-            bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy. All weights must be on one
-            device.
+            bitsandbytes; or a PEFT model around one, whose active adapters are merged in the copy; or any other module that
+            maps token ids, of shape (text, token), to a vector for each token, your own code included. All weights must be on
+            one device.
+        tokenizer: The model's tokenizer. Without one, a text is the names of its tokens, separated by spaces (`"5 7 12"`), or a
+            list of token ids.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
+        inputs: For modules that are not from transformers: a function of ids and mask (1 at tokens, 0 at padding), both of
+            shape (text, token), that returns the keyword arguments (a dict), the positional arguments (a tuple) or the
+            only argument of the module's `forward`. By default, `forward` gets the ids, and also the mask if it has an
+            `attention_mask` parameter. A bidirectional module that does not mask padding is given only texts of equal
+            length in one batch.
+        tokens: The name of each token id, for a model without a tokenizer; by default, the ids are their names.
 
     Raises:
-        InputError: If the model's family is not supported, its modules have hooks or are otherwise modified, its adapters
-            cannot be merged exactly, or observation changes its results.
+        InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise
+            modified, its adapters cannot be merged exactly, or observation changes its results.
     """
     with in_terms_of_arguments({"model.name": "model"}), damage_named(model):
         chosen = _stack(stack)
-        wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value)
+        wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
         with damage_named(model, of_proof=True):
             _ = wrapped.verification  # made here
     return wrapped

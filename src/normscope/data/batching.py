@@ -16,6 +16,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.sequences import fingerprint
 from normscope.data.token_sequence import AnnotatedSentence, TokenSequence
 from normscope.data.words import NO_WORD
+from normscope.errors import InputError
 from normscope.maths.tensors import to_device
 from normscope.maths.words import Pieces, WordGroups
 
@@ -284,6 +285,9 @@ def batches_of(sequences: Sequence[TokenSequence], encoder: Encoder, batch_token
     while start < len(ordered):
         unit = 1 if ordered[start].second is None else 2
         rows = max(1, batch_tokens // max(1, unit * _length(ordered[start])))
+        if not encoder.pads:
+            lengths = [_length(each) for each in ordered[start : start + rows]]
+            rows = lengths.count(lengths[0])
         yield collate(ordered[start : start + rows], encoder)
         start += rows
 
@@ -303,6 +307,11 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
     longest = max(len(sequence.input_ids) for sequence in sequences)
     padding = encoder.tokenizer.pad_token_id
     shape = (len(sequences), longest)
+    if not encoder.pads and any(len(sequence.input_ids) < longest for sequence in sequences):
+        raise InputError(
+            "expected texts of the same length in a batch, because the model treats padding as tokens; pass them one by one, "
+            "or wrap the model with inputs=, a function of ids and mask that masks padding"
+        )
     # Padding is masked, so any id will do for models without a padding token; 0 always exists.
     input_ids = np.full(shape, 0 if padding is None else padding, dtype=np.int64)
     segments = None if sequences[0].token_type_ids is None else np.zeros(shape, dtype=np.int64)

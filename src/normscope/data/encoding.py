@@ -53,6 +53,8 @@ class Encoder:
         level: Level = Level.token,
     ) -> None:
         self.tokenizer = model.tokenizer
+        self.pads = model.pads
+        """Whether texts of different lengths may be in one batch."""
         self.level = level
         """Whether sequences come with the word of each token."""
         column = options.categories if isinstance(options.categories, str) else None

@@ -79,6 +79,11 @@ class ReadsTokens(Protocol):
         ...
 
     @property
+    def pads(self) -> bool:
+        """Whether texts of different lengths may be in one batch."""
+        ...
+
+    @property
     def translates(self) -> bool:
         """Whether it has an encoder and a decoder; the second text of a pair is then the target."""
         ...

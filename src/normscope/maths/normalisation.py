@@ -3,6 +3,7 @@
 Source: Kobayashi et al. 2021, section 3 (arXiv:2109.07152).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,10 +22,14 @@ class Normalisation(NamedTuple):
     """ε, added to the variance under the root."""
     centred: bool = True
     """Whether the mean is subtracted (LayerNorm) or not (RMSNorm)."""
+    adds_outside: bool = False
+    """Whether σ = √Var + ε, as in some hand-written norms, instead of √(Var + ε)."""
 
     def deviation(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch"]:
         """σ of each input vector: √(Var + ε), or √(mean square + ε) without centring."""
         length = torch.linalg.vector_norm(self.centre(vectors), dim=-1)
+        if self.adds_outside:
+            return length / math.sqrt(vectors.shape[-1]) + self.epsilon
         return (length.square() / vectors.shape[-1] + self.epsilon).sqrt()
 
     def centre(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:

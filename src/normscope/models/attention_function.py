@@ -100,7 +100,7 @@ def _attention_function(
         if dropout:
             raise ValueError("expected a model in evaluation mode, got dropout; call model.eval()")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        mask = _as_mask(attention_mask, causal=causal and query.shape[2] > 1)
+        mask = _as_mask(attention_mask, (query.shape[2], key.shape[2]), causal=causal and query.shape[2] > 1)
         if position_bias is not None:
             mask = (mask or Mask()).with_bias(position_bias)
         output = observer.attend(module, query, key, value, mask, scale, softcap, s_aux)
@@ -129,11 +129,17 @@ def _attention_function(
     )
 
 
-def _as_mask(mask: Mask | Tensor | None, *, causal: bool) -> Mask | None:
+def _as_mask(mask: Mask | Tensor | None, lengths: tuple[int, int], *, causal: bool) -> Mask | None:
     """A mask as a `Mask`; without one, `causal` decides."""
     if isinstance(mask, Tensor):
+        bias = None
         visible = mask  # True where visible, as transformers' fused attention expects
-        return Mask(allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key])
+        if mask.is_floating_point():  # added to the scores
+            visible = (mask > torch.finfo(mask.dtype).min / 2).expand(-1, -1, *lengths)
+            bias = mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, 0.0).expand(-1, -1, *lengths)
+        return Mask(
+            allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key], bias=bias
+        )
     return mask or (Mask(causal=True) if causal else None)
 
 

@@ -14,7 +14,7 @@ from normscope.maths.visibility import Visibility
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockModules, stacked_heads
+from normscope.models.layout import BlockModules, normalised_heads, stacked_heads
 
 
 @dataclasses.dataclass
@@ -62,9 +62,14 @@ class LayerCapture:
                     (parameters.value_weight, parameters.value_bias),
                 )
             )
+            if parameters.query_normalisation is not None:
+                self.query = normalised_heads(parameters.query_normalisation, self.query)
             self.query, self.key = key_map()._replace(factors=None, centred=False)(self.query), key_map()(self.key)
-            causal = self.modules.layout.causal
-            self.mask = Mask(keys=key_mask, causal=causal, queries=token_mask if causal else None)
+            # A key is visible if some head gives it weight; verification catches weight on padding.
+            seen = (self.own_weights > 0).any(dim=1)
+            self.mask = Mask(
+                keys=key_mask, allowed=lambda text, _head, query, key: seen[text, query, key], queries=token_mask
+            )
             self.scale = self.modules.own_scale
         self._check_heads(parameters)
         return AttentionBlock(

@@ -23,6 +23,7 @@ from normscope.models.layout import (
     scaled_projection,
     weight_and_bias,
 )
+from normscope.models.plain_operations import BareLinear
 from normscope.models.stored_weights import weight_values, weights_present
 
 
@@ -111,7 +112,7 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
 def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
-        if all(isinstance(_part(layer, path), nn.Linear | Conv1D) for path in paths):
+        if all(isinstance(_part(layer, path), nn.Linear | Conv1D | BareLinear) for path in paths):
             input_module, activation = attrgetter(form.input)(layer), _activation(form, layer)
             with weights_present(input_module):
                 like = full_precision(weight_values(input_module)[:1, :1])

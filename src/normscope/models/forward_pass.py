@@ -125,6 +125,8 @@ class ForwardPass:
     """What the attention block of the current layer has computed so far; None once it has been visited."""
     network: FeedForwardCapture | None = None
     """The same for the feed-forward network, until the model leaves the layer."""
+    _left: Tensor | None = None
+    """What the last layer returned."""
     shown: set[int] = dataclasses.field(default_factory=set)
     """Layers whose attention blocks have been visited."""
 
@@ -159,6 +161,8 @@ class ForwardPass:
             raise RuntimeError(f"layer {modules.layer} ran out of order")
         self.passed += 1
         vectors = args[0] if args else kwargs["hidden_states"]
+        if self.check is not None and self._left is not None and self.targets.layout.convolution is None:
+            self.check.compare_stream(modules.layer, self._left, vectors, self.token_mask)
         self._show_hidden(modules.layer - 1, vectors)
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.
@@ -176,8 +180,9 @@ class ForwardPass:
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
         self._show_feed_forward()
+        self._left = output[0] if isinstance(output, tuple | list) else output
         if self.passed == len(self.targets.layers):
-            self._show_hidden(len(self.targets.layers), output[0] if isinstance(output, tuple) else output)
+            self._show_hidden(len(self.targets.layers), output[0] if isinstance(output, tuple | list) else output)
 
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the residual connection adds."""
@@ -199,15 +204,6 @@ class ForwardPass:
         """An attention module begins that does not use the registry."""
         if self.attention is not None:
             self.attention.attends = True
-
-    def end_own_attention(self, module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
-        """It ends: its weights are what its last softmax over the keys gave."""
-        parts = self.attention
-        if parts is not None:
-            parts.attends = False
-            if parts.own_weights is None:
-                raise self._unobservable(f"{type(module).__name__} computes no attention weights by a softmax")
-            self._show()
 
     def take_softmax(self, weights: Tensor) -> None:
         """What a softmax gives: α, if the attention module is running and the softmax is over keys."""
@@ -236,6 +232,12 @@ class ForwardPass:
                     f"expected a vector for each of {' × '.join(map(str, self.token_mask.shape))} tokens from its output "
                     f"projection, got the shape {tuple(output.shape)}"
                 )
+            if not self.targets.layout.registry:
+                # The last softmax over the keys gave the weights of an attention module outside the registry.
+                self.attention.attends = False
+                if self.attention.own_weights is None:
+                    kind = type(self.attention.modules.attention).__name__
+                    raise self._unobservable(f"{kind} computes no attention weights by a softmax")
             self.attention.attention_output = output
             self._show()
 
@@ -264,12 +266,14 @@ class ForwardPass:
         network, self.network = self.network, None
         if network is not None:
             assert self.visitors.feed_forward is not None
-            self.visitors.feed_forward(network.block())
+            with torch._C.DisableTorchFunction():
+                self.visitors.feed_forward(network.block())
         self._stop_after((self.passed, _FEED_FORWARD))
 
     def _show_hidden(self, layer: int, vectors: Tensor) -> None:
         if layer in self.targets.hidden and self.visitors.hidden is not None:
-            self.visitors.hidden(layer, full_precision(vectors))
+            with torch._C.DisableTorchFunction():
+                self.visitors.hidden(layer, full_precision(vectors))
         self._stop_after((layer, _HIDDEN))
 
     def _stop_after(self, shown: tuple[int, int]) -> None:
@@ -277,19 +281,18 @@ class ForwardPass:
             raise StopForward
 
     def _show(self) -> None:
-        """Visit the block once all of its parts are captured."""
+        """Visit the block, all of whose parts are captured."""
         parts = self.attention
         assert parts is not None
         if parts.modules.layer not in self.targets.wanted:
             return
-        if parts.attention_output is None or (parts.own_weights is None and not self.targets.layout.registry):
-            return
         self.attention = None
-        block = parts.block(self.targets.parameters[parts.modules.layer], self.token_mask, self.key_mask)
-        if self.network is not None:
-            self.network.attention = block
-        if self.check is not None:
-            self.check.add(block)
-        self.visitors.attention(block)
+        with torch._C.DisableTorchFunction():  # modes that observe the model must not see our own computation
+            block = parts.block(self.targets.parameters[parts.modules.layer], self.token_mask, self.key_mask)
+            if self.network is not None:
+                self.network.attention = block
+            if self.check is not None:
+                self.check.add(block)
+            self.visitors.attention(block)
         self.shown.add(parts.modules.layer)
         self._stop_after((parts.modules.layer, _ATTENTION))

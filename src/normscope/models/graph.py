@@ -174,6 +174,18 @@ class Graph:
                 pending.extend(self.operands(node))
         return frozenset(found)
 
+    def is_used(self, value: Value) -> bool:
+        """Whether a linear layer or a norm reads something that is computed from a value."""
+        pending, seen = [value], set[Value]()
+        while pending:
+            current = pending.pop()
+            for node in self.users(current):
+                if isinstance(node, Projection | Norm):
+                    return True
+                pending.extend(each for each in node.outputs if each not in seen)
+                seen.update(node.outputs)
+        return False
+
     def comes_before(self, value: Value, other: Value) -> bool:
         """Whether another value is computed from this value, or is the same value."""
         return value in self.ancestors(other)
@@ -325,7 +337,7 @@ def factor_of(node: Node) -> float | None:
     """The number by which a node multiplies or divides; None if it does something else."""
     if not is_one_of(node, "mul", "div") or sum(value.tokens for value in node.reads) != 1:
         return None
-    for value in node.args[1:]:
+    for value in node.args if node.name.startswith("mul") else node.args[1:]:
         number = _number(value)
         if number is not None:
             return number if node.name.startswith("mul") else 1 / number

@@ -15,11 +15,17 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.choices import NetworkBias
-from normscope.maths.normalisation import Normalisation
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockLayout, BlockModules, normalisation, scaled_projection, stacked_heads
+from normscope.models.layout import (
+    BlockLayout,
+    BlockModules,
+    normalisation,
+    normalised_heads,
+    scaled_projection,
+    stacked_heads,
+)
 from normscope.models.stored_weights import rounds_activations
 from normscope.models.untouched import Call, LayerRecord, UntouchedPass, is_norm
 
@@ -153,7 +159,7 @@ def _query(block: AttentionBlock, modules: BlockModules, record: LayerRecord) ->
         _check_reads(block, read, record)
     query = stacked_heads(read, parameters.query_weight, parameters.query_bias)
     if parameters.query_normalisation is not None:
-        query = _normalised_heads(parameters.query_normalisation, query)
+        query = normalised_heads(parameters.query_normalisation, query)
     query = block.key_map._replace(factors=None, centred=False)(query)
     # OPT scales its queries before attention instead of the scores in it.
     made, given = (heads.transpose(1, 2)[block.token_mask] for heads in (query, block.query))
@@ -178,14 +184,6 @@ def _key(block: AttentionBlock) -> Tensor:
 
 def _value(block: AttentionBlock) -> Tensor:
     return stacked_heads(block.attention_inputs, block.parameters.value_weight, block.parameters.value_bias)
-
-
-def _normalised_heads(norm: Normalisation, vectors: Tensor) -> Tensor:
-    """A norm of each head, which may have weights of its own, or one of all heads together."""
-    if norm.weight.shape[-1] == vectors.shape[-1]:
-        by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
-        return by_head.normalised(vectors)
-    return norm.normalised(_side_by_side(vectors)).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
 
 
 def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRecord) -> Iterator[Difference]:

@@ -51,6 +51,8 @@ def product_with_values(graph: Graph, softmax: Operation) -> tuple[Operation, Va
         return is_movement(node) or is_one_of(node, "masked_fill", "where")
 
     readers = list(graph.forward(softmax.outputs[0], same))
+    # Weights that are only returned change nothing.
+    readers = [(node, read) for node, read in readers if any(graph.is_used(each) for each in graph.results(node))]
     others = [node for node, _ in readers if not is_product(node)]
     if len(readers) != 1 or others:
         reason = "attention weights are read by an operation other than the product with the values"

@@ -139,6 +139,8 @@ def _parts(graph: Graph, second: Projection) -> _Parts:
         assert other is not None
         _check_halves(graph, first, roots[0], other)
     activation = _module_between(graph, roots[0], gate)
+    if activation is not None and not activation.startswith(first.path.rpartition(".")[0]):
+        activation = None  # a module that layers share
     function = _function_between(graph, roots[0], gate) if activation is None else None
     return _Parts(first, None if fused else multiplier, fused, activation, function)
 

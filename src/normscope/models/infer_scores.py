@@ -16,6 +16,7 @@ from normscope.models.graph import (
     NotInferredError,
     Projection,
     bias_of,
+    constant,
     factor_of,
     is_movement,
     is_one_of,
@@ -84,6 +85,8 @@ def _heads(graph: Graph, ends: Value, head_dim: int) -> tuple[Heads, Sequence[No
 def _before_rotation(graph: Graph, projection: Projection, ends: Value, head_dim: int, way: Sequence[Node]) -> Value:
     """The last value before any rotation: each element still comes from one output of the linear layer."""
     made, candidates = graph.ancestors(ends), list[tuple[int, int, Value]]()
+    if projection.gives.shape[-1] == head_dim:  # a single head
+        candidates.append((math.prod(projection.gives.shape), 0, projection.gives))
     for node in way:
         if isinstance(node, Operation) and node.name in {*COPIES, "unsqueeze"}:
             continue  # a rotation may begin with copies
@@ -125,10 +128,23 @@ def _scale(graph: Graph, softmax: Operation, product: Operation, way: Sequence[N
         if not isinstance(reader, Operation):
             return None
         factor = factor_of(reader)
-        if factor is None and not is_one_of(reader, "add", "masked_fill", "where", "sub", "rsub"):
+        if (
+            factor is None
+            and not _keeps_or_hides(reader)
+            and not is_one_of(reader, "add", "masked_fill", "where", "sub", "rsub")
+        ):
             return None
         scale *= factor or 1.0
         value = reader.outputs[0]
+
+
+def _keeps_or_hides(node: Operation) -> bool:
+    """Whether a node multiplies by ones and zeros, as a multiplicative mask does; or by data known only at run time."""
+    if not is_one_of(node, "mul"):
+        return False
+    others = [value for value in node.reads if not value.tokens]
+    data = [constant(value) for value in others]
+    return len(others) == 1 and (data[0] is None or bool(((data[0] == 0) | (data[0] == 1)).all()))
 
 
 def planes_of(graph: Graph, queries: Heads) -> Planes:

@@ -6,14 +6,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement, is_one_of
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
 from normscope.models.infer_network import InferredNetwork
 from normscope.models.infer_scores import planes_of
-from normscope.models.layout import BlockLayout, FeedForwardLayout, Fusion, Stack
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack
 from normscope.models.trace import Call, Operation, Trace, Value
 
 
@@ -66,7 +65,17 @@ class _Stack:
         found = [[call for call in calls if call.depth == depth] for calls in around]
         if not all(found):
             raise NotInferredError("layers are nested at different depths in the model")
-        return [same[0] for same in found]
+        calls = [same[0] for same in found]
+        if len({*calls}) < len(calls):
+            raise NotInferredError("no module runs exactly one layer, from its input to its output")
+        for call in calls:
+            if call.inputs[0].shape[0] != self._graph.texts:
+                shape = " × ".join(map(str, call.inputs[0].shape))
+                raise NotInferredError(
+                    f"layer {call.path} reads vectors of shape {shape} for {self._graph.texts} texts: expected the batch "
+                    "axis first (batch_first=True)"
+                )
+        return calls
 
     def _depth(self, calls: Sequence[Call], leaving: Value) -> int | None:
         """The nesting depth of the innermost call that returns the output of a layer."""
@@ -101,7 +110,7 @@ class _Stack:
             layers=tuple(layer.call.path for layer in self._layers),
             heads=len(scores.query.columns),
             key_heads=len(scores.key.columns),
-            fused=self._fusion(),
+            columns=self._columns(),
             norm_position=position,
             residual=self._residual(),
             sum_consumer=self._reader_of_sum() if position == "pre" else None,
@@ -110,7 +119,6 @@ class _Stack:
             output_norm=self._output_norm(),
             convolution=self._convolution(),
             output_projection=self._output_projection(final),
-            causal=self._causal(),
             float32_inside=self._rounds(),
             routed=self._routed(),
             unit_offset=any(_adds_one(self._inside(norm)) for norm in self._graph.norms),
@@ -153,6 +161,8 @@ class _Stack:
         return self._graph.trace.operations[norm.call.first : norm.call.end]
 
     def _relative(self, layer: _Layer, path: str) -> str:
+        if path == layer.call.path:
+            return ""
         prefix = f"{layer.call.path}."
         if not path.startswith(prefix):
             raise NotInferredError(f"layer {layer.call.path} uses {path}, which lies outside the layer")
@@ -190,36 +200,29 @@ class _Stack:
             raise NotInferredError(f"{what} is a sum of several parameters")
         return self._path(what, lambda block: of(block).biases[0])
 
-    def _fusion(self) -> Fusion | None:
-        """How one module holds W_Q, W_K and W_V, inferred from the columns of the heads.
+    def _columns(self) -> tuple[Columns, Columns, Columns] | None:
+        """Where the heads are among the outputs of W_Q, W_K and W_V; None if each is a layer with its own heads, in order.
 
         Raises:
-            NotInferredError: If the heads are in an unknown order.
+            NotInferredError: If the outputs of a head are not evenly spaced, or values and keys differ in number of heads.
         """
 
-        def of(layer: _Layer) -> Fusion | None:
+        def of(layer: _Layer) -> tuple[Columns, Columns, Columns] | None:
             block = layer.block
-            heads, key_heads = len(block.scores.query.columns), len(block.scores.key.columns)
-            parts = [block.scores.query.columns, block.scores.key.columns, block.value.columns]
-            width = parts[0].shape[1]
-            paths = {block.scores.query.path, block.scores.key.path, block.value.path}
-            known: list[tuple[Fusion | None, list[Tensor]]] = []
-            if len(paths) == 3:
-                known = [(None, [torch.arange(part.numel()).view(part.shape) for part in parts])]
-            elif len(paths) == 1:
-                columns = torch.arange((heads + 2 * key_heads) * width)
-                stacked = columns.view(-1, width).split([heads, key_heads, key_heads])
-                grouped = columns.view(key_heads, heads // key_heads + 2, width)
-                shared = heads // key_heads
-                interleaved = [grouped[:, :shared].reshape(heads, width), grouped[:, shared], grouped[:, shared + 1]]
-                known = [("stacked", list(stacked)), ("interleaved", interleaved)]
-            for name, expected in known:
-                if all(torch.equal(part, each) for part, each in zip(parts, expected, strict=True)):
-                    return name
-            raise NotInferredError("the linear layers hold the heads of queries, keys and values in an unknown order")
+            parts = (block.scores.query, block.scores.key, block.value)
+            if len(block.value.columns) != len(block.scores.key.columns):
+                raise NotInferredError("values and keys have different numbers of heads")
+            if all(
+                torch.equal(part.columns.flatten(), torch.arange(part.projection.gives.shape[-1])) for part in parts
+            ):
+                return None
+            found = tuple(Columns.of(part.columns) for part in parts)
+            if None in found:
+                raise NotInferredError("the outputs of a linear layer that form a head are not evenly spaced")
+            return found  # type: ignore[return-value]
 
-        fusion: Fusion | None = self._one("order of the heads", of)
-        return fusion
+        columns: tuple[Columns, Columns, Columns] | None = self._one("order of the heads", of)
+        return columns
 
     def _residual(self) -> str | None:
         """The module whose input the residual connection carries; None if that is the layer's input."""
@@ -335,13 +338,6 @@ class _Stack:
         output = self._graph.trace.output
         last = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
         return isinstance(last, Tensor) and self._graph.same(self._graph.trace.values(last)) is self._graph.same(value)
-
-    def _causal(self) -> bool:
-        """Whether no query gives weight to a later key; False if the tensors hold no data."""
-        weights = [layer.block.weights.tensor for layer in self._layers if not layer.block.crosses]
-        return bool(weights) and not any(
-            isinstance(each, FakeTensor) or bool(each.triu(diagonal=1).any()) for each in weights
-        )
 
     def _rounds(self) -> bool:
         """Whether scores, weights or the block's norm are rounded to float32 in a float64 model."""

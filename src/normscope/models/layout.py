@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError, one_line
@@ -18,8 +19,36 @@ from normscope.models.positions import longest_by_positions
 from normscope.models.rotary import Planes
 from normscope.models.stored_weights import weight_values, weights_present
 
-Fusion = Literal["stacked", "interleaved"]
-"""How one module holds W_Q, W_K and W_V: one after another, or, for every head of keys, its queries, its key and its value."""
+
+class Columns(NamedTuple):
+    """Which outputs of a linear layer form the vectors of the heads."""
+
+    first: tuple[int, ...]
+    """The first output of each head."""
+    size: int
+    """Number of dimensions of a head."""
+    step: int = 1
+    """Distance from one dimension of a head to the next."""
+
+    @classmethod
+    def of(cls, indices: Int[Tensor, "head dimension"]) -> "Columns | None":
+        """The columns with these indices; None if they are not evenly spaced within each head."""
+        step = int(indices[0, 1] - indices[0, 0]) if indices.shape[1] > 1 else 1
+        columns = cls(tuple(indices[:, 0].tolist()), indices.shape[1], step)
+        return columns if torch.equal(columns.indices, indices) else None
+
+    @property
+    def indices(self) -> Int[Tensor, "head dimension"]:
+        """The index of each head's outputs."""
+        return torch.tensor(self.first)[:, None] + self.step * torch.arange(self.size)
+
+    def take(self, tensor: Float[Tensor, "*axes output"]) -> Float[Tensor, "*axes head dimension"]:
+        """Split the last axis by head. If the heads lie one after the other, the result shares its memory."""
+        start, heads = self.first[0], len(self.first)
+        if self.step == 1 and self.first == tuple(range(start, start + heads * self.size, self.size)):
+            return tensor[..., start : start + heads * self.size].unflatten(-1, (heads, self.size))
+        return tensor[..., self.indices.to(tensor.device)]
+
 
 Stack = Literal["encoder", "decoder", "cross"]
 """An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
@@ -97,8 +126,9 @@ class BlockLayout:
     """The norm after the last layer, a path from the base model; None if the last layer's output is the model's."""
     sum_consumer: str | None = None
     """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`)."""
-    fused: Fusion | None = None
-    """How one module holds W_Q, W_K and W_V. None if each has its own."""
+    columns: tuple[Columns, Columns, Columns] | None = None
+    """Where the heads of queries, keys and values are among the outputs of their linear layers, if these share a layer or
+    hold the heads in another order. None if each layer has its own heads alone, one after the other."""
     query_bias: str | None = None
     """b_Q, if it is a separate parameter."""
     value_bias: str | None = None
@@ -119,8 +149,6 @@ class BlockLayout:
     """The factor on q·k in the score of every layer; None if scores are no multiple of q·k plus other terms."""
     registry: bool = True
     """Whether attention goes through transformers' registry; if not, the weights that the module returns are observed."""
-    causal: bool = False
-    """Whether queries see no later keys (outside the registry, where no mask function says so)."""
     fused_reference: bool = True
     """Whether the untouched model may run torch's fused attention; if not, transformers' own eager attention, because the
     fused one leaves out a soft cap or a sink."""
@@ -253,7 +281,7 @@ class _Finder(NamedTuple):
     def part(self, part: str, path: str) -> Any:
         """Whatever is at a path."""
         try:
-            return attrgetter(path)(self.layer)
+            return attrgetter(path)(self.layer) if path else self.layer
         except AttributeError as error:
             kind = type(self.layer).__name__
             raise InputError(
@@ -351,9 +379,10 @@ class BlockModules:
 
     def _parameters(self, heads: int, key_heads: int) -> BlockParameters:
         layout = self.layout
-        query_weight, query_bias = _by_head(self.query, heads, key_heads, layout.fused, 0)
-        key_weight, key_bias = _by_head(self.key, heads, key_heads, layout.fused, 1)
-        value_weight, value_bias = _by_head(self.value, heads, key_heads, layout.fused, 2)
+        of_query, of_key, of_value = layout.columns or (None, None, None)
+        query_weight, query_bias = _by_head(self.query, heads, of_query)
+        key_weight, key_bias = _by_head(self.key, key_heads, of_key)
+        value_weight, value_bias = _by_head(self.value, key_heads, of_value)
         if self.query_bias is not None:
             query_bias = query_bias + full_precision(self.query_bias).view(heads, -1)
         if self.value_bias is not None:
@@ -402,20 +431,72 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
         norm: The module. γ is 1 if it has no weight.
         unit_offset: Whether it stores γ − 1.
     """
-    epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
     with weights_present(norm):
+        vectors = [each for each in norm.parameters() if each.ndim == 1]
+        if vectors and not type(norm).__module__.startswith(_LIBRARIES):
+            return _measured(norm, max(vectors, key=len))
         weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-        stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
+    stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
     if weight is None:
         size = math.prod(norm.normalized_shape)
         device = next((tensor.device for tensor in (bias, *norm.buffers()) if tensor is not None), None)
         weight = torch.full((size,), 0.0 if unit_offset else 1.0, device=device)
     weight, bias = full_precision(weight), None if bias is None else full_precision(bias)
+    epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), _EPSILON)
+    if epsilon is None:  # torch's RMSNorm
+        epsilon = torch.finfo(stored).eps
     return Normalisation(weight + 1 if unit_offset else weight, bias, epsilon, _centres(norm, weight, stored))
 
 
 _EPSILON = 1e-5
 """ε of norms that do not store it (OLMo's); verification proves it where feed-forward networks are compared."""
+
+_LIBRARIES = ("torch.", "transformers.", "normscope.")
+"""Packages whose norms keep their weights under known names."""
+
+
+def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
+    """The weights of a norm from what it does to a few vectors, whatever their names and however it computes σ.
+
+    Args:
+        like: One of its parameters, of shape (model).
+    """
+    signs = torch.ones_like(like)
+    signs[1::2] = -1
+    if len(signs) % 2:
+        signs[-3:] = signs.new_tensor([1.0, 1.0, -2.0])  # the mean is zero
+
+    def applied(scale: float) -> Tensor:
+        return norm((scale * signs)[None, None])[0, 0].double()
+
+    with torch.no_grad():
+        # A zero input gives β; large inputs with mean zero then give γ.
+        bias = applied(0.0)
+        unit = signs.double().square().mean().sqrt()
+        weight = (applied(1e6) - bias) * unit / signs.double()
+        # Small inputs show ε, and whether it is added under the root.
+        small = [scale * float(unit) for scale in _SMALL]
+        deviations = [
+            float((weight * scale * signs.double()).norm() / (applied(scale) - bias).norm()) for scale in _SMALL
+        ]
+    inside = [deviation**2 - size**2 for deviation, size in zip(deviations, small, strict=True)]
+    outside = [deviation - size for deviation, size in zip(deviations, small, strict=True)]
+    is_outside = abs(outside[0] - outside[1]) < abs(inside[0] - inside[1]) * max(outside[0], 1e-12) / max(
+        inside[0], 1e-12
+    )
+    epsilon = max((outside if is_outside else inside)[0], 0.0)
+    weight, shift = full_precision(weight.to(like.dtype)), bias.to(like.dtype)
+    return Normalisation(
+        weight,
+        full_precision(shift) if bool(shift.any()) else None,
+        float(f"{epsilon:.5e}"),
+        _centres(norm, weight, like.dtype),
+        adds_outside=is_outside,
+    )
+
+
+_SMALL = (1e-4, 1e-3)
+"""Scales of the vectors that show ε."""
 
 
 _centring: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -456,27 +537,24 @@ def scaled_projection(projection: nn.Module, scale: float) -> tuple[Tensor, Tens
     return (weight, bias) if scale == 1 else (weight * scale, None if bias is None else bias * scale)
 
 
-def _by_head(
-    projection: nn.Module, heads: int, key_heads: int, fused: Fusion | None, part: int
-) -> tuple[Tensor, Tensor]:
-    """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V (part 0, 1, 2)."""
+def _by_head(projection: nn.Module, heads: int, columns: Columns | None) -> tuple[Tensor, Tensor]:
+    """Weight (head, model, head_dim) and bias (head, head_dim; zero if absent) of W_Q, W_K or W_V."""
     weight, bias = weight_and_bias(projection)
     bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
-    weight, bias = (_part_by_head(tensor, heads, key_heads, fused, part) for tensor in (weight, bias))
+    if columns is None:
+        weight, bias = (tensor.unflatten(-1, (heads, -1)) for tensor in (weight, bias))
+    else:
+        weight, bias = columns.take(weight), columns.take(bias)
     return weight.transpose(0, 1), bias
 
 
-def _part_by_head(tensor: Tensor, heads: int, key_heads: int, fused: Fusion | None, part: int) -> Tensor:
-    """The last axis split into (head, head_dim), of the part that is asked for."""
-    match fused:
-        case None:
-            return tensor.unflatten(-1, (key_heads if part else heads, -1))
-        case "stacked":
-            by_head = tensor.unflatten(-1, (heads + 2 * key_heads, -1))
-            return by_head.split([heads, key_heads, key_heads], dim=-2)[part]
-        case "interleaved":
-            groups = tensor.unflatten(-1, (key_heads, heads // key_heads + 2, -1))
-            return groups.tensor_split([heads // key_heads, heads // key_heads + 1], dim=-2)[part].flatten(-3, -2)
+def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head token dimension"]) -> Tensor:
+    """A norm of each head, which may have weights of its own, or one of all heads together."""
+    if norm.weight.shape[-1] == vectors.shape[-1]:
+        by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
+        return by_head.normalised(vectors)
+    side_by_side = vectors.transpose(1, 2).flatten(2)
+    return norm.normalised(side_by_side).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
 
 
 def stacked_heads(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -101,10 +101,11 @@ def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _
     kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
     layout = layout_from(recorded, kind, _SOURCE, _TARGET if stack in ("decoder", "cross") else _SOURCE, stack)
     registry = _calls_function(layout, model, attention)
+    if layout.scales is None and not registry:
+        raise NotInferredError("scores are no multiple of q·k plus other terms")
     return dataclasses.replace(
         layout,
         registry=registry,
-        causal=layout.causal and not registry,
         fused_reference=attention.additive,
         float32_inside=layout.float32_inside or not attention.additive,
         source=_where(model),
@@ -222,8 +223,12 @@ def observed_stack(config: PretrainedConfig, stack: Stack | None) -> Stack | Non
 
 
 @contextlib.contextmanager
-def inference_explained(name: str) -> Iterator[None]:
+def inference_explained(name: str, advice: str = "") -> Iterator[None]:
     """Turn a failed inference into an error message for the user.
+
+    Args:
+        name: The model's name or family.
+        advice: What to do about it; by default, choose another model.
 
     Raises:
         InputError: In place of `NotInferredError`.
@@ -231,10 +236,10 @@ def inference_explained(name: str) -> Iterator[None]:
     try:
         yield
     except NotInferredError as error:
-        raise InputError(
-            f"model: {name} cannot be observed exactly: {error}; set model.name to another model (the documentation's list of "
-            "models says what can be observed of which)"
-        ) from error
+        advice = advice or (
+            "set model.name to another model (the documentation's list of models says what can be observed of which)"
+        )
+        raise InputError(f"model: {name} cannot be observed exactly: {error}; {advice}") from error
 
 
 def layout_of_config(config: PretrainedConfig, stack: Stack | None = None) -> BlockLayout:
@@ -322,5 +327,5 @@ def _built(given: PretrainedConfig, dtype: torch.dtype, stack: Stack | None) -> 
     except NotInferredError:
         raise
     except Exception as error:  # each architecture fails on an invalid config in its own way
-        raise InputError(f"model: cannot build the model from its config: {one_line(error)}") from error
+        raise InputError(f"model.name: cannot build the model from its config: {one_line(error)}") from error
     return model.get_encoder() if stack == "encoder" else model

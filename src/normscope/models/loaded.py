@@ -154,6 +154,11 @@ class LoadedModel:
         )
 
     @property
+    def pads(self) -> bool:
+        """Whether texts of different lengths may be in one batch: false for a module that treats padding as tokens."""
+        return bool(getattr(self.model, "pads", True))
+
+    @property
     def translates(self) -> bool:
         """Whether the model is an encoder–decoder."""
         return self.layout.stack is not None

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.models.any_module import AnyModule
 from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import BlockParameters
 from normscope.models.block_weights import BlockWeights, takes_no_copy
@@ -150,7 +151,6 @@ class Observer:
                 yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))
             if not self._layout.registry:
                 yield modules.attention.register_forward_pre_hook(_Event(self, ForwardPass.begin_own_attention))
-                yield modules.attention.register_forward_hook(_Event(self, ForwardPass.end_own_attention))
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
             yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_feed_forward_inputs))
             yield network.input.register_forward_hook(_Event(self, ForwardPass.take_pre_activations))
@@ -234,8 +234,11 @@ class Observer:
     ) -> Any:
         """Run a module in a forward pass; None if the pass ends before the module does."""
         token, self.current = active.set(forward), forward
+        own = contextlib.nullcontext() if self._layout.registry else OwnAttention(forward)
+        part = isinstance(self._model, AnyModule) and module is not self._model
+        operations = self._model.operations() if part else contextlib.nullcontext()
         try:
-            with gradients, contextlib.nullcontext() if self._layout.registry else OwnAttention(forward):
+            with gradients, own, operations:
                 return module(*args, **kwargs)
         except StopForward:
             return None

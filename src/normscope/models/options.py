@@ -66,6 +66,9 @@ class ModelOptions:
     """Hub name or local folder of another tokenizer."""
     architecture: dict[str, Any] = field(default_factory=dict, metadata=FREE_FORM)
     """An inline transformers config instead of a downloaded model; the weights are random."""
+    factory: str | None = field(default=None, metadata=RUNS_CODE)
+    """A function that builds the model, as `package.module:function`. It returns a `torch.nn.Module`, a pair of a module and
+    its tokenizer, or a dict with `model` and other arguments of `normscope.wrap`."""
     random_init: bool = False
     """Use random weights of the same shapes, as a control."""
     quantization: Quantization | None = None
@@ -136,6 +139,18 @@ def check_model(options: ModelOptions) -> None:
             f"model.checkpoints={options.checkpoints}: expected on the command line, where it makes a sweep; in a file, "
             "set model.name to one folder"
         )
+    if options.factory is not None:
+        others = {"architecture": options.architecture, "random_init": options.random_init, "sha256": options.sha256}
+        others |= {"quantization": options.quantization, "toy": options.toy}
+        for key, value in others.items():
+            if value:
+                raise InputError(
+                    f"model.factory={options.factory}: the function builds the model; leave out model.{key}"
+                )
+        if options.name == options.pin.name:
+            raise InputError(
+                f"model.factory={options.factory}: expected model=own, got the preset of {options.name}; set model=own"
+            )
     if options.sha256 is not None and (options.random_init or options.architecture):
         raise InputError("model.sha256 is set, but random weights are asked for; drop one of the two")
 

@@ -31,11 +31,25 @@ class ScoreTerms:
     def weights(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
         """The weights of a block, recomputed from its query, key and scale and the other terms."""
         scores = block.alpha.scale * block.query @ block.key.transpose(-1, -2)
-        batch, heads, _, keys = scores.shape
-        # Some models fold the heads into the batch axis.
-        scores = scores + full_precision(self.terms[block.layer - 1]).view(batch, heads, -1, keys)
+        scores = scores + self._of(block)
         seen = block.alpha.seen.of() | ~block.token_mask[:, None, :, None]  # a softmax over nothing would be NaN
         return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+
+    def differ(self, block: AttentionBlock) -> bool:
+        """Whether the terms of some query differ between the keys that it sees."""
+        seen, terms = block.alpha.seen.of(), self._of(block)
+        highest = terms.masked_fill(~seen, -torch.inf).amax(dim=-1)
+        lowest = terms.masked_fill(~seen, torch.inf).amin(dim=-1)
+        return bool((highest - lowest > _SAME).any())
+
+    def _of(self, block: AttentionBlock) -> Float[Tensor, "batch head query key"]:
+        # Some models fold the heads into the batch axis, or have the same terms for all heads.
+        terms, heads = full_precision(self.terms[block.layer - 1]), block.query.shape[1]
+        return terms.view(len(block.token_mask), -1, *terms.shape[-2:]).expand(-1, heads, -1, -1)
+
+
+_SAME = 1e-3
+"""Terms that differ by less are masks, up to rounding; DeBERTa's or T5's position terms differ by far more."""
 
 
 def score_terms(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> ScoreTerms:

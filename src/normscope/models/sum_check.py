@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.models.block import AttentionBlock
+from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.identities import sampled_sum_error
 
 
@@ -44,6 +44,21 @@ class SumCheck:
     def add(self, block: AttentionBlock) -> None:
         """Add up the vectors of a block."""
         self.errors[block.layer] = sampled_sum_error(block, self._row)
+
+    def compare_stream(self, layer: int, left: Tensor, read: Tensor, token_mask: Tensor) -> None:
+        """Compare what a layer reads with what the previous layer returned.
+
+        Raises:
+            InputError: If something else has written to the hidden vectors.
+        """
+        if left is read or left.shape != read.shape:
+            return
+        difference = (full_precision(left) - full_precision(read))[token_mask].norm()
+        if float(difference) >= self._bound * float(full_precision(read)[token_mask].norm()):
+            raise InputError(
+                f"{self._name} cannot be observed exactly on these texts: layer {layer} does not read what layer {layer - 1} "
+                "returns, so something between them changes the hidden vectors"
+            )
 
     def require(self) -> None:
         """Check that the vectors of the pass add up to the attention output."""

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 from transformers import BatchEncoding
@@ -15,9 +16,11 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line
 from normscope.models.loaded import LoadedModel
+from normscope.models.token_names import TokenNames
 from normscope.rounding import counted
 
-Text = str | tuple[str, str]
+Text = str | tuple[str, str] | list[int]
+"""A text, a pair of texts or, for a model without a tokenizer, token ids."""
 
 _EXPECTED = "expected a str, a pair (tuple) of two str, a list of these, or a tokenizer's BatchEncoding"
 
@@ -41,7 +44,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     if isinstance(texts, BatchEncoding):
         sequences = _sequences(model, encoder, texts)
         return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
-    texts = texts if isinstance(texts, list) else [texts]
+    texts = texts if isinstance(texts, list) and not is_ids(texts) else [texts]
     if not texts:
         raise InputError("expected at least one text, got none")
     examples = [example_of(model, text) for text in texts]
@@ -91,12 +94,27 @@ def example_of(model: LoadedModel, text: object) -> Example:
     Raises:
         InputError: If it is anything else, even if it looks like one.
     """
+    if is_ids(text):
+        if not isinstance(model.tokenizer, TokenNames):
+            raise InputError(
+                "texts: expected texts, because the model has a tokenizer, got token ids; pass texts or a BatchEncoding"
+            )
+        text = model.tokenizer.text_of([int(each) for each in text])
     first, *second = parts_of(text)
     if not second and model.layout.reads_target:
         raise InputError(f"{model.name} needs a source and a target: pass a pair (tuple) of texts; got one text")
     if second and model.translates and not model.layout.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(first, second[0] if second else None)
+
+
+def is_ids(text: object) -> TypeGuard[list[int]]:
+    """Whether a text is given as a list of token ids."""
+    return (
+        isinstance(text, list)
+        and bool(text)
+        and all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in text)
+    )
 
 
 def parts_of(text: object) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def load_tokenizer(
     Raises:
         InputError: If it cannot be loaded or does not fit the model; the message names the config key.
     """
-    tokenizer = _load(source, options)
+    tokenizer = read_tokenizer(source, options)
     tokenizer.model_max_length = _longest_sequence(tokenizer, options.name)
     check_tokenizer(tokenizer, options.name, model, layout, options.tokenizer, random_weights=random_weights)
     return tokenizer
@@ -67,7 +67,15 @@ def check_tokenizer(
     _longest_sequence(tokenizer, name)
 
 
-def _load(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
+def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
+    """The tokenizer that the options name, otherwise the one beside a model.
+
+    Args:
+        source: The model's files.
+
+    Raises:
+        InputError: If there is none, or it cannot be read.
+    """
     if options.tokenizer is not None:
         given = f"model.tokenizer={options.tokenizer}"
         folder = locate(options.tokenizer, options, weights=False, key="model.tokenizer").folder

@@ -50,6 +50,7 @@ from normscope.models.stored_weights import execution_device
 from normscope.models.untouched import UntouchedPass, untouched_pass
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
+_WITHOUT_PADDING = ((9,), (7, 7))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Verification:
     error: float
     layer: int
     part: str
+    position_terms: bool = False
+    """Whether scores have terms besides q·k that differ between visible keys, in a model whose attention we do not call."""
 
 
 def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forward: bool = False) -> Verification:
@@ -82,25 +85,26 @@ def verify(model: PreTrainedModel, layout: BlockLayout, name: str, *, feed_forwa
     try:
         proof.compare_norms()
         with torch.inference_mode():
-            for lengths in _PROBE_LENGTHS:
+            for lengths in _lengths(model):
                 proof.compare_passes(_probes(model, layout, lengths))
     except NotObservableError as error:
         raise InputError(f"{name} cannot be observed exactly: {error}; see {layout.source}") from error
-    return proof.worst
+    return dataclasses.replace(proof.worst, position_terms=proof.position_terms)
 
 
-def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name: str) -> None:
-    """Compare the outputs of a model whose adapters were merged with those of the model before, and those of its head.
+def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name: str, changed: str) -> None:
+    """Compare the outputs of a changed model, and of its head, with those from before the change.
 
     Args:
-        model: The merged model, in evaluation mode.
-        expected: The model with its adapters.
+        model: The changed model, in evaluation mode.
+        expected: The model before the change.
         name: For messages.
+        changed: How it was changed, for messages.
 
     Raises:
         InputError: If they differ by more than the dtype can explain.
     """
-    for lengths in _PROBE_LENGTHS:
+    for lengths in _lengths(model):
         inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
         token_mask = inputs["attention_mask"].bool()
         if model.config.is_encoder_decoder:
@@ -108,13 +112,15 @@ def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name:
             target = _probe(model, vocabulary, lengths[::-1])
             token_mask = target["attention_mask"].bool()
             inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-        _compare_outputs(model.base_model, expected.base_model, inputs, token_mask, name)
+        _compare_outputs(model.base_model, expected.base_model, inputs, token_mask, name, changed)
         # A classifier of texts may not know padding, so its head sees one text without any.
         first = {key: tensor[:1] for key, tensor in inputs.items()}
-        _compare_outputs(model, expected, first, token_mask[:1], name)
+        _compare_outputs(model, expected, first, token_mask[:1], name, changed)
 
 
-def _compare_outputs(model: Any, expected: Any, inputs: Mapping[str, Tensor], token_mask: Tensor, name: str) -> None:
+def _compare_outputs(
+    model: Any, expected: Any, inputs: Mapping[str, Tensor], token_mask: Tensor, name: str, changed: str
+) -> None:
     with torch.inference_mode():
         got, reference = (full_precision(each(**inputs)[0]) for each in (model, expected))
     if got.shape[:2] != token_mask.shape:  # one output for a text
@@ -122,9 +128,14 @@ def _compare_outputs(model: Any, expected: Any, inputs: Mapping[str, Tensor], to
     error = relative_error(got, reference, reference, token_mask)
     if not error < BOUNDS[model.dtype]:
         raise InputError(
-            f"{name} cannot be observed exactly: with its adapters merged into its weights, its output differs by "
-            f"{error:.1e} (relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype})"
+            f"{name} cannot be observed exactly: {changed}, its output differs by {error:.1e} "
+            f"(relative, at most {BOUNDS[model.dtype]:.0e} in {model.dtype})"
         )
+
+
+def _lengths(model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
+    """The lengths of the texts in each probe batch."""
+    return _PROBE_LENGTHS if getattr(model, "pads", True) else _WITHOUT_PADDING
 
 
 class _Proof:
@@ -139,6 +150,7 @@ class _Proof:
         self._layer = 0
         """The last layer that was compared in the current pass."""
         self.worst = Verification(0.0, 1, "block input")
+        self.position_terms = False
 
     def _other_attention(self) -> list[BlockModules]:
         """In a decoder, the attention before or after the one that is observed."""
@@ -175,6 +187,7 @@ class _Proof:
     def _compare_block(self, expected: UntouchedPass, terms: ScoreTerms | None, block: AttentionBlock) -> None:
         modules, record = self._layers[block.layer - 1], expected.layers[block.layer]
         if terms is not None:
+            self.position_terms = self.position_terms or terms.differ(block)
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
             error = relative_error(rebuilt, weights, weights, block.token_mask)
             self._note([Difference(block.layer, "weights from query, key and scale", error)])
@@ -241,9 +254,8 @@ class _Proof:
         if error >= bound:
             raise InputError(
                 f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {error:.1e} "
-                f"(relative, at most {bound:.0e} in {self._model.dtype}); the installed transformers may "
-                "have changed this family, or its layout leaves out what the block does (a multiplier, a norm); see "
-                f"{self._layout.source}"
+                f"(relative, at most {bound:.0e} in {self._model.dtype}); the model may do something there that no rule covers "
+                f"(a multiplier, a norm, dropout that stays on); see {self._layout.source}"
             )
 
 
@@ -318,7 +330,7 @@ def _norm_error(module: nn.Module, norm: Normalisation, dtype: torch.dtype) -> f
     """
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(2, 8, len(norm.weight), generator=generator, dtype=torch.float64)
-    vectors[0] *= math.sqrt(norm.epsilon)
+    vectors[0] *= norm.epsilon if norm.adds_outside else math.sqrt(norm.epsilon)
     probe = vectors.to(norm.weight.device, dtype)
     with torch.inference_mode():
         expected = module(probe)

@@ -6,20 +6,24 @@ training changes in place are those observed. Only layers with an adapter have w
 
 import collections
 import copy
+import dataclasses
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.models.adapters import adapted_layers, merge_active_adapters, without_peft
+from normscope.models.any_module import AnyModule, Inputs
 from normscope.models.config_checks import check_supported
 from normscope.models.damage import damage_named
-from normscope.models.layout import Stack
+from normscope.models.layout import BlockLayout, Stack, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
@@ -32,9 +36,12 @@ from normscope.models.stored_weights import (
 )
 from normscope.models.task_heads import Head, has_head
 from normscope.models.text_tower import text_tower
+from normscope.models.token_names import TokenNames
 from normscope.models.tokenizer_loading import check_tokenizer
 from normscope.models.verification import verify_same_outputs
 from normscope.models.weight_checks import check_finite
+
+_UNCOVERED = "“Your own model” in the documentation for what a model may compute"
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -42,20 +49,37 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _HARMLESS_HOOKS = ("transformers", "peft")
 
 
-def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack | None = None) -> LoadedModel:
+def wrap_model(
+    model: object,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    stack: Stack | None = None,
+    *,
+    inputs: Inputs | None = None,
+    tokens: Sequence[str] | None = None,
+) -> LoadedModel:
     """A model in memory, ready to be observed.
 
     Args:
-        model: A transformers model with or without a head, or a PEFT model around one. Active adapters are merged in the copy.
+        model: A transformers model with or without a head, a PEFT model around one, or any other module that maps token ids to
+            vectors. Active adapters are merged in the copy.
+        tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces.
         stack: Which attention of an encoder–decoder; the encoder's by default.
+        inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
+        tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves.
 
     Raises:
-        InputError: If it is no such model, its family is not supported, or it cannot be copied faithfully.
+        InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
+    if isinstance(tokens, str):
+        raise InputError(f"tokens: expected a list of names, got the str {printable(repr(tokens), 60)}")
+    if tokenizer is not None and tokens is not None:
+        raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
     given = without_peft(model)
     if not isinstance(given, PreTrainedModel):
+        return _wrapped_module(given, tokenizer, stack, inputs, tokens)
+    if inputs is not None:
         raise InputError(
-            f"model: expected a PreTrainedModel of transformers, or a PEFT model of one, got {_kind(model)}"
+            f"inputs: expected none for a transformers model, whose forward is known, got {_kind(inputs)}; leave it out"
         )
     name = str(given.config.name_or_path or type(given).__name__)
     whole = text_tower(given)
@@ -70,7 +94,7 @@ def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack |
     with damage_named(observed, of_proof=True), inference_explained(name):
         layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
-    check_tokenizer(tokenizer, name, observed, layout)
+    tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
     return LoadedModel(
         model=observed,
         tokenizer=tokenizer,
@@ -82,6 +106,78 @@ def wrap_model(model: object, tokenizer: PreTrainedTokenizerBase, stack: Stack |
         load_head=lambda head: copied.model if head in heads else None,
         require_current=copied.require_current,
     )
+
+
+def _wrapped_module(
+    module: object,
+    tokenizer: PreTrainedTokenizerBase | None,
+    stack: Stack | None,
+    inputs: Inputs | None,
+    tokens: Sequence[str] | None,
+) -> LoadedModel:
+    """A module that is not from transformers, ready to be observed."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {_kind(module)}")
+    name = type(module).__name__
+    if stack is not None:
+        raise InputError(
+            f"stack={stack}: expected none for {name}, which is not a transformers encoder–decoder; leave out stack"
+        )
+    _check_eager(module)
+    copied = _Copy(AnyModule(module, inputs), name, hold=True)
+    observed = copied.model
+    assert isinstance(observed, AnyModule)
+    check_finite(observed, name)
+    with inference_explained(name, f"see {_UNCOVERED}"), torch.random.fork_rng():
+        observed.find_parts()
+        layout = dataclasses.replace(observed.settled(layout_of_model(observed)), source=_UNCOVERED)
+    plain = copy.copy(observed)
+    plain.plain = False
+    verify_same_outputs(observed, plain, name, "when it runs in plain operations")
+    tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
+    return LoadedModel(
+        model=observed,
+        tokenizer=tokenizer,
+        layout=layout,
+        name=name,
+        revision=None,
+        weights_sha256=None,
+        max_length=longest_input(observed, layout, tokenizer),
+        require_current=copied.require_current,
+    )
+
+
+def _check_eager(module: nn.Module) -> None:
+    """Check that a module runs its own Python code.
+
+    Raises:
+        InputError: If a part of it is compiled or scripted.
+    """
+    for path, part in module.named_modules():
+        compiled = getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+        if compiled or isinstance(part, torch.jit.ScriptModule):
+            kind = "compiled" if compiled else "scripted"
+            raise InputError(
+                f"model: expected a module that runs its own code, got a {kind} one{f' at {path}' if path else ''}; pass the "
+                "original module"
+            )
+
+
+def _checked_tokenizer(
+    tokenizer: PreTrainedTokenizerBase | None,
+    tokens: Sequence[str] | None,
+    model: PreTrainedModel,
+    layout: BlockLayout,
+    name: str,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that was given, if it fits the model; without one, a tokenizer of names."""
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, name, model, layout)
+        return tokenizer
+    rows = embeddings_of(model).num_embeddings
+    if tokens is not None and len(tokens) > rows:
+        raise InputError(f"tokens: expected at most {rows} names, one for each row of the embedding, got {len(tokens)}")
+    return TokenNames.of([str(number) for number in range(rows)] if tokens is None else tokens)
 
 
 def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrainedModel, Stack | None]:
@@ -132,7 +228,7 @@ class _Copy:
             unmerged = _copy(original, frozenset())
             merge_active_adapters(self.model)
             self.model.requires_grad_(False)
-            verify_same_outputs(self.model, unmerged, name)
+            verify_same_outputs(self.model, unmerged, name, "with its adapters merged into its weights")
         self._state = _state(original, self._own)
 
     def require_current(self) -> None:
@@ -179,6 +275,9 @@ def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
         raise InputError(f"model: its modules cannot be copied: {one_line(error)}") from error
     for module in copied.modules():
         attributes = vars(module)
+        for name, value in attributes.items():
+            if isinstance(value, types.FunctionType):
+                attributes[name] = _with_copies(value, memo)
         if isinstance(attributes.get("config"), PretrainedConfig):
             attributes["config"].use_cache = False  # as in `loading`
             attributes["config"].return_dict = True
@@ -187,6 +286,20 @@ def _copy(original: PreTrainedModel, own: frozenset[int]) -> PreTrainedModel:
         # With its hooks gone, transformers must be free to add them again.
         attributes.pop("_output_capturing_hooks_installed", None)
     return copied.eval()
+
+
+def _with_copies(function: types.FunctionType, memo: Mapping[int, Any]) -> types.FunctionType:
+    """A function that closes over the copies of modules: `self.mlp = lambda x: m.project(x)` would run the original m."""
+    cells = function.__closure__ or ()
+    held = [cell.cell_contents for cell in cells]
+    if not any(isinstance(value, nn.Module) and id(value) in memo for value in held):
+        return function
+    closure = tuple(types.CellType(memo.get(id(value), value)) for value in held)
+    copied = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 def _all_hooks(module: nn.Module) -> Iterator[dict[int, Any]]:

@@ -8,6 +8,7 @@ from normscope.data.corpora import arranged, open_corpus
 from normscope.data.corpus_memory import CorpusMemory
 from normscope.data.examples import Corpus
 from normscope.data.options import DatasetOptions
+from normscope.models.factories import BuiltModel
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import OpenedModel, open_model
 from normscope.models.model_info import ModelInfo
@@ -72,7 +73,9 @@ class ConfiguredInputs(Inputs):
         return open_corpus(options) if self.memory is None else self.memory.corpus(options, open_corpus)
 
     @cached_property
-    def _opened(self) -> OpenedModel:
+    def _opened(self) -> OpenedModel | BuiltModel:
+        if self._model.factory is not None:
+            return BuiltModel(self._model)
         return open_model(_trained(self._model))
 
 

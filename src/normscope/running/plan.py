@@ -326,7 +326,7 @@ def _context(
         ),
         hidden_norms=observer.hidden_norms,
         methods=model.layout.methods,
-        has_position_terms=not model.layout.registry,
+        has_position_terms=not model.layout.registry and model.verification.position_terms,
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
         own_pooling=lambda: pooling_of(model.folder, model.name),

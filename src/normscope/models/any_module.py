@@ -1,0 +1,228 @@
+"""Any module that maps token ids to vectors, as a model that can be observed like a transformers model."""
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
+from transformers import PretrainedConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError, one_line, origin
+from normscope.models.graph import NotInferredError
+from normscope.models.layout import BlockLayout
+from normscope.models.plain_operations import PlainOperations
+from normscope.rounding import counted
+
+Inputs = Callable[[Tensor, Tensor], Any]
+"""What a module's `forward` is given: keyword arguments, positional arguments or one tensor, from ids and mask."""
+
+_PROBE = (2, 5)
+"""Number of texts and of tokens in the batch that is used to find the parts of a module."""
+
+
+_TRANSPARENT = frozenset({"normscope.models.plain_operations", "normscope.models.own_attention"})
+"""Modules of ours through which every operation of a model passes."""
+
+
+class AnyModule(PreTrainedModel):
+    """A module that looks like a transformers model from outside; it runs in plain operations.
+
+    Args:
+        module: The module, in evaluation mode. It may get submodules for its bare parameters, so it should be a copy.
+        inputs: A function of ids and mask, both (text, token), that returns what the module is called with. By default, the
+            ids, and the mask if `forward` has a parameter `attention_mask`.
+
+    Raises:
+        InputError: If the module cannot be called, returns no vectors, or looks up no token embedding.
+    """
+
+    config_class = PretrainedConfig
+
+    def __init__(self, module: nn.Module, inputs: Inputs | None = None) -> None:
+        config = PretrainedConfig()
+        config.model_type, config.name_or_path = type(module).__name__, type(module).__name__
+        config.pad_token_id, config._attn_implementation = None, "eager"
+        super().__init__(config)
+        self.model = module
+        self.inputs = inputs
+        self.plain = True
+        """Whether the module runs in plain operations."""
+        self.vectors: str | None = None
+        """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        self.embedding: nn.Embedding | None = None
+        self.pads = True
+        """Whether texts may be followed by padding."""
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return False
+
+    def set_experts_implementation(self, experts_implementation: Any) -> None:
+        """Do nothing: the module has no other implementations to choose from."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of the tokens."""
+        if self.embedding is None:
+            raise NotImplementedError
+        return self.embedding
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+        """Run the module.
+
+        Args:
+            input_ids: (text, token).
+            attention_mask: 1 at tokens and 0 at padding, (text, token).
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        with self.operations(), self._captured() as captured:
+            output = self._explained(input_ids, mask)
+        return BaseModelOutput(last_hidden_state=captured[-1] if captured else self._vectors(output, input_ids))
+
+    def operations(self) -> contextlib.AbstractContextManager[object]:
+        """Context in which the module, or a part of it, runs as it does in `forward`."""
+        return PlainOperations(self.model) if self.plain else contextlib.nullcontext()
+
+    def _explained(self, ids: Tensor, mask: Tensor) -> Any:
+        """Run the module; whatever its own code raises becomes an input error."""
+        try:
+            return self._run(ids, mask)
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or origin(error, _TRANSPARENT).startswith("normscope."):
+                raise
+            raise InputError(
+                f"model: {type(self.model).__name__} fails on {counted(len(ids), 'text')} of {counted(ids.shape[1], 'token')}: "
+                f"{one_line(error)}"
+            ) from error
+
+    def _run(self, ids: Tensor, mask: Tensor) -> Any:
+        given = self._default(ids, mask) if self.inputs is None else self.inputs(ids, mask)
+        if isinstance(given, Mapping):
+            return self.model(**given)
+        return self.model(*given) if isinstance(given, tuple | list) else self.model(given)
+
+    def _default(self, ids: Tensor, mask: Tensor) -> Mapping[str, Tensor]:
+        parameters = inspect.signature(self.model.forward).parameters
+        names = [
+            name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ]
+        given = {"input_ids" if "input_ids" in names else next(iter(names), "input_ids"): ids}
+        return given | ({"attention_mask": mask} if "attention_mask" in names else {})
+
+    @contextlib.contextmanager
+    def _captured(self) -> Iterator[list[Tensor]]:
+        outputs: list[Tensor] = []
+        if self.vectors is None:
+            yield outputs
+            return
+        handle = self.get_submodule(self.vectors).register_forward_hook(
+            lambda _module, _args, output: outputs.append(output[0] if isinstance(output, tuple | list) else output)
+        )
+        try:
+            yield outputs
+        finally:
+            handle.remove()
+
+    def _vectors(self, output: Any, ids: Tensor) -> Tensor:
+        if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+            output = vars(output)
+        tensors = [each for each in tree_iter(output) if isinstance(each, Tensor)]
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.ndim == 3 and tensor.shape[0] == len(ids):
+                return tensor
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3]) or "no tensor"
+        raise InputError(
+            f"model: expected {type(self.model).__name__} to return a vector for each token, of shape "
+            f"({len(ids)}, {ids.shape[1]}, …), got {shapes}"
+        )
+
+    def find_parts(self) -> None:
+        """Find the token embedding and the bare parameters that are multiplied with vectors."""
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        ids = torch.arange(_PROBE[0] * _PROBE[1], device=device).view(_PROBE) % 2
+        mode = PlainOperations(self.model, discover=True)
+        try:
+            with torch.no_grad(), mode:
+                output = self._run(ids, torch.ones_like(ids))
+        except InputError:
+            raise
+        except Exception as error:  # somebody else's code
+            raise InputError(
+                f"model: {type(self.model).__name__} fails on token ids of shape {_PROBE}: {one_line(error)}; pass "
+                "inputs=, a function of ids and mask that returns the arguments of its forward"
+            ) from error
+        self.eval()  # the new submodules too
+        self._vectors(output, ids)
+        looked_up = [weight for read, weight in mode.looked_up if read.shape == ids.shape and torch.equal(read, ids)]
+        tables = [module for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        self.embedding = next((table for table in tables if any(table.weight is each for each in looked_up)), None)
+        if self.embedding is None:
+            raise InputError(
+                f"model: {type(self.model).__name__} does not look up its token ids in an nn.Embedding, so its vocabulary "
+                "is unknown; embed the ids with an nn.Embedding"
+            )
+        self.config.vocab_size, self.config.hidden_size = self.embedding.weight.shape
+
+    def settled(self, layout: BlockLayout) -> BlockLayout:
+        """Find out what the module returns, and whether texts may be followed by padding.
+
+        Args:
+            layout: Where its layers and its last norm are.
+
+        Returns:
+            The layout, without a head that the vectors pass through.
+        """
+        ids = torch.arange(_PROBE[0] * _PROBE[1], device=self.device).view(_PROBE) % self.config.vocab_size
+        with torch.no_grad():
+            returned = self(ids).last_hidden_state
+            self.vectors = layout.final_norm or layout.layers[-1]
+            made = self(ids).last_hidden_state
+        if returned.shape == made.shape and torch.equal(returned, made):
+            self.vectors = None
+        self._check_rest(layout)
+        self.pads = self._ignores_padding()
+        return layout if self.vectors is None else dataclasses.replace(layout, output_projection=None)
+
+    def _check_rest(self, layout: BlockLayout) -> None:
+        """Check that attention alone mixes tokens: changing one token's attention output changes only that token.
+
+        Raises:
+            NotInferredError: If it does not.
+        """
+        ids = torch.arange(_PROBE[1], device=self.device)[None] % self.config.vocab_size
+        for modules in layout.bind(self):
+            outputs: list[Tensor] = []
+
+            def change(_module: nn.Module, _args: Any, output: Tensor, outputs: list[Tensor] = outputs) -> Tensor:
+                changed = output.clone()
+                changed[:, 0, ::2] += 1.0 if outputs else 0.0  # a norm would cancel a constant shift
+                return changed
+
+            def take(_module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs) -> None:
+                outputs.append(output[0] if isinstance(output, tuple | list) else output)
+
+            handles = [modules.output.register_forward_hook(change), modules.whole.register_forward_hook(take)]
+            try:
+                with torch.no_grad():
+                    self(ids)
+                    self(ids)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            before, after = outputs[0], outputs[len(outputs) // 2]
+            if (before - after)[:, 1:].norm() > 1e-3 * before.norm():
+                raise NotInferredError(f"layer {modules.layer} mixes tokens after attention as well")
+
+    def _ignores_padding(self) -> bool:
+        """Whether the module returns the same vectors for a text with and without padding after it."""
+        ids = torch.arange(4, device=self.device).view(2, 2) % self.config.vocab_size
+        padded = torch.nn.functional.pad(ids, (0, 2))
+        with torch.no_grad():
+            alone = self(ids, torch.ones_like(ids)).last_hidden_state
+            beside = self(padded, torch.tensor([[1, 1, 0, 0]] * 2, device=self.device)).last_hidden_state[:, :2]
+        return bool((alone - beside).norm() < 1e-3 * alone.norm())

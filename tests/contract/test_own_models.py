@@ -1,0 +1,337 @@
+"""Models that are not from transformers are observed exactly, or refused in one line."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import normscope
+from normscope.errors import InputError
+from normscope.models.plain_operations import BareLinear, BareNorm
+from tests import own_models
+from tests.own_models import MODELS
+
+TEXTS = [[5, 7, 12, 3], [9, 1, 4, 8]]
+
+
+def built(name):
+    """A model in float64 whose norms and biases do something."""
+    torch.manual_seed(3)
+    model = MODELS[name][0]().double()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def hooked(model, path):
+    """What the untouched model's attention gives in each layer, for both texts."""
+    outputs = []
+
+    def take(_module, _args, output):
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [model.get_submodule(path.format(layer)).register_forward_hook(take) for layer in range(own_models.L)]
+    ids = torch.tensor(TEXTS)
+    arguments = (ids, torch.ones_like(ids)) if "attention_mask" in model.forward.__code__.co_varnames else (ids,)
+    with torch.no_grad():
+        model.eval()(*arguments)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_equal_what_the_untouched_model_computes(name):
+    model = built(name)
+    expected = hooked(model, MODELS[name][1])
+    wrapped = normscope.wrap(model)
+    blocks = list(normscope.observe(wrapped, TEXTS))
+    assert len(blocks) == len(expected) == own_models.L
+    for block, output in zip(blocks, expected, strict=True):
+        weights = block.weights
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-12)
+        made = torch.einsum("bhqk,bhkm->bqm", weights, block.transformed())
+        if block.output_bias is not None:
+            made = made + block.output_bias
+        torch.testing.assert_close(made, output, rtol=1e-10, atol=1e-10)
+    assert wrapped.layers_verification.error < 1e-10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models_are_followed(name):
+    """Vectors of whole models are rebuilt when maps are made; a difference would be an error."""
+    maps = normscope.attribution_maps(normscope.wrap(built(name)), TEXTS[0])
+    assert {"decompx", "alti", "rollout", "norm_rollout"} <= maps.keys()
+
+
+def test_the_model_stays_as_it_is():
+    model = built("multi-head-attention").train()
+    model.requires_grad_(True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modules = [name for name, _ in model.named_modules()]
+    normscope.decompose(normscope.wrap(model), TEXTS[0])
+    assert [name for name, _ in model.named_modules()] == modules
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_bare_parameters_become_layers_of_the_copy_alone():
+    wrapped = normscope.wrap(built("bare-matrices"))
+    kinds = [type(module) for module in wrapped.model.modules()]
+    assert kinds.count(BareLinear) == 6 * own_models.L
+    assert kinds.count(BareNorm) == 2 * own_models.L
+
+
+def test_a_text_is_ids_or_names_of_tokens():
+    model = built("gpt")
+    by_number = normscope.wrap(model)
+    by_name = normscope.wrap(model, tokens=[f"t{number}" for number in range(own_models.V)])
+    results = [
+        normscope.decompose(by_number, [5, 7, 12]),
+        normscope.decompose(by_number, "5 7 12"),
+        normscope.decompose(by_name, [5, 7, 12]),
+        normscope.decompose(by_name, "t5 t7 t12"),
+    ]
+    assert [result.tokens for result in results] == [("5", "7", "12")] * 2 + [("t5", "t7", "t12")] * 2
+    assert all(torch.equal(result.vectors, results[0].vectors) for result in results)
+    assert len(normscope.decompose(by_number, TEXTS)) == 2
+
+
+def test_how_a_module_is_called_can_be_given():
+    class Reversed(own_models.TorchEncoder):
+        def forward(self, padding, words):
+            return super().forward(words, ~padding)
+
+    torch.manual_seed(3)
+    wrapped = normscope.wrap(Reversed().double(), inputs=lambda ids, mask: {"words": ids, "padding": mask == 0})
+    assert wrapped.pads
+    expected = normscope.wrap(built_like(wrapped))
+    got, wanted = (normscope.decompose(model, TEXTS[0]) for model in (wrapped, expected))
+    torch.testing.assert_close(got.ratios, wanted.ratios)
+
+
+def built_like(wrapped):
+    """The same model with the usual arguments."""
+    model = own_models.TorchEncoder().double()
+    model.load_state_dict({name: value for name, value in wrapped.model.model.state_dict().items() if "[" not in name})
+    return model
+
+
+def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
+    wrapped = normscope.wrap(built("without-mask"))
+    assert not wrapped.pads
+    texts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10, 11]]
+    together, *alone = (
+        normscope.run("mixing", model=wrapped, texts=some).tables["mixing_by_layer"].query("category == 'all'")
+        for some in (texts, *([text] for text in texts))
+    )
+    assert len(together)
+    sums = sum(table["mean"].to_numpy() * table["count"].to_numpy() for table in alone)
+    np.testing.assert_allclose(together["mean"] * together["count"], sums, rtol=1e-10)
+    with pytest.raises(InputError, match="expected texts of the same length in a batch"):
+        normscope.decompose(wrapped, texts)
+
+
+class Changed(own_models.CausalSelfAttention):
+    """Attention with something that is no rule of attention."""
+
+    def __init__(self, what):
+        super().__init__(flash=False, bias=True)
+        self.what = what
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (z.view(b, t, own_models.H, -1).transpose(1, 2) for z in self.c_attn(x).chunk(3, dim=-1))
+        if self.what == "clipped values":
+            v = v.clamp(-0.5, 0.5)
+        a = ((q @ k.mT) / 3).masked_fill(self.mask[:, :, :t, :t] == 0, -torch.inf).softmax(-1)
+        if self.what == "smoothed weights":
+            a = 0.9 * a + 0.1 / t
+        if self.what == "other values":
+            v = v.roll(1, dims=2)
+        y = (a @ v).transpose(1, 2).reshape(b, t, -1)
+        if self.what == "gate":
+            y = y * torch.sigmoid(x)
+        if self.what == "dropout":
+            y = nn.functional.dropout(y, 0.5)
+        return self.c_proj(y)
+
+
+@pytest.mark.parametrize("what", ["clipped values", "smoothed weights", "other values", "gate", "dropout"])
+def test_sabotaged_attention_is_refused(what):
+    model = own_models.NanoGPT().double()
+    for block in model.transformer.h:
+        block.attn = Changed(what).double()
+    refused(model, "NanoGPT cannot be observed exactly")
+
+
+class Scripted(nn.Module):
+    """Not a module of a model, but something near it."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.table, self.result = nn.Embedding(8, 4), result
+
+    def forward(self, ids):
+        return self.result(self.table(ids))
+
+
+class Needs(own_models.NoMask):
+    """A model that needs a second argument."""
+
+    def forward(self, x, language):
+        return super().forward(x) + language
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(2, 2), "Linear fails on token ids of shape"),
+        (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
+        (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
+        (lambda: own_models.Flat(), "no module runs exactly one layer"),
+        (lambda: own_models.TorchEncoder(batch_first=False), "expected the batch axis first .batch_first=True."),
+        (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
+        (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),
+        (lambda: Needs(), "Needs fails on token ids of shape .2, 5.: .* pass inputs="),
+    ],
+)
+def test_what_is_no_such_model_is_refused(model, message):
+    refused(model(), message)
+
+
+def refused(model, message):
+    with pytest.raises(InputError, match=message) as caught:
+        normscope.wrap(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_texts_and_names_are_explained():
+    wrapped = normscope.wrap(built("gpt"))
+    for text, message in (
+        ("5 river", r"expected token names separated by spaces \(0, 1, 2, …\), got 'river'"),
+        ([5, 61], "expected token ids from 0 to 60, got 61"),
+        ([1] * 65, "fails on 1 text of 65 tokens|longer than 64 tokens"),
+    ):
+        with pytest.raises(InputError, match=message):
+            normscope.decompose(wrapped, text)
+    for tokens, message in (
+        (["a", "a"], "expected distinct names, got 'a' twice"),
+        (["a b"], "expected a name without spaces for each token id, got 'a b' for id 0"),
+        ([str(number) for number in range(62)], "expected at most 61 names"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            normscope.wrap(built("gpt"), tokens=tokens)
+
+
+class Skipping(own_models.NanoGPT):
+    """Something else writes to the hidden vectors, but only in texts with token 60 three times or of more than 12 tokens."""
+
+    def forward(self, idx):
+        x = self.transformer.wte(idx)
+        for block in self.transformer.h:
+            x = block(x)
+            if idx.shape[1] > 12 or bool((idx == 60).sum() > 2):
+                x = 2 * x
+        return self.transformer.ln_f(x)
+
+
+@pytest.mark.parametrize("text", [[60, 60, 3, 60], list(range(13))])
+def test_what_a_probe_cannot_show_is_noticed_when_the_model_runs(text):
+    torch.manual_seed(3)
+    wrapped = normscope.wrap(Skipping().double())
+    normscope.decompose(wrapped, [1, 2, 3])
+    with pytest.raises(InputError, match="layer 2 does not read what layer 1 returns"):
+        normscope.decompose(wrapped, text)
+
+
+class Convolved(own_models.Block):
+    """A network that mixes tokens."""
+
+    def __init__(self):
+        super().__init__(flash=True, bias=True)
+        self.mlp = nn.Conv1d(own_models.D, own_models.D, 3, padding=1)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x).transpose(1, 2)).transpose(1, 2)
+
+
+def test_networks_that_mix_tokens_are_refused():
+    model = own_models.NanoGPT()
+    model.transformer.h = nn.ModuleList(Convolved() for _ in range(2))
+    refused(model.double(), "layer 1 mixes tokens after attention as well")
+
+
+class OwnNorm(nn.Module):
+    """A norm with names of its own, which adds ε to the standard deviation, as in the Annotated Transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = own_models.weight(own_models.D), own_models.weight(own_models.D)
+
+    def forward(self, x):
+        return self.a * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-4) + self.b
+
+
+class UnbiasedNorm(OwnNorm):
+    """A norm with the unbiased variance."""
+
+    def forward(self, x):
+        return (1 + self.a) * (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-6).sqrt()
+
+
+class QueryNorm(own_models.CausalSelfAttention):
+    """Norms of queries and keys, keys and values in one layer, and a window."""
+
+    def __init__(self):
+        super().__init__(flash=True, bias=False)
+        self.to_q, self.to_kv = nn.Linear(own_models.D, own_models.D), nn.Linear(own_models.D, 2 * own_models.D)
+        self.of_q, self.of_k = (nn.LayerNorm(own_models.D // own_models.H) for _ in range(2))
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        k, v = self.to_kv(x).chunk(2, dim=-1)
+        q, k, v = (z.view(b, t, own_models.H, -1) for z in (self.to_q(x), k, v))
+        seen = torch.ones(t, t, dtype=torch.bool).tril().triu(-2)
+        y = nn.functional.scaled_dot_product_attention(
+            self.of_q(q).transpose(1, 2), self.of_k(k).transpose(1, 2), v.transpose(1, 2), attn_mask=seen
+        )
+        return self.c_proj(y.transpose(1, 2).reshape(b, t, -1))
+
+
+@pytest.mark.parametrize("change", [OwnNorm, UnbiasedNorm, QueryNorm])
+def test_norms_windows_and_orders_of_heads(change):
+    torch.manual_seed(3)
+    model = own_models.NanoGPT()
+    for block in model.transformer.h:
+        if change is QueryNorm:
+            block.attn = QueryNorm()
+        else:
+            block.ln_1, block.ln_2 = change(), change()
+    wrapped = normscope.wrap(model.double())
+    assert wrapped.verification.error < 1e-10
+    assert wrapped.layers_verification.error < 1e-10
+
+
+def test_closures_over_modules_are_those_of_the_copy():
+    """minGPT keeps its network as a lambda over a `ModuleDict`."""
+
+    class Closed(own_models.Block):
+        def __init__(self):
+            super().__init__(flash=True, bias=True)
+            network = self.mlp
+            self.of_network = lambda x: network.c_proj(network.gelu(network.c_fc(x)))
+
+        def forward(self, x):
+            x = x + self.attn(self.ln_1(x))
+            return x + self.of_network(self.ln_2(x))
+
+    model = own_models.NanoGPT()
+    model.transformer.h = nn.ModuleList(Closed() for _ in range(2))
+    assert normscope.wrap(model.double()).layers_verification.error < 1e-10

@@ -1,0 +1,412 @@
+"""Small models that are not from transformers, written as people write them. `attention` names their attention modules."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+V, D, H, L, T = 61, 32, 4, 3, 64
+
+
+def weight(*shape):
+    return nn.Parameter(torch.randn(*shape) * 0.2)
+
+
+class TorchEncoder(nn.Module):
+    def __init__(self, norm_first=False, activation="relu", batch_first=True, final=False, layers=L):
+        super().__init__()
+        self.embed = nn.Embedding(V, D)
+        self.position = nn.Embedding(T, D)
+        layer = nn.TransformerEncoderLayer(
+            D, H, 64, dropout=0.1, activation=activation, norm_first=norm_first, batch_first=batch_first
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, layers, norm=nn.LayerNorm(D) if final else None, enable_nested_tensor=False
+        )
+        self.batch_first = batch_first
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embed(input_ids) + self.position(torch.arange(input_ids.shape[1]))
+        if not self.batch_first:
+            x = x.transpose(0, 1)
+        x = self.encoder(x, src_key_padding_mask=attention_mask == 0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, ndim, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ndim))
+        self.bias = nn.Parameter(torch.zeros(ndim)) if bias else None
+
+    def forward(self, input):
+        return F.layer_norm(input, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, flash, bias):
+        super().__init__()
+        self.c_attn = nn.Linear(D, 3 * D, bias=bias)
+        self.c_proj = nn.Linear(D, D, bias=bias)
+        self.attn_dropout = nn.Dropout(0.1)
+        self.flash = flash
+        self.register_buffer("mask", torch.tril(torch.ones(T, T)).view(1, 1, T, T))
+
+    def forward(self, x):
+        B, Tn, C = x.size()
+        q, k, v = self.c_attn(x).split(D, dim=2)
+        k = k.view(B, Tn, H, C // H).transpose(1, 2)
+        q = q.view(B, Tn, H, C // H).transpose(1, 2)
+        v = v.view(B, Tn, H, C // H).transpose(1, 2)
+        if self.flash:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
+        else:
+            att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            att = att.masked_fill(self.mask[:, :, :Tn, :Tn] == 0, float("-inf"))
+            att = F.softmax(att, dim=-1)
+            att = self.attn_dropout(att)
+            y = att @ v
+        y = y.transpose(1, 2).contiguous().view(B, Tn, C)
+        return self.c_proj(y)
+
+
+class MLP(nn.Module):
+    def __init__(self, bias=True):
+        super().__init__()
+        self.c_fc = nn.Linear(D, 4 * D, bias=bias)
+        self.gelu = nn.GELU()
+        self.c_proj = nn.Linear(4 * D, D, bias=bias)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, flash, bias):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2, self.mlp = (
+            LayerNorm(D, bias),
+            CausalSelfAttention(flash, bias),
+            LayerNorm(D, bias),
+            MLP(bias),
+        )
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class NanoGPT(nn.Module):
+    def __init__(self, flash=True, bias=True):
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(V, D),
+                "wpe": nn.Embedding(T, D),
+                "drop": nn.Dropout(0.1),
+                "h": nn.ModuleList(Block(flash, bias) for _ in range(L)),
+                "ln_f": LayerNorm(D, bias),
+            }
+        )
+        self.lm_head = nn.Linear(D, V, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+
+    def forward(self, idx):
+        t = idx.size(1)
+        pos = torch.arange(0, t, dtype=torch.long, device=idx.device)
+        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))
+        for block in self.transformer.h:
+            x = block(x)
+        x = self.transformer.ln_f(x)
+        logits = self.lm_head(x[:, [-1], :])
+        return logits, None
+
+
+class LensAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        k = D // H
+        for name in "QKV":
+            setattr(self, f"W_{name}", weight(H, D, k))
+            setattr(self, f"b_{name}", weight(H, k))
+        self.W_O = weight(H, k, D)
+        self.b_O = weight(D)
+
+    def forward(self, x):
+        q = torch.einsum("bpm,hmk->bphk", x, self.W_Q) + self.b_Q
+        k = torch.einsum("bpm,hmk->bphk", x, self.W_K) + self.b_K
+        v = torch.einsum("bpm,hmk->bphk", x, self.W_V) + self.b_V
+        s = torch.einsum("bqhk,bphk->bhqp", q, k) / math.sqrt(q.shape[-1])
+        n = s.shape[-1]
+        s = s.masked_fill(torch.triu(torch.ones(n, n, dtype=torch.bool), 1), -1e5)
+        a = s.softmax(-1)
+        z = torch.einsum("bphk,bhqp->bqhk", v, a)
+        return torch.einsum("bqhk,hkm->bqm", z, self.W_O) + self.b_O
+
+
+class LensBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln1, self.attn, self.ln2 = nn.LayerNorm(D), LensAttention(), nn.LayerNorm(D)
+        self.W_in, self.b_in = weight(D, 4 * D), weight(4 * D)
+        self.W_out, self.b_out = weight(4 * D, D), weight(D)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln1(x))
+        return x + (F.gelu(self.ln2(x) @ self.W_in + self.b_in) @ self.W_out + self.b_out)
+
+
+class Lens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.W_E = nn.Embedding(V, D)
+        self.blocks = nn.ModuleList(LensBlock() for _ in range(L))
+        self.ln_final = nn.LayerNorm(D)
+
+    def forward(self, tokens):
+        x = self.W_E(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.ln_final(x)
+
+
+class RMS(nn.Module):
+    def __init__(self, eps=1e-6):
+        super().__init__()
+        self.scale, self.e = nn.Parameter(torch.rand(D) + 0.5), eps
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.e) * self.scale
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n1, self.n2 = RMS(), RMS()
+        self.wq, self.wk, self.wv = (
+            nn.Linear(D, D, bias=False),
+            nn.Linear(D, D // 2, bias=False),
+            nn.Linear(D, D // 2, bias=False),
+        )
+        self.wo = nn.Linear(D, D, bias=False)
+        self.w1, self.w2, self.w3 = (
+            nn.Linear(D, 48, bias=False),
+            nn.Linear(48, D, bias=False),
+            nn.Linear(D, 48, bias=False),
+        )
+
+    def forward(self, x, freqs):
+        h = self.n1(x)
+        b, t, _ = h.shape
+        q, k, v = self.wq(h).view(b, t, H, -1), self.wk(h).view(b, t, H // 2, -1), self.wv(h).view(b, t, H // 2, -1)
+        q, k = rotate(q, freqs), rotate(k, freqs)
+        k, v = k.repeat_interleave(2, dim=2), v.repeat_interleave(2, dim=2)
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        x = x + self.wo(y.transpose(1, 2).reshape(b, t, -1))
+        h = self.n2(x)
+        return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
+
+
+def rotate(x, freqs):
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * freqs[:, None].to(pairs.dtype)).flatten(3)
+
+
+class Llama(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tok = nn.Embedding(V, D)
+        self.layers = nn.ModuleList(LlamaBlock() for _ in range(L))
+        self.norm = RMS()
+        self.out = nn.Linear(D, V, bias=False)
+
+    def forward(self, tokens):
+        t = tokens.shape[1]
+        k = D // H
+        angles = torch.outer(torch.arange(t), 1 / 100 ** (torch.arange(0, k, 2) / k))
+        freqs = torch.polar(torch.ones_like(angles), angles)
+        x = self.tok(tokens)
+        for layer in self.layers:
+            x = layer(x, freqs)
+        return self.out(self.norm(x))
+
+
+class MatmulAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (weight(D, D) for _ in range(4))
+        self.bo = weight(D)
+
+    def forward(self, x, mask):
+        b, t, _ = x.shape
+
+        def heads(z):
+            return z.view(b, t, H, -1).permute(0, 2, 1, 3)
+
+        q, k, v = heads(x @ self.wq), heads(torch.matmul(x, self.wk)), heads(x @ self.wv)
+        a = torch.softmax(q @ k.mT / (D // H) ** 0.5 + mask, -1)
+        return (a @ v).permute(0, 2, 1, 3).reshape(b, t, D) @ self.wo + self.bo
+
+
+class MatmulBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = MatmulAttention()
+        self.g1, self.b1, self.g2, self.b2 = (weight(D) for _ in range(4))
+        self.w1, self.c1, self.w2 = weight(64, D), weight(64), weight(D, 64)
+
+    def forward(self, x, mask):
+        x = F.layer_norm(x + self.attn(x, mask), (D,), self.g1, self.b1, 1e-12)
+        y = F.linear(F.gelu(F.linear(x, self.w1, self.c1)), self.w2)
+        return F.layer_norm(x + y, (D,), self.g2, self.b2, 1e-12)
+
+
+class Matmul(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.layers = nn.Embedding(V, D), nn.ModuleList(MatmulBlock() for _ in range(L))
+
+    def forward(self, input_ids, attention_mask):
+        mask = (1 - attention_mask[:, None, None].to(self.emb.weight.dtype)) * -1e9
+        x = self.emb(input_ids)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+class MhaBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mha = nn.MultiheadAttention(D, H, batch_first=True)
+        self.n1, self.n2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.ff = nn.Sequential(nn.Linear(D, 64), nn.GELU(), nn.Linear(64, D))
+
+    def forward(self, x, pad):
+        y, weights = self.mha(self.n1(x), self.n1(x), self.n1(x), key_padding_mask=pad)
+        x = x + y
+        return x + self.ff(self.n2(x)), weights
+
+
+class Mha(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.blocks = nn.Embedding(V, D), nn.ModuleList(MhaBlock() for _ in range(L))
+        self.pos = nn.Parameter(torch.randn(1, T, D))
+
+    def forward(self, input_ids, attention_mask):
+        x, maps = self.emb(input_ids) + self.pos[:, : input_ids.shape[1]], []
+        for block in self.blocks:
+            x, w = block(x, attention_mask == 0)
+            maps.append(w)
+        return {"output": x, "maps": maps}
+
+
+class Parallel(nn.Module):
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln, self.qkv, self.proj = nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.Linear(D, D)
+            self.up, self.down = nn.Linear(D, 64), nn.Linear(64, D)
+
+        def forward(self, x, alibi):
+            h = self.ln(x)
+            b, t, _ = h.shape
+            q, k, v = self.qkv(h).reshape(b, t, 3, H, -1).permute(2, 0, 3, 1, 4)
+            a = ((q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5 + alibi).softmax(-1)
+            y = self.proj((a @ v).transpose(1, 2).flatten(2))
+            return x + y + self.down(F.relu(self.up(h)))
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.layers, self.ln_f = (
+            nn.Embedding(V, D),
+            nn.ModuleList(self.Layer() for _ in range(L)),
+            nn.LayerNorm(D),
+        )
+
+    def forward(self, ids):
+        t = ids.shape[1]
+        far = torch.arange(t)[:, None] - torch.arange(t)
+        slopes = 2.0 ** -torch.arange(1, H + 1)
+        alibi = (-slopes[:, None, None] * far).masked_fill(far < 0, float("-inf"))
+        x = self.emb(ids)
+        for layer in self.layers:
+            x = layer(x, alibi)
+        return self.ln_f(x)
+
+
+class Flat(nn.Module):
+    """No module runs a whole layer."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
+
+        def forward(self, x, keep):
+            b, t, _ = x.shape
+            q, k, v = (f(x).view(b, t, H, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            s = (q @ k.transpose(2, 3) / math.sqrt(D // H)).masked_fill(~keep, torch.finfo(x.dtype).min)
+            return self.o((s.softmax(-1) @ v).transpose(1, 2).reshape(b, t, D))
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(V, D)
+        self.attentions = nn.ModuleList(self.Attention() for _ in range(L))
+        self.norm1, self.norm2 = (nn.ModuleList(nn.LayerNorm(D) for _ in range(L)) for _ in range(2))
+        self.ffs = nn.ModuleList(nn.Sequential(nn.Linear(D, 64), nn.ReLU(), nn.Linear(64, D)) for _ in range(L))
+
+    def forward(self, input_ids, attention_mask):
+        x = self.emb(input_ids)
+        for a, n1, f, n2 in zip(self.attentions, self.norm1, self.ffs, self.norm2, strict=True):
+            x = n1(x + a(x, attention_mask[:, None, None].bool()))
+            x = n2(x + f(x))
+        return x
+
+
+class NoMask(nn.Module):
+    """A bidirectional model that takes no mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(V, D)
+        self.enc = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(D, H, 64, batch_first=True, norm_first=True), L, enable_nested_tensor=False
+        )
+
+    def forward(self, x):
+        return self.enc(self.emb(x))
+
+
+class LinearAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.q, self.k, self.v = nn.Embedding(V, D), nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, input_ids):
+        x = self.emb(input_ids)
+        q, k = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1
+        return x + q @ (k.transpose(1, 2) @ self.v(x))
+
+
+def gpt():
+    """A factory for `model.factory`."""
+    torch.manual_seed(0)
+    return NanoGPT()
+
+
+MODELS = {
+    "torch-post": (TorchEncoder, "encoder.layers.{}.self_attn"),
+    "torch-pre": (lambda: TorchEncoder(norm_first=True, activation="gelu", final=True), "encoder.layers.{}.self_attn"),
+    "gpt": (NanoGPT, "transformer.h.{}.attn"),
+    "gpt-without-fused-attention": (lambda: NanoGPT(flash=False, bias=False), "transformer.h.{}.attn"),
+    "rotary": (Llama, "layers.{}.wo"),
+    "multi-head-attention": (Mha, "blocks.{}.mha"),
+    "parallel-alibi": (Parallel, "layers.{}.proj"),
+    "without-mask": (NoMask, "enc.layers.{}.self_attn"),
+    "bare-matrices": (Matmul, "layers.{}.attn"),
+    "einsum": (Lens, "blocks.{}.attn"),
+}
+"""Models, and where each layer's attention output leaves."""
