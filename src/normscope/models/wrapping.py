@@ -95,15 +95,22 @@ def wrap_model(
         layout = layout_of_model(observed, stack)
     check_shape(observed, layout, name)
     tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
+    loaded = _loaded(copied, observed, layout, name, tokenizer)
+    return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
+
+
+def _loaded(
+    copied: "_Copy", model: PreTrainedModel, layout: BlockLayout, name: str, tokenizer: PreTrainedTokenizerBase
+) -> LoadedModel:
+    """The base model in a copy, without heads."""
     return LoadedModel(
-        model=observed,
+        model=model,
         tokenizer=tokenizer,
         layout=layout,
         name=name,
         revision=None,
         weights_sha256=None,
-        max_length=longest_input(observed, layout, tokenizer),
-        load_head=lambda head: copied.model if head in heads else None,
+        max_length=longest_input(model, layout, tokenizer),
         require_current=copied.require_current,
     )
 
@@ -134,17 +141,7 @@ def _wrapped_module(
     plain = copy.copy(observed)
     plain.plain = False
     verify_same_outputs(observed, plain, name, "when it runs in plain operations")
-    tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
-    return LoadedModel(
-        model=observed,
-        tokenizer=tokenizer,
-        layout=layout,
-        name=name,
-        revision=None,
-        weights_sha256=None,
-        max_length=longest_input(observed, layout, tokenizer),
-        require_current=copied.require_current,
-    )
+    return _loaded(copied, observed, layout, name, _checked_tokenizer(tokenizer, tokens, observed, layout, name))
 
 
 def _check_eager(module: nn.Module) -> None:
