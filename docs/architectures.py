@@ -35,7 +35,7 @@ LISTS = {
     "sequence to sequence": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 }
 """transformers' lists of text models, by training objective."""
-_LAYERS = (
+LAYERS = (
     "num_hidden_layers",
     "n_layer",
     "n_layers",
@@ -44,6 +44,7 @@ _LAYERS = (
     "decoder_layers",
     "num_decoder_layers",
 )
+"""Names of the number of layers in configs."""
 _SECONDS = 60
 _PATHS = re.compile(r" from '[^']*('|…)")
 """Where modules lie on this machine, in messages of transformers."""
@@ -100,7 +101,7 @@ def text_config(model_type: str) -> Any:
     config: Any = CONFIG_MAPPING[model_type]()
     text = config.get_text_config()
     config = config if config.is_encoder_decoder else text
-    for name in _LAYERS:
+    for name in LAYERS:
         layers = getattr(config, name, None)
         if isinstance(layers, int) and layers > 2 and not getattr(config, "layer_types", None):
             setattr(config, name, 2)

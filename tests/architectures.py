@@ -6,20 +6,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel
 from transformers.modeling_utils import PreTrainedModel
 
+from docs.architectures import LAYERS
 from normscope.models.loading import run_experts_in_float64
 
 SMALL: dict[int, tuple[str, ...]] = {
     99: ("vocab_size",),
     32: ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim"),
-    2: (
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "encoder_layers",
-        "decoder_layers",
-        "num_decoder_layers",
-    ),
+    2: LAYERS,
     4: ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
     8: ("head_dim", "d_kv", "rotary_dim"),
     40: (

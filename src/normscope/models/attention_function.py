@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +34,31 @@ _HARMLESS_KEYWORDS = frozenset(
 )
 
 
+class AttentionCall(NamedTuple):
+    """What a module passes to an attention function. Several heads of queries may share a head of keys and values."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    scale: float
+    """The factor on q·k."""
+    cap: float | None = None
+    """The soft cap of the scores; None without one."""
+    sinks: Tensor | None = None
+    """A learned score of each head that takes weight from the keys; None without them."""
+
+    def repeated(self) -> "AttentionCall":
+        """The same with keys and values for each head of queries."""
+        heads = self.query.shape[1]
+        return self._replace(key=repeat_heads(self.key, heads), value=repeat_heads(self.value, heads))
+
+
 @runtime_checkable
 class Attends(Protocol):
     """Computes attention in place of the model."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        scale: float,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor | None:
+    def attend(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
         """The attention of an observed module, or None for any other."""
         ...
 
@@ -103,12 +113,12 @@ def _attention_function(
         mask = _as_mask(attention_mask, (query.shape[2], key.shape[2]), causal=causal and query.shape[2] > 1)
         if position_bias is not None:
             mask = (mask or Mask()).with_bias(position_bias)
-        output = observer.attend(module, query, key, value, mask, scale, softcap, s_aux)
+        call = AttentionCall(query, key, value, mask, scale, softcap, s_aux)
+        output = observer.attend(module, call)
         if output is not None:
             return output, None
         if isinstance(attention_mask, Mask) or softcap is not None or s_aux is not None:
-            heads = query.shape[1]
-            key, value = repeat_heads(key, heads), repeat_heads(value, heads)
+            query, key, value, *_ = call.repeated()
             output = attention(query, key, value, mask, scale, cap=softcap, sinks=s_aux).output
             return output.transpose(1, 2).contiguous(), None
     # The observer restores the model's own attention when it leaves, which alone knows caps and sinks.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.maths.attention import attention, repeat_heads
-from normscope.maths.masks import Mask
+from normscope.maths.attention import attention
+from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
@@ -130,28 +130,17 @@ class ForwardPass:
     shown: set[int] = dataclasses.field(default_factory=set)
     """Layers whose attention blocks have been visited."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        scale: float,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor | None:
+    def attend(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
         """Attention of a layer whose block is visited; None for any other module."""
         parts = self.attention
         if parts is None or parts.modules.attention is not module or parts.modules.layer not in self.targets.wanted:
             return None
         if parts.query is not None:
             raise self._unobservable(f"{type(module).__name__} attends more than once")
-        heads = query.shape[1]
-        key, value = repeat_heads(key, heads), repeat_heads(value, heads)
-        output, parts.log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
-        parts.query, parts.key, parts.value, parts.mask, parts.scale = query, key, value, mask, scale
-        parts.cap, parts.sinks = cap, sinks
+        parts.query, parts.key, parts.value, parts.mask, parts.scale, parts.cap, parts.sinks = call.repeated()
+        output, parts.log_normaliser = attention(
+            parts.query, parts.key, parts.value, parts.mask, parts.scale, cap=parts.cap, sinks=parts.sinks
+        )
         return output.transpose(1, 2).contiguous()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -36,40 +36,28 @@ _REDUCTIONS = frozenset(
 
 
 @dataclasses.dataclass(eq=False)
-class Projection:
+class Atom:
+    """A module that is a single step of the computation."""
+
+    call: Call
+    reads: Value
+    gives: Value
+
+    @property
+    def path(self) -> str:
+        """The path of the module."""
+        return self.call.path
+
+
+class Projection(Atom):
     """x W + b, computed by a linear layer."""
 
-    call: Call
-    reads: Value
-    gives: Value
 
-    @property
-    def module(self) -> nn.Module:
-        """The linear layer."""
-        return self.call.module
-
-    @property
-    def path(self) -> str:
-        """Its path."""
-        return self.call.path
-
-
-@dataclasses.dataclass(eq=False)
-class Norm:
+class Norm(Atom):
     """A norm, computed by a module."""
 
-    call: Call
-    reads: Value
-    gives: Value
 
-    @property
-    def path(self) -> str:
-        """Its path."""
-        return self.call.path
-
-
-Atom = Projection | Norm
-Node = Operation | Projection | Norm
+Node = Operation | Atom
 """A step of the computation, which reads values and makes values."""
 
 
@@ -78,8 +66,6 @@ class Graph:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.texts = trace.texts
-        """Number of texts in the batch."""
         self._atoms = _atoms(trace)
         self._by_output = {atom.gives: atom for atom in self._atoms}
         covered = {number for atom in self._atoms for number in range(atom.call.first, atom.call.end)}
@@ -106,12 +92,12 @@ class Graph:
 
     def operands(self, node: Node) -> tuple[Value, ...]:
         """The values that a node reads and that depend on the tokens."""
-        read = (node.reads,) if isinstance(node, Projection | Norm) else node.reads
+        read = (node.reads,) if isinstance(node, Atom) else node.reads
         return tuple(value for value in read if value.tokens)
 
     def results(self, node: Node) -> tuple[Value, ...]:
         """The values that a node makes."""
-        return (node.gives,) if isinstance(node, Projection | Norm) else node.outputs
+        return (node.gives,) if isinstance(node, Atom) else node.outputs
 
     def back(self, value: Value, until: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
         """Walk back from a value along all values that depend on the tokens.
@@ -180,7 +166,7 @@ class Graph:
         while pending:
             current = pending.pop()
             for node in self.users(current):
-                if isinstance(node, Projection | Norm):
+                if isinstance(node, Atom):
                     return True
                 pending.extend(each for each in node.outputs if each not in seen)
                 seen.update(node.outputs)
@@ -218,9 +204,7 @@ class Graph:
         assert node is not None
         (read,) = self.operands(node)
         tensor = self.moved(read, start, given)
-        if not isinstance(node, Operation) or node.name not in MOVEMENTS:
-            return tensor.expand(target.shape)
-        if node.name in COPIES:
+        if not isinstance(node, Operation) or node.name not in MOVEMENTS or node.name in COPIES:
             return tensor.expand(target.shape)
         if node.name in ("view", "_unsafe_view", "reshape", "_reshape_alias"):
             return tensor.reshape(target.shape)

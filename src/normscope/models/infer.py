@@ -50,11 +50,6 @@ class InferredBlock:
     network: InferredNetwork | NotInferredError
     """The feed-forward network, or why it cannot be read."""
 
-    @property
-    def crosses(self) -> bool:
-        """Whether keys and queries come from different texts."""
-        return self.weights.shape[-1] != self.weights.shape[-2]
-
 
 def infer(graph: Graph, queries: int, keys: int) -> list[InferredBlock]:
     """The blocks of a recorded pass whose softmax attention has these numbers of queries and keys, in order.
@@ -100,6 +95,7 @@ def _block(graph: Graph, softmax: Operation) -> InferredBlock:
         network = error
     _, way = graph.back(weights, is_product)
     assert softmax.call is not None
+    crosses = weights.shape[-1] != weights.shape[-2]  # keys and queries come from different texts
     return InferredBlock(
         attention=softmax.call,
         weights=weights,
@@ -109,9 +105,7 @@ def _block(graph: Graph, softmax: Operation) -> InferredBlock:
         stream=stream,
         norm_position=position,
         norm=norm,
-        attention_norm=None
-        if weights.shape[-1] != weights.shape[-2]
-        else attention_norm(graph, value.projection, stream.carried),
+        attention_norm=None if crosses else attention_norm(graph, value.projection, stream.carried),
         given=given,
         rounding=[*scores.way, softmax, *way, *([] if norm is None else [norm])],
         network=network,

@@ -69,10 +69,10 @@ class _Stack:
         if len({*calls}) < len(calls):
             raise NotInferredError("no module runs exactly one layer, from its input to its output")
         for call in calls:
-            if call.inputs[0].shape[0] != self._graph.texts:
+            if call.inputs[0].shape[0] != self._graph.trace.texts:
                 shape = " × ".join(map(str, call.inputs[0].shape))
                 raise NotInferredError(
-                    f"layer {call.path} reads vectors of shape {shape} for {self._graph.texts} texts: expected the batch "
+                    f"layer {call.path} reads vectors of shape {shape} for {self._graph.trace.texts} texts: expected the batch "
                     "axis first (batch_first=True)"
                 )
         return calls
@@ -269,24 +269,21 @@ class _Stack:
         )
 
     def _embedding_norm(self) -> str | None:
-        made = self._graph.maker(self._stream(self._layers[0].block.stream.carried)) if self._kind != "cross" else None
-        if self._kind == "cross":
-            (value, *_) = self._layers[0].call.inputs
-            made = self._graph.maker(self._stream(value))
+        first = self._layers[0]
+        # In a decoder, self-attention comes before cross-attention, whose residual is not the layer's input.
+        read = first.call.inputs[0] if self._kind == "cross" else first.block.stream.carried
+        made = self._graph.maker(self._stream(read))
         return made.path if isinstance(made, Norm) else None
 
     def _output_norm(self) -> str | None:
         def of(layer: _Layer) -> str | None:
             made = self._graph.maker(self._graph.same(layer.call.outputs[0]))
-            if isinstance(made, Norm) and layer.call.holds(self._operation(made)):
+            if isinstance(made, Norm) and layer.call.holds(made.call):
                 return self._relative(layer, made.path)
             return None
 
         path: str | None = self._one("norm of its output", of)
         return path
-
-    def _operation(self, norm: Norm) -> Operation:
-        return self._graph.trace.operations[norm.call.first]
 
     def _convolution(self) -> str | None:
         """The convolution module beside the first layer, whose output replaces the first layer's as the input of the second.
@@ -316,7 +313,7 @@ class _Stack:
         norms = [
             node
             for node, _ in self._graph.forward(self._graph.same(leaves), is_movement)
-            if isinstance(node, Norm) and not self._layers[-1].call.holds(self._operation(node))
+            if isinstance(node, Norm) and not self._layers[-1].call.holds(node.call)
         ]
         return norms[0].path if len(norms) == 1 else None
 

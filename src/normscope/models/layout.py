@@ -456,7 +456,7 @@ _LIBRARIES = ("torch.", "transformers.", "normscope.")
 
 
 def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
-    """The weights of a norm from what it does to a few vectors, whatever their names and however it computes σ.
+    """The weights of a norm, measured on a few vectors, whatever its parameters are called and however it computes σ.
 
     Args:
         like: One of its parameters, of shape (model).
@@ -481,9 +481,7 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
         ]
     inside = [deviation**2 - size**2 for deviation, size in zip(deviations, small, strict=True)]
     outside = [deviation - size for deviation, size in zip(deviations, small, strict=True)]
-    is_outside = abs(outside[0] - outside[1]) < abs(inside[0] - inside[1]) * max(outside[0], 1e-12) / max(
-        inside[0], 1e-12
-    )
+    is_outside = _spread(outside) < _spread(inside)
     epsilon = max((outside if is_outside else inside)[0], 0.0)
     weight, shift = full_precision(weight.to(like.dtype)), bias.to(like.dtype)
     return Normalisation(
@@ -493,6 +491,11 @@ def _measured(norm: nn.Module, like: Tensor) -> Normalisation:
         _centres(norm, weight, like.dtype),
         adds_outside=is_outside,
     )
+
+
+def _spread(pair: list[float]) -> float:
+    """How much two measurements of one number differ, relative to the first."""
+    return abs(pair[0] - pair[1]) / max(pair[0], 1e-12)
 
 
 _SMALL = (1e-4, 1e-3)
@@ -549,7 +552,7 @@ def _by_head(projection: nn.Module, heads: int, columns: Columns | None) -> tupl
 
 
 def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head token dimension"]) -> Tensor:
-    """A norm of each head, which may have weights of its own, or one of all heads together."""
+    """Apply a norm to each head, possibly with separate weights for each, or to all heads side by side."""
     if norm.weight.shape[-1] == vectors.shape[-1]:
         by_head = norm if norm.weight.ndim == 1 else norm._replace(weight=norm.weight.unsqueeze(1))
         return by_head.normalised(vectors)

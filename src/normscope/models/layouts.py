@@ -20,9 +20,8 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.maths.attention import repeat_heads
 from normscope.maths.masks import Mask
-from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
+from normscope.models.attention_function import IMPLEMENTATION, AttentionCall, active, attention_by
 from normscope.models.graph import NotInferredError
 from normscope.models.inferred import layout_from
 from normscope.models.layout import BlockLayout, Stack, embeddings_of
@@ -47,21 +46,11 @@ class _Attention:
         self.additive = True
         """Whether every score was q·k plus other terms, and the weights of every query added up to one."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        scale: float,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, module: nn.Module, call: AttentionCall) -> Tensor:
         """Compute the attention of any module."""
         self.modules.append(module)
+        query, key, value, mask, scale, cap, sinks = call.repeated()
         self.additive = self.additive and cap is None and sinks is None
-        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         scores = torch.matmul(query, key.transpose(-1, -2)) * scale
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)

@@ -167,9 +167,7 @@ class PlainOperations(TorchFunctionMode):
         linear = self._linear(owner, _View.of(matrix, inputs), bias)
         if linear is None:
             return NotImplemented
-        if bias is not None:
-            return move(linear(vectors))
-        if not self._discover and not linear.adds_later:
+        if bias is not None or not (self._discover or linear.adds_later):
             return move(linear(vectors))
         if self._discover:
             given = move(vectors @ linear.weight)
@@ -259,7 +257,7 @@ def _child(module: nn.Module, name: str) -> str:
 def _storage(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+    except (NotImplementedError, RuntimeError):  # a tensor without storage
         return -1
 
 

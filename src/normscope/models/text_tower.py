@@ -9,7 +9,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of a multimodal model's text tower, if that is a model of its own; otherwise the config itself.
+    """The config of a multimodal model's text tower, if that is a separate model; otherwise the config itself.
 
     Args:
         config: The config of any model.

@@ -83,9 +83,9 @@ class Call:
         """How deeply the module is nested in the model."""
         return len(self.path.split("."))
 
-    def holds(self, operation: Operation) -> bool:
-        """Whether an operation runs inside the call."""
-        return self.first <= operation.number < self.end
+    def holds(self, other: "Call") -> bool:
+        """Whether another call runs inside this one, or is this one."""
+        return self.first <= other.first < self.end
 
 
 @dataclasses.dataclass(eq=False)
