@@ -338,7 +338,7 @@ class Parallel(nn.Module):
 
 
 class Flat(nn.Module):
-    """No module runs a whole layer."""
+    """No module runs a whole layer: its parts are in separate lists."""
 
     class Attention(nn.Module):
         def __init__(self):
@@ -364,6 +364,51 @@ class Flat(nn.Module):
             x = n1(x + a(x, attention_mask[:, None, None].bool()))
             x = n2(x + f(x))
         return x
+
+
+class PreNorm(nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.norm, self.fn = nn.LayerNorm(D), fn
+
+    def forward(self, x, **kwargs):
+        return self.fn(self.norm(x), **kwargs)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_qkv, self.to_out = nn.Linear(D, 3 * D, bias=False), nn.Sequential(nn.Linear(D, D), nn.Dropout(0.1))
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (z.view(b, t, H, -1).transpose(1, 2) for z in self.to_qkv(x).chunk(3, dim=-1))
+        dots = torch.matmul(q, k.transpose(-1, -2)) * (D // H) ** -0.5
+        out = torch.matmul(dots.softmax(dim=-1), v)
+        return self.to_out(out.transpose(1, 2).reshape(b, t, D))
+
+
+class Pairs(nn.Module):
+    """Layers are pairs of modules, in one list (`flat`) or in one list each; a head follows at once."""
+
+    def __init__(self, flat=False, head=True):
+        super().__init__()
+        self.emb = nn.Embedding(V, D)
+        pairs = [(PreNorm(FusedAttention()), PreNorm(MLP())) for _ in range(L)]
+        self.layers = nn.ModuleList(sum(pairs, ()) if flat else map(nn.ModuleList, pairs))
+        self.to_logits = nn.Linear(D, V) if head else nn.LayerNorm(D)
+        self.flat = flat
+
+    def forward(self, tokens):
+        x = self.emb(tokens)
+        if self.flat:
+            for layer in self.layers:
+                x = layer(x) + x
+        else:
+            for attn, ff in self.layers:
+                x = attn(x) + x
+                x = ff(x) + x
+        return self.to_logits(x)
 
 
 class NoMask(nn.Module):
@@ -398,15 +443,18 @@ def gpt():
 
 
 MODELS = {
-    "torch-post": (TorchEncoder, "encoder.layers.{}.self_attn"),
-    "torch-pre": (lambda: TorchEncoder(norm_first=True, activation="gelu", final=True), "encoder.layers.{}.self_attn"),
-    "gpt": (NanoGPT, "transformer.h.{}.attn"),
-    "gpt-without-fused-attention": (lambda: NanoGPT(flash=False, bias=False), "transformer.h.{}.attn"),
-    "rotary": (Llama, "layers.{}.wo"),
-    "multi-head-attention": (Mha, "blocks.{}.mha"),
-    "parallel-alibi": (Parallel, "layers.{}.proj"),
-    "without-mask": (NoMask, "enc.layers.{}.self_attn"),
-    "bare-matrices": (Matmul, "layers.{}.attn"),
-    "einsum": (Lens, "blocks.{}.attn"),
+    "torch-post": (TorchEncoder, "encoder.layers.{0}.self_attn"),
+    "torch-pre": (lambda: TorchEncoder(norm_first=True, activation="gelu", final=True), "encoder.layers.{0}.self_attn"),
+    "gpt": (NanoGPT, "transformer.h.{0}.attn"),
+    "gpt-without-fused-attention": (lambda: NanoGPT(flash=False, bias=False), "transformer.h.{0}.attn"),
+    "rotary": (Llama, "layers.{0}.wo"),
+    "multi-head-attention": (Mha, "blocks.{0}.mha"),
+    "parallel-alibi": (Parallel, "layers.{0}.proj"),
+    "without-mask": (NoMask, "enc.layers.{0}.self_attn"),
+    "bare-matrices": (Matmul, "layers.{0}.attn"),
+    "einsum": (Lens, "blocks.{0}.attn"),
+    "layers-in-separate-lists": (Flat, "attentions.{0}"),
+    "layers-as-pairs": (Pairs, "layers.{0}.0"),
+    "layers-in-a-flat-list": (lambda: Pairs(flat=True, head=False), "layers.{1}"),
 }
-"""Models, and where each layer's attention output leaves."""
+"""Models, and the module whose output is that of attention, for a layer n from 0 and 2n."""

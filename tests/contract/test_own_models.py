@@ -9,6 +9,8 @@ from torch import nn
 
 import normscope
 from normscope.errors import InputError
+from normscope.models.forward_pass import Replacement
+from normscope.models.observer import Observer
 from normscope.models.plain_operations import BareLinear, BareNorm
 from tests import own_models
 from tests.own_models import MODELS
@@ -33,7 +35,9 @@ def hooked(model, path):
     def take(_module, _args, output):
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    handles = [model.get_submodule(path.format(layer)).register_forward_hook(take) for layer in range(own_models.L)]
+    handles = [
+        model.get_submodule(path.format(layer, 2 * layer)).register_forward_hook(take) for layer in range(own_models.L)
+    ]
     ids = torch.tensor(TEXTS)
     arguments = (ids, torch.ones_like(ids)) if "attention_mask" in model.forward.__code__.co_varnames else (ids,)
     with torch.no_grad():
@@ -65,6 +69,23 @@ def test_whole_models_are_followed(name):
     """Vectors of whole models are rebuilt when maps are made; a difference would be an error."""
     maps = normscope.attribution_maps(normscope.wrap(built(name)), TEXTS[0])
     assert {"decompx", "alti", "rollout", "norm_rollout"} <= maps.keys()
+
+
+@pytest.mark.parametrize("name", ["layers-in-separate-lists", "layers-as-pairs"])
+def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
+    model = built(name).eval()
+    wrapped = normscope.wrap(model)
+    inputs = {"input_ids": torch.tensor(TEXTS), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
+    replaced = Replacement(torch.arange(own_models.D), torch.full((own_models.D,), 0.25, dtype=torch.float64))
+    hidden = {}
+    with Observer(wrapped.model, wrapped.layout, hidden=[own_models.L]) as observer:
+        observer.run(inputs, lambda _block: None, hidden.__setitem__, replacements={1: replaced})
+    with torch.no_grad():
+        model.emb.weight.fill_(0.25)
+        if name == "layers-as-pairs":
+            model.to_logits = nn.Identity()
+        expected = model(*([inputs["input_ids"], inputs["attention_mask"]][: 2 if name.endswith("lists") else 1]))
+    torch.testing.assert_close(hidden[own_models.L], expected)
 
 
 def test_the_model_stays_as_it_is():
@@ -194,7 +215,6 @@ class Needs(own_models.NoMask):
         (lambda: nn.Linear(2, 2), "Linear fails on token ids of shape"),
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
         (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
-        (lambda: own_models.Flat(), "no module runs exactly one layer"),
         (lambda: own_models.TorchEncoder(batch_first=False), "expected the batch axis first .batch_first=True."),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),

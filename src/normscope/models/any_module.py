@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, origin
 from normscope.models.graph import NotInferredError
+from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import BlockLayout
 from normscope.models.plain_operations import PlainOperations
 from normscope.rounding import counted
@@ -55,6 +56,8 @@ class AnyModule(PreTrainedModel):
         """Whether the module runs in plain operations."""
         self.vectors: str | None = None
         """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        self.reads_vectors = False
+        """Whether it is that submodule's input instead."""
         self.embedding: nn.Embedding | None = None
         self.pads = True
         """Whether texts may be followed by padding."""
@@ -120,9 +123,13 @@ class AnyModule(PreTrainedModel):
         if self.vectors is None:
             yield outputs
             return
-        handle = self.get_submodule(self.vectors).register_forward_hook(
-            lambda _module, _args, output: outputs.append(output[0] if isinstance(output, tuple | list) else output)
-        )
+        module = self.get_submodule(self.vectors)
+        if self.reads_vectors:
+            handle = module.register_forward_pre_hook(lambda _module, args: outputs.append(args[0]))
+        else:
+            handle = module.register_forward_hook(
+                lambda _module, _args, output: outputs.append(output[0] if isinstance(output, tuple | list) else output)
+            )
         try:
             yield outputs
         finally:
@@ -180,7 +187,8 @@ class AnyModule(PreTrainedModel):
         ids = torch.arange(_PROBE[0] * _PROBE[1], device=self.device).view(_PROBE) % self.config.vocab_size
         with torch.no_grad():
             returned = self(ids).last_hidden_state
-            self.vectors = layout.final_norm or layout.layers[-1]
+            self.vectors = layout.final_norm or (layout.end if layout.places else layout.layers[-1]) or None
+            self.reads_vectors = bool(layout.places) and layout.final_norm is None
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):
             self.vectors = None
@@ -196,6 +204,7 @@ class AnyModule(PreTrainedModel):
         """
         ids = torch.arange(_PROBE[1], device=self.device)[None] % self.config.vocab_size
         for modules in layout.bind(self):
+            entry = modules.entry
             outputs: list[Tensor] = []
 
             def change(_module: nn.Module, _args: Any, output: Tensor, outputs: list[Tensor] = outputs) -> Tensor:
@@ -203,10 +212,16 @@ class AnyModule(PreTrainedModel):
                 changed[:, 0, ::2] += 1.0 if outputs else 0.0  # a norm would cancel a constant shift
                 return changed
 
-            def take(_module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs) -> None:
-                outputs.append(output[0] if isinstance(output, tuple | list) else output)
+            def take(
+                module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs, entry: nn.Module = entry
+            ) -> None:
+                if module is entry:
+                    outputs.append(output[0] if isinstance(output, tuple | list) else output)
 
-            handles = [modules.output.register_forward_hook(change), modules.whole.register_forward_hook(take)]
+            handles = [
+                modules.output.register_forward_hook(change),
+                *layer_hooks(self, layout, lambda _module, _args, _kwargs: None, take),
+            ]
             try:
                 with torch.no_grad():
                     self(ids)

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from normscope.models.feed_forward import FeedForwardParameters
 from normscope.models.layout import (
     BlockLayout,
     FeedForwardLayout,
+    LayerParts,
     normalisation,
     scaled_projection,
     weight_and_bias,
@@ -96,8 +96,9 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
             an activation whose slope is not known.
     """
     networks = []
-    for number, layer in enumerate(layout.passes(model), start=1):
-        network = _bound(layout, number, layer, name or layout.model_type)
+    for parts in layout.parts(model):
+        number = parts.number
+        network = _bound(layout, parts, name or layout.model_type)
         if network is None:
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
             raise InputError(
@@ -109,22 +110,22 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
     return networks
 
 
-def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> FeedForwardModules | None:
+def _bound(layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
-        if all(isinstance(_part(layer, path), nn.Linear | Conv1D | BareLinear) for path in paths):
-            input_module, activation = attrgetter(form.input)(layer), _activation(form, layer)
+        if all(isinstance(parts.get(path), nn.Linear | Conv1D | BareLinear) for path in paths):
+            input_module, activation = parts.get(form.input), _activation(form, parts)
             with weights_present(input_module):
                 like = full_precision(weight_values(input_module)[:1, :1])
             return FeedForwardModules(
-                layer=number,
+                layer=parts.number,
                 input=input_module,
-                multiplier=None if form.multiplier is None else attrgetter(form.multiplier)(layer),
+                multiplier=None if form.multiplier is None else parts.get(form.multiplier),
                 activation=activation,
-                known_activation=_known(activation, like, number, name),
-                output=attrgetter(form.output)(layer),
-                norm=None if form.norm is None else attrgetter(form.norm)(layer),
-                output_norm=None if form.output_norm is None else attrgetter(form.output_norm)(layer),
+                known_activation=_known(activation, like, parts.number, name),
+                output=parts.get(form.output),
+                norm=None if form.norm is None else parts.get(form.norm),
+                output_norm=None if form.output_norm is None else parts.get(form.output_norm),
                 norm_position=layout.norm_position,
                 residual_scale=layout.residual_scale,
                 layout=form,
@@ -133,11 +134,11 @@ def _bound(layout: BlockLayout, number: int, layer: nn.Module, name: str) -> Fee
     return None
 
 
-def _activation(form: FeedForwardLayout, layer: nn.Module) -> Callable[[Tensor], Tensor]:
+def _activation(form: FeedForwardLayout, parts: LayerParts) -> Callable[[Tensor], Tensor]:
     if form.activation is None:
         assert form.function is not None
         return ACTIVATIONS[form.function].value
-    found: Callable[[Tensor], Tensor] = attrgetter(form.activation)(layer)
+    found: Callable[[Tensor], Tensor] = parts.part("activation", form.activation)
     return found
 
 
@@ -151,13 +152,6 @@ def _known(activation: Callable[[Tensor], Tensor], like: Tensor, layer: int, nam
             "feed-forward network"
         )
     return known
-
-
-def _part(layer: nn.Module, path: str) -> Any:
-    try:
-        return attrgetter(path)(layer)
-    except AttributeError:
-        return None
 
 
 def _in_type(activation: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -146,7 +146,7 @@ class ForwardPass:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A layer begins: visit its input, and change it if there is a replacement."""
         modules = self.targets.layers[self.passed]
-        if modules.whole is not module:
+        if modules.entry is not module:
             raise RuntimeError(f"layer {modules.layer} ran out of order")
         self.passed += 1
         vectors = args[0] if args else kwargs["hidden_states"]

@@ -20,6 +20,7 @@ from normscope.models.feed_forward_modules import bind_feed_forward
 from normscope.models.forward_pass import LayerCall
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
 from normscope.models.frozen_layers import LayerFreezer
+from normscope.models.layer_hooks import hook_on_end
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.observer import Observer
 from normscope.models.stored_weights import is_offloaded
@@ -38,6 +39,8 @@ class FrozenPass:
     final_norm: FrozenNorm | None
     """The norm after the last layer; None if there is none."""
     _observer: Observer
+    _blocks: Sequence[FeedForwardBlock]
+    """The networks of all layers, with their attention blocks, if no module runs a layer; else empty."""
     _inputs: Mapping[str, Tensor]
     _calls: Sequence[LayerCall]
     _freezer: LayerFreezer
@@ -63,6 +66,8 @@ class FrozenPass:
         Args:
             layer: Counted from 1.
         """
+        if self._blocks:
+            return self._blocks[layer - 1]
         blocks: list[FeedForwardBlock] = []
         self._observer.run_layer(self._calls[layer - 1], self._inputs, lambda _block: None, blocks.append)
         return blocks[0]
@@ -132,8 +137,9 @@ def frozen_pass(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
     freezer = LayerFreezer(model, layout)
-    freezer.check(len(layout.passes(model)))
+    freezer.check(len(layout.layers))
     calls: list[LayerCall] = []
+    blocks: list[FeedForwardBlock] = []
     with contextlib.ExitStack() as exit_:
         for handle in _exact_norms(model, layout):
             exit_.callback(handle.remove)
@@ -144,20 +150,25 @@ def frozen_pass(
             running.callback(last.handle.remove)
             running.enter_context(torch.inference_mode(False))
             running.enter_context(frozen_functions(whole))
-            output = observer.run(inputs, lambda _block: None, whole=whole, calls=calls)
-        yield FrozenPass(last.vectors, output, biases, last.final_norm, observer, inputs, calls, freezer)
+            # A layer that no module runs cannot run again.
+            keep = blocks.append if layout.places else None
+            output = observer.run(inputs, lambda _block: None, visit_feed_forward=keep, whole=whole, calls=calls)
+        yield FrozenPass(last.vectors, output, biases, last.final_norm, observer, blocks, inputs, calls, freezer)
 
 
 class _LastVectors:
     """Makes the last hidden vectors of a pass the leaves from which autograd records."""
 
     def __init__(self, model: PreTrainedModel, layout: BlockLayout, calls: Sequence[LayerCall]) -> None:
-        layers = layout.passes(model)
-        self._layers, self._calls = len(layers), calls
+        self._layers, self._calls = len(layout.layers), calls
         module: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
         # Reading a norm may run it, so it is read before it has the hook.
         self._norm = None if module is None else normalisation(module, unit_offset=layout.unit_offset)
-        self.handle = (layers[-1] if module is None else module).register_forward_hook(self._leave)
+        if module is None and layout.places:
+            self.handle = hook_on_end(model, layout, self._as_leaf)
+        else:
+            last = layout.parts(model)[-1].entry if module is None else module
+            self.handle = last.register_forward_hook(self._leave)
         self.vectors = torch.empty(0)
         self.final_norm: FrozenNorm | None = None
 
@@ -166,10 +177,14 @@ class _LastVectors:
             return None
         if self._norm is not None:
             self.final_norm = FrozenNorm.at(self._norm, full_precision(args[0]))
-        vectors = output[0] if isinstance(output, tuple) else output
+        if isinstance(output, tuple):
+            return (self._as_leaf(output[0]), *output[1:])
+        return self._as_leaf(output)
+
+    def _as_leaf(self, vectors: Tensor) -> Tensor:
         self.vectors = vectors.detach().clone().requires_grad_()
         torch.set_grad_enabled(True)  # until the pass ends, which restores the mode
-        return (self.vectors, *output[1:]) if isinstance(output, tuple) else self.vectors
+        return self.vectors
 
 
 def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:

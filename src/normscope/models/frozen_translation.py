@@ -44,7 +44,7 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
     """
     encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
     networks = [*bind_feed_forward(model.get_encoder(), encoder), *bind_feed_forward(model.base_model, decoder)]
-    first = [encoder.passes(model.get_encoder())[0], decoder.passes(model.base_model)[0]]
+    first = [encoder.parts(model.get_encoder())[0].entry, decoder.parts(model.base_model)[0].entry]
     with contextlib.ExitStack() as exit_:
         exit_.enter_context(attention_by(model, "eager"))
         for network in networks:

@@ -357,7 +357,12 @@ def bias_of(node: Node) -> str | None:
 
 def is_movement(node: Node) -> bool:
     """Whether a node only moves elements, to places that do not depend on the tokens."""
-    return isinstance(node, Operation) and node.name in MOVEMENTS and sum(value.tokens for value in node.reads) == 1
+    if not isinstance(node, Operation) or sum(value.tokens for value in node.reads) != 1:
+        return False
+    # A cache that is still empty is put in front of keys and values.
+    return node.name in MOVEMENTS or (
+        node.name == "cat" and all(value.tokens or value.tensor.numel() == 0 for value in node.reads)
+    )
 
 
 def is_projection(node: Node) -> bool:

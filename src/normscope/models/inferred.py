@@ -1,19 +1,20 @@
 """Infers the layout of a model from its recorded pass: where every layer keeps its parts."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement, is_one_of
+from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
+from normscope.models.infer_layers import Layer, layers_of, stream_of
 from normscope.models.infer_network import InferredNetwork
 from normscope.models.infer_scores import planes_of
 from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack
-from normscope.models.trace import Call, Operation, Trace, Value
+from normscope.models.trace import Operation, Trace, Value
 
 
 def layout_from(trace: Trace, model_type: str, source: int, target: int, stack: Stack | None) -> BlockLayout:
@@ -31,70 +32,12 @@ def layout_from(trace: Trace, model_type: str, source: int, target: int, stack: 
     return _Stack(graph, infer(graph, queries, keys), model_type, stack).layout()
 
 
-class _Layer(NamedTuple):
-    """One layer of a stack."""
-
-    block: InferredBlock
-    call: Call
-    """The call of the module that runs the layer."""
-
-
 class _Stack:
     """Combines what was inferred for every layer."""
 
     def __init__(self, graph: Graph, blocks: Sequence[InferredBlock], model_type: str, stack: Stack | None) -> None:
         self._graph, self._model_type, self._kind = graph, model_type, stack
-        self._layers = [_Layer(block, call) for block, call in zip(blocks, self._calls(blocks), strict=True)]
-
-    def _calls(self, blocks: Sequence[InferredBlock]) -> list[Call]:
-        """The call of the module that runs each layer: it reads the stream and returns what the next layer reads.
-
-        Raises:
-            NotInferredError: If layers are not modules.
-        """
-        around = [list(_around(block.attention)) for block in blocks]
-        depths = (
-            self._depth(calls, leaving)
-            for block, calls, following in zip(blocks, around, [*blocks[1:], None], strict=True)
-            for leaving in [_leaving(block) if following is None else following.stream.carried]
-            if leaving is not None
-        )
-        depth = next((depth for depth in depths if depth is not None), None)
-        if depth is None:
-            raise NotInferredError("no module runs a whole layer, from its input to its output")
-        found = [[call for call in calls if call.depth == depth] for calls in around]
-        if not all(found):
-            raise NotInferredError("layers are nested at different depths in the model")
-        calls = [same[0] for same in found]
-        if len({*calls}) < len(calls):
-            raise NotInferredError("no module runs exactly one layer, from its input to its output")
-        for call in calls:
-            if call.inputs[0].shape[0] != self._graph.trace.texts:
-                shape = " × ".join(map(str, call.inputs[0].shape))
-                raise NotInferredError(
-                    f"layer {call.path} reads vectors of shape {shape} for {self._graph.trace.texts} texts: expected the batch "
-                    "axis first (batch_first=True)"
-                )
-        return calls
-
-    def _depth(self, calls: Sequence[Call], leaving: Value) -> int | None:
-        """The nesting depth of the innermost call that returns the output of a layer."""
-        for call in calls:
-            if call.outputs and self._stream(call.outputs[0]) is self._stream(leaving):
-                return call.depth
-        return None
-
-    def _stream(self, value: Value) -> Value:
-        """The original of a value, before movements and before padding was set to zero."""
-        while True:
-            value = self._graph.same(value)
-            node = value.source
-            if not is_one_of(node, "mul") or len(self._graph.operands(node)) != 1:
-                return value
-            factors = [each for each in node.reads if not each.tokens]
-            if not factors or not factors[0].shape or factors[0].shape[-1] != 1:
-                return value
-            (value,) = self._graph.operands(node)
+        self._layers, self._places = layers_of(graph, blocks, stack)
 
     def layout(self) -> BlockLayout:
         """The layout, if all layers have the same structure."""
@@ -102,12 +45,15 @@ class _Stack:
         position = self._one("position of the block's norm", lambda layer: layer.block.norm_position)
         networks = [self._network(layer) for layer in self._layers]
         final = self._final_norm()
+        parts = self._parts()
         return BlockLayout(
             model_type=self._model_type,
             stack=self._kind,
             source="",
             start=_START.get(self._model_type, "token"),
             layers=tuple(layer.call.path for layer in self._layers),
+            places=self._places.of_layers,
+            end=self._end(final),
             heads=len(scores.query.columns),
             key_heads=len(scores.key.columns),
             columns=self._columns(),
@@ -123,7 +69,7 @@ class _Stack:
             routed=self._routed(),
             unit_offset=any(_adds_one(self._inside(norm)) for norm in self._graph.norms),
             feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
-            **self._parts(),
+            **parts,
             **self._positions(),
         )
 
@@ -160,27 +106,20 @@ class _Stack:
         """The operations of a norm."""
         return self._graph.trace.operations[norm.call.first : norm.call.end]
 
-    def _relative(self, layer: _Layer, path: str) -> str:
-        if path == layer.call.path:
-            return ""
-        prefix = f"{layer.call.path}."
-        if not path.startswith(prefix):
-            raise NotInferredError(f"layer {layer.call.path} uses {path}, which lies outside the layer")
-        return path.removeprefix(prefix)
-
-    def _one(self, what: str, of: Callable[[_Layer], Any]) -> Any:
+    def _one(self, what: str, of: Callable[[Layer], Any]) -> Any:
         values = [of(layer) for layer in self._layers]
         if any(value != values[0] for value in values):
             raise NotInferredError(f"layers differ in the {what}: {', '.join(map(str, dict.fromkeys(values)))}")
         return values[0]
 
     def _path(self, what: str, of: Callable[[InferredBlock], str]) -> str:
-        return str(self._one(f"place of {what}", lambda layer: self._relative(layer, of(layer.block))))
+        return str(self._one(f"place of {what}", lambda layer: self._places.of(layer, of(layer.block), what)))
 
     def _maybe(self, what: str, of: Callable[[InferredBlock], Norm | None]) -> str | None:
         """The path of a norm. Layers may lack the norm if they have an identity in its place."""
         paths = {
-            None if (norm := of(layer.block)) is None else self._relative(layer, norm.path) for layer in self._layers
+            None if (norm := of(layer.block)) is None else self._places.of(layer, norm.path, what)
+            for layer in self._layers
         }
         given = paths - {None}
         if len(given) > 1:
@@ -188,7 +127,7 @@ class _Stack:
         if None in paths and given:
             (path,) = given
             for layer in self._layers:
-                if of(layer.block) is None and not isinstance(_part(layer.call.module, str(path)), nn.Identity):
+                if of(layer.block) is None and not isinstance(self._places.part(layer, str(path)), nn.Identity):
                     raise NotInferredError(f"some layers have a {what} ({path}), others do not")
         return next(iter(given), None)
 
@@ -207,7 +146,7 @@ class _Stack:
             NotInferredError: If the outputs of a head are not evenly spaced, or values and keys differ in number of heads.
         """
 
-        def of(layer: _Layer) -> tuple[Columns, Columns, Columns] | None:
+        def of(layer: Layer) -> tuple[Columns, Columns, Columns] | None:
             block = layer.block
             parts = (block.scores.query, block.scores.key, block.value)
             if len(block.value.columns) != len(block.scores.key.columns):
@@ -227,7 +166,7 @@ class _Stack:
     def _residual(self) -> str | None:
         """The module whose input the residual connection carries; None if that is the layer's input."""
 
-        def of(layer: _Layer) -> str | None:
+        def of(layer: Layer) -> str | None:
             carried = self._graph.same(layer.block.stream.carried)
             if any(self._graph.same(value) is carried for value in layer.call.inputs[:1]):
                 return None
@@ -240,46 +179,45 @@ class _Stack:
         what = "the sum of attention output and residual"
         return str(self._one("reader of the sum", lambda layer: self._reader(layer, layer.block.given, what)))
 
-    def _reader(self, layer: _Layer, value: Value, what: str) -> str:
+    def _reader(self, layer: Layer, value: Value, what: str) -> str:
         """The first module of a layer that reads a value."""
         for call in self._graph.trace.calls:
-            inside = call is not layer.call and layer.call in _around(call)
-            if inside and call.inputs and self._graph.same(call.inputs[0]) is self._graph.same(value):
-                return self._relative(layer, call.path)
+            if layer.runs(call) and call.inputs and self._graph.same(call.inputs[0]) is self._graph.same(value):
+                return self._places.of(layer, call.path, what)
         raise NotInferredError(f"no module reads {what}")
 
-    def _network(self, layer: _Layer) -> FeedForwardLayout | None:
+    def _network(self, layer: Layer) -> FeedForwardLayout | None:
         network = layer.block.network
         if not isinstance(network, InferredNetwork):
             return None
 
-        def path(given: str | None) -> Any:
-            return None if given is None else self._relative(layer, given)
+        def path(given: str | None, part: str) -> Any:
+            return None if given is None else self._places.of(layer, given, part)
 
         return FeedForwardLayout(
-            input=path(network.input),
-            activation=path(network.activation),
+            input=path(network.input, "W_1"),
+            activation=path(network.activation, "activation"),
             function=network.function,
             added_in_place=network.changed_in_place,
-            output=path(network.output),
-            multiplier=path(network.multiplier),
+            output=path(network.output, "W_2"),
+            multiplier=path(network.multiplier, "V"),
             fused=network.fused,
-            norm=path(network.norm),
-            output_norm=path(network.output_norm),
+            norm=path(network.norm, "norm of the network"),
+            output_norm=path(network.output_norm, "norm of the network's output"),
         )
 
     def _embedding_norm(self) -> str | None:
         first = self._layers[0]
         # In a decoder, self-attention comes before cross-attention, whose residual is not the layer's input.
         read = first.call.inputs[0] if self._kind == "cross" else first.block.stream.carried
-        made = self._graph.maker(self._stream(read))
+        made = self._graph.maker(stream_of(self._graph, read))
         return made.path if isinstance(made, Norm) else None
 
     def _output_norm(self) -> str | None:
-        def of(layer: _Layer) -> str | None:
+        def of(layer: Layer) -> str | None:
             made = self._graph.maker(self._graph.same(layer.call.outputs[0]))
             if isinstance(made, Norm) and layer.call.holds(made.call):
-                return self._relative(layer, made.path)
+                return self._places.of(layer, made.path, "norm of the hidden vectors")
             return None
 
         path: str | None = self._one("norm of its output", of)
@@ -294,13 +232,13 @@ class _Stack:
         beside = None
         for number, (layer, following) in enumerate(itertools.pairwise(self._layers), start=1):
             leaves, reads = layer.call.outputs[0], following.call.inputs[0]
-            if self._stream(leaves) is self._stream(reads):
+            if stream_of(self._graph, leaves) is stream_of(self._graph, reads):
                 continue
             calls = [
                 call
                 for call in self._graph.trace.calls
                 if call.outputs
-                and self._stream(call.outputs[0]) is self._stream(reads)
+                and stream_of(self._graph, call.outputs[0]) is stream_of(self._graph, reads)
                 and hasattr(call.module, "conv")
             ]
             if number > 1 or not calls:
@@ -317,6 +255,22 @@ class _Stack:
         ]
         return norms[0].path if len(norms) == 1 else None
 
+    def _end(self, final: str | None) -> str | None:
+        """The module that reads the last layer's output, if no module runs that layer; empty if the model returns it."""
+        if not self._places.of_layers:
+            return None
+        if final is not None:
+            return final
+        leaves = stream_of(self._graph, self._layers[-1].call.outputs[0])
+        returned = self._returned()
+        if returned is not None and stream_of(self._graph, returned) is leaves:
+            return ""
+        for call in self._graph.trace.calls:
+            after = call.first >= self._layers[-1].call.end
+            if after and call.inputs and stream_of(self._graph, call.inputs[0]) is leaves:
+                return call.path
+        raise NotInferredError("no module reads the output of the last layer, which no module runs")
+
     def _output_projection(self, final: str | None) -> str | None:
         leaves = self._layers[-1].call.outputs[0]
         values = [leaves]
@@ -332,9 +286,14 @@ class _Stack:
         return None
 
     def _is_output(self, value: Value) -> bool:
+        returned = self._returned()
+        return returned is not None and self._graph.same(returned) is self._graph.same(value)
+
+    def _returned(self) -> Value | None:
+        """The first vectors that the model returns."""
         output = self._graph.trace.output
         last = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
-        return isinstance(last, Tensor) and self._graph.same(self._graph.trace.values(last)) is self._graph.same(value)
+        return self._graph.trace.values(last) if isinstance(last, Tensor) else None
 
     def _rounds(self) -> bool:
         """Whether scores, weights or the block's norm are rounded to float32 in a float64 model."""
@@ -368,22 +327,3 @@ def _adds_one(operations: Sequence[Operation]) -> bool:
     return any(
         each.name == "add" and 1 in each.args and not any(value.tokens for value in each.reads) for each in operations
     )
-
-
-def _around(call: Call) -> Iterable[Call]:
-    """A call and the calls that contain it, innermost first."""
-    current: Call | None = call
-    while current is not None:
-        yield current
-        current = current.parent
-
-
-def _leaving(block: InferredBlock) -> Value | None:
-    """The output of a layer, if its feed-forward network was inferred."""
-    return block.network.leaving if isinstance(block.network, InferredNetwork) else None
-
-
-def _part(module: nn.Module, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)  # type: ignore[assignment]
-    return module

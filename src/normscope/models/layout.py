@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -85,15 +86,16 @@ class FeedForwardLayout:
 class BlockLayout:
     """The parts of one family's attention block, as module paths.
 
-    `layers`, `embedding_norm`, `final_norm`, `output_projection` and `convolution` are paths from the base model (what
-    `AutoModel` builds, or its encoder if the stack is `encoder`); all others are paths from one layer. Binding a model that
-    lacks one of them fails, before anything runs.
+    `layers`, `embedding_norm`, `final_norm`, `output_projection`, `convolution` and `end` are paths from the base model (what
+    `AutoModel` builds, or its encoder if the stack is `encoder`); all others are paths from one layer (but see `places`).
+    Binding a model that lacks one of them fails, before anything runs.
     """
 
     model_type: str
     """The family's name in transformers configs."""
     layers: tuple[str, ...]
-    """The layer of every number, from 1. One that runs twice stands there twice."""
+    """The layer of every number, from 1. One that runs twice stands there twice. If no module runs a whole layer, the first
+    module of each that reads the layer's input."""
     attention: str
     """The module that calls transformers' attention function, or returns its own weights (see `registry`)."""
     query: str
@@ -162,6 +164,11 @@ class BlockLayout:
     """A convolution after the first layer, which some models of the family have; it ends in a `LayerNorm`."""
     output_projection: str | None = None
     """A linear map from the last hidden vectors to the model's output, a path from the base model; None without one."""
+    places: tuple[Mapping[str, str], ...] = ()
+    """If no module runs a whole layer, where the base model has the parts of every layer. Paths of parts are then those of
+    the first layer that has the part."""
+    end: str | None = None
+    """If no module runs a whole layer, the module whose input is the last layer's output; empty if the model returns it."""
     routed: bool = False
     """Whether a router chooses among experts after the block. Rounding may change its choice, so verification gives every layer
     the untouched model's input."""
@@ -190,18 +197,20 @@ class BlockLayout:
         Raises:
             InputError: If the model lacks a part that the layout names, or has something else in its place.
         """
-        return [self._bind_layer(_Finder(layer, number)) for number, layer in enumerate(self.passes(model), start=1)]
+        return [self._bind_layer(parts) for parts in self.parts(model)]
 
-    def _bind_layer(self, find: "_Finder") -> "BlockModules":
+    def _bind_layer(self, find: "LayerParts") -> "BlockModules":
+        whole = find.whole
         return BlockModules(
             layer=find.number,
-            whole=find.layer,
+            whole=whole,
+            entry=find.entry,
             attention=find.module("attention module", self.attention),
             query=find.projection("W_Q", self.query),
             key=find.projection("W_K", self.key),
             value=find.projection("W_V", self.value),
             output=find.projection("W_O", self.output),
-            residual=find.layer if self.residual is None else find.module("residual connection", self.residual),
+            residual=whole if self.residual is None else find.module("residual connection", self.residual),
             norm=find.norm("norm of the block", self.norm),
             attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
             sum_consumer=None if self.sum_consumer is None else find.module("reader of the sum", self.sum_consumer),
@@ -214,33 +223,36 @@ class BlockLayout:
             layout=self,
         )
 
-    def passes(self, model: Any) -> list[nn.Module]:
-        """The layers of a model, in order. A layer that runs twice appears twice.
+    def parts(self, model: Any) -> "list[LayerParts]":
+        """The parts of every layer of a model, in order. A layer that runs twice appears twice.
 
         Raises:
-            InputError: If the model does not have them where the layout says.
+            InputError: If the model does not have its layers where the layout says.
         """
         try:
-            return [attrgetter(path)(model) for path in self.layers]
+            entries = [attrgetter(path)(model) for path in self.layers]
         except AttributeError as error:
             raise InputError(
                 f"model: expected layers at {self.layers} of {type(model).__name__}, got nothing"
             ) from error
+        places: Sequence[Mapping[str, str] | None] = self.places or [None] * len(entries)
+        return [
+            LayerParts(model if place else entry, entry, number, place)
+            for number, (entry, place) in enumerate(zip(entries, places, strict=True), start=1)
+        ]
 
     def hidden_norms(self, model: nn.Module) -> dict[int, nn.Module]:
         """The norms whose outputs are hidden vectors, by layer from 0. Layers without such a norm are left out."""
         norms = {} if self.embedding_norm is None else {0: attrgetter(self.embedding_norm)(model)}
         if self.output_norm is not None:
-            norms |= {
-                number: attrgetter(self.output_norm)(layer) for number, layer in enumerate(self.passes(model), start=1)
-            }
+            norms |= {parts.number: parts.module("norm of its output", self.output_norm) for parts in self.parts(model)}
         if self.convolution is not None and (convolution := attrgetter(self.convolution)(model)) is not None:
             norms[1] = convolution.LayerNorm
         return norms
 
     def longest_sequence(self, model: Any) -> int | None:
         """The longest sequence that the positions allow, in tokens; None if there is no limit."""
-        learned = longest_by_positions(model, self.passes(model)[0], reads_target=self.reads_target)
+        learned = longest_by_positions(model, self.parts(model)[0].entry, reads_target=self.reads_target)
         if learned is not None:
             return learned
         limit = getattr(model.config, "max_position_embeddings", None)
@@ -269,21 +281,48 @@ class BlockLayout:
         )
 
 
-class _Finder(NamedTuple):
+class LayerParts(NamedTuple):
     """Finds the parts of one layer.
 
-    All raise InputError if the layer lacks the part, or has something else in its place.
+    All but `get` raise InputError if the layer lacks the part, or has something else in its place.
     """
 
-    layer: nn.Module
+    root: nn.Module
+    """Where paths begin: the layer or, if no module runs it, the base model."""
+    entry: nn.Module
+    """The module whose input is the layer's: the layer itself or, if no module runs it, its first module."""
     number: int
+    places: Mapping[str, str] | None
+    """If no module runs the layer, where the base model has each of its parts."""
+
+    @property
+    def whole(self) -> nn.Module:
+        """The layer or, if no module runs it, a list of its modules."""
+        if self.places is None:
+            return self.root
+        found = {id(part): part for path in self.places if isinstance(part := self.get(path), nn.Module)}
+        return nn.ModuleList(({id(self.entry): self.entry} | found).values())
+
+    def get(self, path: str) -> Any:
+        """Whatever is at a path; None if nothing."""
+        try:
+            return self._at(path)
+        except AttributeError:
+            return None
+
+    def _at(self, path: str) -> Any:
+        if self.places is not None:
+            if path not in self.places:
+                raise AttributeError(path)
+            path = self.places[path]
+        return attrgetter(path)(self.root) if path else self.root
 
     def part(self, part: str, path: str) -> Any:
         """Whatever is at a path."""
         try:
-            return attrgetter(path)(self.layer) if path else self.layer
+            return self._at(path)
         except AttributeError as error:
-            kind = type(self.layer).__name__
+            kind = type(self.root).__name__
             raise InputError(
                 f"model: expected the {part} of layer {self.number} at {path} of {kind}, got nothing"
             ) from error
@@ -326,7 +365,9 @@ class BlockModules:
     layer: int
     """Counted from 1."""
     whole: nn.Module
-    """The layer itself, which reads the hidden vectors of the previous layer."""
+    """The layer itself or, if no module runs it, a list of its modules."""
+    entry: nn.Module
+    """The module whose input is the layer's: the layer or, if no module runs it, its first module."""
     attention: nn.Module
     query: nn.Module
     key: nn.Module

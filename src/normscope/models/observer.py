@@ -35,6 +35,7 @@ from normscope.models.forward_pass import (
     Visitors,
 )
 from normscope.models.identities import bound_of
+from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import BlockLayout, normalisation
 from normscope.models.own_attention import OwnAttention, returns_weights
 from normscope.models.rotation import length_dependent_rotations, rotate_each_alone
@@ -111,7 +112,7 @@ class Observer:
 
     def __enter__(self) -> "Observer":
         # A second observer's hooks would interfere with the first's.
-        if any(isinstance(hook, _Event) for hook in self._layers[0].whole._forward_pre_hooks.values()):
+        if any(isinstance(hook, _Event) for hook in self._layers[0].output._forward_hooks.values()):
             raise RuntimeError("this model is already being observed")
         try:
             self._change_model()
@@ -137,10 +138,11 @@ class Observer:
     def _hooks(self) -> Iterator[RemovableHandle]:
         for rotation in length_dependent_rotations(self._model):
             yield rotate_each_alone(rotation, lambda: None if self.current is None else self.current.token_mask)
+        yield from layer_hooks(
+            self._model, self._layout, _Event(self, ForwardPass.enter), _Event(self, ForwardPass.leave)
+        )
         # Layers that share modules also share hooks; the order of the calls tells which layer is running.
-        for modules in {id(modules.whole): modules for modules in self._layers}.values():
-            yield modules.whole.register_forward_pre_hook(_Event(self, ForwardPass.enter), with_kwargs=True)
-            yield modules.whole.register_forward_hook(_Event(self, ForwardPass.leave))
+        for modules in {id(modules.entry): modules for modules in self._layers}.values():
             if modules.residual is not modules.whole:
                 yield modules.residual.register_forward_pre_hook(
                     _Event(self, ForwardPass.take_residual), with_kwargs=True
@@ -212,7 +214,7 @@ class Observer:
         visit: Visitor,
         visit_feed_forward: FeedForwardVisitor | None = None,
     ) -> None:
-        """Run one layer again and call `visit` with its block, as `run` did.
+        """Run one layer, which must be a module, again and call `visit` with its block, as `run` did.
 
         Args:
             call: The layer's call, from an earlier `run`.
@@ -222,7 +224,7 @@ class Observer:
         """
         forward = self._begin(inputs, Visitors(visit, None, visit_feed_forward))
         forward.passed = call.layer - 1
-        self._forward(forward, torch.inference_mode(), self._layers[call.layer - 1].whole, call.args, call.kwargs)
+        self._forward(forward, torch.inference_mode(), self._layers[call.layer - 1].entry, call.args, call.kwargs)
 
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
         token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()

@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from normscope.models.attention_function import attention_by
+from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import BlockLayout
 from normscope.models.rotation import length_dependent_rotations
 
@@ -145,26 +146,25 @@ class _Recorder:
         self.around: dict[nn.Module, Call] = {}
         self._calls: dict[nn.Module, Call] | None = None
         """Those of the layer that is running; None outside the layers."""
+        self._entered: Tensor | None = None
+        """What that layer has read."""
         self._inputs: dict[nn.Module, Tensor | None] = {}
 
     def hooks(self, model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:
         """Register the hooks. Layers that share their modules share the hooks."""
-        layers = {id(layer): layer for layer in layout.passes(model)}
-        for layer in layers.values():
-            yield layer.register_forward_pre_hook(self._enter, with_kwargs=True)
+        yield from layer_hooks(model, layout, self._enter, self._leave)
+        layers = () if layout.places else {id(parts.entry) for parts in layout.parts(model)}
         for module in model.modules():
             if module is not model and id(module) not in layers:
                 yield module.register_forward_pre_hook(self._read, with_kwargs=True)
                 yield module.register_forward_hook(self._write)
-        for layer in layers.values():
-            yield layer.register_forward_hook(self._leave)
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         self._calls = {}
-        self._inputs[module] = _read_by(args, kwargs)
+        self._entered = _read_by(args, kwargs)
 
-    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
-        vectors, inputs = _first(output), self._inputs.pop(module)
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        vectors, inputs = _first(output), self._entered
         assert self._calls is not None
         assert vectors is not None
         assert inputs is not None

@@ -1,0 +1,202 @@
+"""Rules for layers: the modules that run them, or the modules of which they consist if no module runs a whole layer."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from normscope.models.graph import Graph, NotInferredError, is_one_of
+from normscope.models.infer import InferredBlock
+from normscope.models.infer_network import InferredNetwork
+from normscope.models.layout import Stack
+from normscope.models.trace import Call, Trace, Value
+
+
+class Layer(NamedTuple):
+    """One layer of a stack."""
+
+    block: InferredBlock
+    call: Call
+    """The call of the module that runs the layer. If none does, it stands for all that happens from the first module that
+    reads the layer's input on, and has that module."""
+    gathered: bool
+
+    def runs(self, call: Call) -> bool:
+        """Whether a call is part of the layer."""
+        if self.gathered:
+            return self.call.holds(call) and call.end <= self.call.end
+        return call is not self.call and self.call in _around(call)
+
+
+class Places:
+    """The paths of the parts of every layer.
+
+    In a layer that a module runs, a path begins at that module. In one that no module runs, it is the path of the same part
+    of the first layer that has the part, and `of_layers` says where the others have it.
+    """
+
+    def __init__(self, trace: Trace, layers: Sequence[Layer]) -> None:
+        self._model = trace.calls[0].module
+        self._gathered = layers[0].gathered
+        self._first: dict[str, str] = {}
+        self._of = {id(layer.call): dict[str, str]() for layer in layers}
+
+    @property
+    def of_layers(self) -> tuple[dict[str, str], ...]:
+        """For every layer that no module runs, the paths in the model of its parts; empty if modules run the layers."""
+        return tuple(self._of.values()) if self._gathered else ()
+
+    def of(self, layer: Layer, path: str, part: str) -> str:
+        """The path of a part of a layer.
+
+        Args:
+            path: Where the model has it.
+            part: What it is.
+
+        Raises:
+            NotInferredError: If the part is outside the layer, or layers differ in which parts share a module.
+        """
+        if self._gathered:
+            first = self._first.setdefault(part, path)
+            if self._of[id(layer.call)].setdefault(first, path) != path:
+                raise NotInferredError(f"layers differ in which parts share the module {first}")
+            return first
+        if path == layer.call.path:
+            return ""
+        prefix = f"{layer.call.path}."
+        if not path.startswith(prefix):
+            raise NotInferredError(f"layer {layer.call.path} uses {path}, which lies outside the layer")
+        return path.removeprefix(prefix)
+
+    def part(self, layer: Layer, path: str) -> Any:
+        """Whatever a layer has at a path; None if nothing."""
+        found: Any = layer.call.module
+        if self._gathered:
+            found, path = self._model, self._of[id(layer.call)].get(path, "-")
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        return found
+
+
+def layers_of(graph: Graph, blocks: Sequence[InferredBlock], stack: Stack | None) -> tuple[list[Layer], Places]:
+    """The layers with these blocks, and the paths of their parts.
+
+    Raises:
+        NotInferredError: If it is not known where a layer begins or ends.
+    """
+    calls = _running(graph, blocks)
+    gathered = calls is None
+    if calls is None:
+        if stack is not None:
+            raise NotInferredError("no module runs a whole layer, from its input to its output")
+        calls = _gathered(graph, blocks)
+    layers = [Layer(block, call, gathered) for block, call in zip(blocks, calls, strict=True)]
+    return layers, Places(graph.trace, layers)
+
+
+def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None:
+    """The call of the module that runs each layer: it reads the stream and returns what the next layer reads.
+
+    Raises:
+        NotInferredError: If such a module reads something other than (text, token, dimension).
+    """
+    around = [list(_around(block.attention)) for block in blocks]
+    depths = (
+        _depth(graph, calls, leaving)
+        for block, calls, following in zip(blocks, around, [*blocks[1:], None], strict=True)
+        for leaving in [_leaving(block) if following is None else following.stream.carried]
+        if leaving is not None
+    )
+    depth = next((depth for depth in depths if depth is not None), None)
+    if depth is None:
+        return None
+    found = [[call for call in calls if call.depth == depth] for calls in around]
+    calls = [same[0] for same in found if same]
+    if len({*calls}) < len(blocks):
+        return None
+    for call in calls:
+        if call.inputs[0].shape[0] != graph.trace.texts:
+            shape = " × ".join(map(str, call.inputs[0].shape))
+            raise NotInferredError(
+                f"layer {call.path} reads vectors of shape {shape} for {graph.trace.texts} texts: expected the batch axis "
+                "first (batch_first=True)"
+            )
+    return calls
+
+
+def _depth(graph: Graph, calls: Sequence[Call], leaving: Value) -> int | None:
+    """The nesting depth of the innermost call that returns the output of a layer."""
+    for call in calls:
+        if call.outputs and stream_of(graph, call.outputs[0]) is stream_of(graph, leaving):
+            return call.depth
+    return None
+
+
+def _gathered(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call]:
+    """What stands for the calls of layers that no module runs.
+
+    Raises:
+        NotInferredError: If no module of its own reads a layer's input, or the last layer's output is not known.
+    """
+    begins = [_entry(graph, block, blocks) for block in blocks]
+    entered = [call.module for call in begins]
+    if any(
+        sum(call.module is module for call in graph.trace.calls) != sum(each is module for each in entered)
+        for module in entered
+    ):
+        raise NotInferredError("no module runs a whole layer, and none begins each layer")
+    leaving = [
+        _leaving(block) or (None if following is None else following.stream.carried)
+        for block, following in itertools.zip_longest(blocks, blocks[1:])
+    ]
+    last = leaving[-1]
+    if last is None:
+        network = blocks[-1].network
+        raise NotInferredError(f"no module runs a whole layer, and where the last one ends is not known: {network}")
+    assert last.source is not None
+    ends = [*(call.first for call in begins[1:]), last.source.number + 1]
+    return [
+        Call(call.module, call.path, call.parent, call.first, (block.stream.carried,), (value,), end)
+        for call, block, value, end in zip(begins, blocks, leaving, ends, strict=True)
+        if value is not None
+    ]
+
+
+def _entry(graph: Graph, block: InferredBlock, blocks: Sequence[InferredBlock]) -> Call:
+    """The call of the first module of a layer that reads its input, and runs no other layer."""
+    carried = graph.same(block.stream.carried)
+    if len(carried.shape) != 3 or carried.shape[0] != graph.trace.texts:
+        shape = " × ".join(map(str, carried.shape))
+        raise NotInferredError(
+            f"the residual connection carries vectors of shape {shape}: expected (text, token, dimension)"
+        )
+    for call in graph.trace.calls:
+        alone = not any(call.holds(other.attention) for other in blocks if other is not block)
+        if call.parent is not None and alone and call.inputs and graph.same(call.inputs[0]) is carried:
+            return call
+    raise NotInferredError("no module runs a whole layer, and none reads its input")
+
+
+def _leaving(block: InferredBlock) -> Value | None:
+    """The output of a layer, if its feed-forward network was inferred."""
+    return block.network.leaving if isinstance(block.network, InferredNetwork) else None
+
+
+def stream_of(graph: Graph, value: Value) -> Value:
+    """The original of a value, before movements and before padding was set to zero."""
+    while True:
+        value = graph.same(value)
+        node = value.source
+        if not is_one_of(node, "mul") or len(graph.operands(node)) != 1:
+            return value
+        factors = [each for each in node.reads if not each.tokens]
+        if not factors or not factors[0].shape or factors[0].shape[-1] != 1:
+            return value
+        (value,) = graph.operands(node)
+
+
+def _around(call: Call) -> Iterable[Call]:
+    """A call and the calls that contain it, innermost first."""
+    current: Call | None = call
+    while current is not None:
+        yield current
+        current = current.parent

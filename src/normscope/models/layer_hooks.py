@@ -1,0 +1,88 @@
+"""Tells when the layers of a model begin and end, also where no module runs a whole layer."""
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from normscope.models.layout import BlockLayout
+
+Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Leave = Callable[[nn.Module, tuple[Any, ...], Any], None]
+
+
+def layer_hooks(model: nn.Module, layout: BlockLayout, enter: Enter, leave: Leave) -> Iterator[RemovableHandle]:
+    """Register the hooks that tell when layers begin and end. Layers that share modules also share hooks.
+
+    Args:
+        model: A base model.
+        enter: Called as a pre-hook of the layer with its arguments, which it may replace. If no module runs the layer, it is
+            a pre-hook of the layer's first module, and the new vectors are written into the tensor of the old ones.
+        leave: Called as a hook of the layer with its output. If no module runs the layer, it is called when the next one
+            begins, with the last layer's entry and no arguments.
+    """
+    entries = {id(parts.entry): parts.entry for parts in layout.parts(model)}.values()
+    if not layout.places:
+        for layer in entries:
+            yield layer.register_forward_pre_hook(enter, with_kwargs=True)
+            yield layer.register_forward_hook(leave)
+        return
+    turns = _Turns(enter, leave)
+    yield model.register_forward_pre_hook(turns.start)
+    for entry in entries:
+        yield entry.register_forward_pre_hook(turns.enter, with_kwargs=True)
+    yield hook_on_end(model, layout, turns.end)
+
+
+def hook_on_end(model: nn.Module, layout: BlockLayout, take: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Register a hook that takes the last layer's output, which it may replace, where no module runs the layers."""
+    assert layout.end is not None
+
+    def returned(_module: nn.Module, _args: Any, output: Any) -> Any:
+        replaced = take(output[0])
+        if replaced is None:
+            return None
+        if isinstance(output, tuple):
+            return (replaced, *output[1:])
+        output[next(iter(output))] = replaced
+        return output
+
+    def read(_module: nn.Module, args: tuple[Any, ...]) -> Any:
+        replaced = take(args[0])
+        return None if replaced is None else (replaced, *args[1:])
+
+    if layout.end:
+        return attrgetter(layout.end)(model).register_forward_pre_hook(read)
+    return model.register_forward_hook(returned)
+
+
+class _Turns:
+    """Layers that no module runs: each begins with the call of its first module and ends when the next one begins."""
+
+    def __init__(self, enter: Enter, leave: Leave) -> None:
+        self._enter, self._leave = enter, leave
+        self._running: nn.Module | None = None
+        """The first module of the layer that is running."""
+
+    def start(self, _model: nn.Module, _args: Any) -> None:
+        """The model begins. An earlier pass may have ended before its last layer did."""
+        self._running = None
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first module of a layer begins."""
+        self._finish(args[0])
+        self._running = module
+        replaced = self._enter(module, args, kwargs)
+        if replaced is not None:
+            args[0].copy_(replaced[0][0])
+
+    def end(self, vectors: Tensor) -> None:
+        """The last layer has ended."""
+        self._finish(vectors)
+
+    def _finish(self, vectors: Tensor) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            self._leave(running, (), vectors)
