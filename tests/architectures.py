@@ -36,6 +36,9 @@ OWN: dict[str, dict[str, Any]] = {
     "ctrl": {"n_embd": 32},
     "ministral": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "xlm": {"emb_dim": 32},
+    "flaubert": {"emb_dim": 32},
 }
 """Further values that some architectures need."""
 

@@ -411,6 +411,58 @@ class Pairs(nn.Module):
         return self.to_logits(x)
 
 
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(D, D // H, bias=False) for _ in range(3))
+        self.register_buffer("tril", torch.tril(torch.ones(T, T)))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x):
+        _, t, _ = x.shape
+        k, q = self.key(x), self.query(x)
+        wei = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
+        wei = wei.masked_fill(self.tril[:t, :t] == 0, float("-inf"))
+        wei = self.dropout(F.softmax(wei, dim=-1))
+        return wei @ self.value(x)
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(H))
+        self.proj, self.dropout = nn.Linear(D, D), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.dropout(self.proj(torch.cat([head(x) for head in self.heads], dim=-1)))
+
+
+class HeadsBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sa, self.ffwd = MultiHeadAttention(), MLP()
+        self.ln1, self.ln2 = nn.LayerNorm(D), nn.LayerNorm(D)
+
+    def forward(self, x):
+        x = x + self.sa(self.ln1(x))
+        return x + self.ffwd(self.ln2(x))
+
+
+class SeparateHeads(nn.Module):
+    """Every head is a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.token_embedding_table, self.position_embedding_table = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.blocks = nn.Sequential(*[HeadsBlock() for _ in range(L)])
+        self.ln_f, self.lm_head = nn.LayerNorm(D), nn.Linear(D, V)
+
+    def forward(self, idx, _targets=None):
+        _, t = idx.shape
+        x = self.token_embedding_table(idx) + self.position_embedding_table(torch.arange(t, device=idx.device))
+        return self.lm_head(self.ln_f(self.blocks(x))), None
+
+
 class NoMask(nn.Module):
     """A bidirectional model that takes no mask."""
 
@@ -453,6 +505,7 @@ MODELS = {
     "without-mask": (NoMask, "enc.layers.{0}.self_attn"),
     "bare-matrices": (Matmul, "layers.{0}.attn"),
     "einsum": (Lens, "blocks.{0}.attn"),
+    "heads-as-modules": (SeparateHeads, "blocks.{0}.sa"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),
     "layers-in-a-flat-list": (lambda: Pairs(flat=True, head=False), "layers.{1}"),

@@ -70,6 +70,8 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
     yield "registry", not layout.registry
     for value in _wrong_columns(layout, model):
         yield "columns", value
+        if layout.planes is not None:
+            yield "norms_turned", not layout.norms_turned
     if layout.planes is not None:
         size, adjacent = layout.planes
         yield "planes", None

@@ -22,10 +22,11 @@ from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, token_batch
 SNAPSHOT = Path(__file__).parent / "layouts.json"
 """The inferred layouts of the tiny models; `python -m tests.contract.test_architectures` rewrites the file."""
 
-QUICK = ["ctrl", "esm", "gpt_neo", "megatron-bert", "nomic_bert", "roformer", "tapas"]
+QUICK = ["ctrl", "esm", "gpt_neo", "hunyuan_v1_dense", "megatron-bert", "nomic_bert", "roformer", "tapas", "xlm"]
 SLOW = [
     *("big_bird", "biogpt", "data2vec-text", "ernie", "exaone4", "gte", "jina_embeddings_v3", "luke", "rembert"),
     *("roc_bert", "ultrabert", "xlm-roberta-xl", "layoutlm", "openai-gpt", "codegen", "ministral", "nemotron"),
+    *("flaubert"),
 ]
 REFUSED = {
     "convbert": r"the outputs of the heads are not read by a single linear layer \(operation cat in encoder.layer.0",

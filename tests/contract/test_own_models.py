@@ -1,5 +1,6 @@
 """Models that are not from transformers are observed exactly, or refused in one line."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -12,6 +13,7 @@ from normscope.errors import InputError
 from normscope.models.forward_pass import Replacement
 from normscope.models.observer import Observer
 from normscope.models.plain_operations import BareLinear, BareNorm
+from normscope.models.verification import verify
 from tests import own_models
 from tests.own_models import MODELS
 
@@ -86,6 +88,18 @@ def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
             model.to_logits = nn.Identity()
         expected = model(*([inputs["input_ids"], inputs["attention_mask"]][: 2 if name.endswith("lists") else 1]))
     torch.testing.assert_close(hidden[own_models.L], expected)
+
+
+@pytest.mark.parametrize(("part", "other"), [("key", "value"), ("value", "query"), ("norm", "network_norm")])
+def test_wrong_places_of_parts_are_refused(part, other):
+    wrapped = normscope.wrap(built("layers-in-separate-lists"))
+    layout = wrapped.layout
+    paths = {"network_norm": layout.feed_forward[0].norm} | vars(layout)
+    one, two = paths[part], paths[other]
+    *places, last = layout.places
+    wrong = dataclasses.replace(layout, places=(*places, last | {one: last[two], two: last[one]}))
+    with pytest.raises(InputError, match="cannot be observed exactly"):
+        verify(wrapped.model, wrong, "it", feed_forward=True)
 
 
 def test_the_model_stays_as_it_is():

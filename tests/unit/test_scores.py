@@ -129,15 +129,18 @@ def test_spread_over_visible_keys(parts, kind, strip, monkeypatch):
     torch.testing.assert_close(found.variance, variance)
 
 
+@pytest.mark.parametrize("turns_first", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("rotary", [0, 2, 4])
-def test_the_map_of_the_keys_and_its_transpose(rotary):
+def test_the_map_of_the_keys_and_its_transpose(rotary, centred, turns_first):
     generator = torch.Generator().manual_seed(0)
     vectors, others = torch.randn(2, 3, 2, 5, 4, generator=generator, dtype=torch.float64).unbind()
     angles = torch.randn(1, 5, rotary // 2, generator=generator, dtype=torch.float64).repeat(1, 1, 2)
     factors = torch.rand(3, 2, 5, 4, generator=generator, dtype=torch.float64)
-    there = KeyMap(angles.cos() if rotary else None, angles.sin() if rotary else None, factors)
+    rotation = KeyMap(angles.cos() if rotary else None, angles.sin() if rotary else None)
+    there = rotation._replace(factors=factors, centred=centred, turns_first=turns_first)
     torch.testing.assert_close((there(vectors) * others).sum(-1), (vectors * there.back(others)).sum(-1))
-    turned = KeyMap(there.cosine, there.sine)(vectors)
+    turned = rotation(vectors)
     torch.testing.assert_close(turned.norm(dim=-1), vectors.norm(dim=-1))
     torch.testing.assert_close(turned[..., rotary:], vectors[..., rotary:])
 

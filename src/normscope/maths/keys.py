@@ -1,5 +1,7 @@
 """Rotation and normalisation of the keys: k_n = ρ_n(γ ⊙ (x_n W_K + b_K) / σ_n), linear once the deviation σ_n is known.
 
+Some models turn first: k_n = γ ⊙ ρ_n(x_n W_K + b_K) / σ_n.
+
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864).
 """
 
@@ -24,6 +26,9 @@ class KeyMap(NamedTuple):
     """Whether neighbouring dimensions form the planes that turn (0 and 1, 2 and 3); else each dimension of the first half and
     its counterpart in the second."""
 
+    turns_first: bool = False
+    """Whether the rotation comes before the norm."""
+
     @property
     def same_for_all_keys(self) -> bool:
         """Whether the map is the identity."""
@@ -31,12 +36,21 @@ class KeyMap(NamedTuple):
 
     def __call__(self, vectors: Float[Tensor, "batch head key head_dim"]) -> Float[Tensor, "batch head key head_dim"]:
         """The map applied to vectors, one per head and key."""
-        return self._rotated(vectors if self.factors is None else self._centre(vectors) * self.factors, 1)
+        if self.turns_first:
+            return self._normed(self._rotated(vectors, 1))
+        return self._rotated(self._normed(vectors), 1)
 
     def back(self, vectors: Float[Tensor, "batch head key head_dim"]) -> Float[Tensor, "batch head key head_dim"]:
         """The transposed map: ⟨v, map(w)⟩ = ⟨back(v), w⟩."""
-        rotated = self._rotated(vectors, -1)
-        return rotated if self.factors is None else self._centre(rotated * self.factors)
+        if self.turns_first:
+            return self._rotated(self._normed_back(vectors), -1)
+        return self._normed_back(self._rotated(vectors, -1))
+
+    def _normed(self, vectors: Tensor) -> Tensor:
+        return vectors if self.factors is None else self._centre(vectors) * self.factors
+
+    def _normed_back(self, vectors: Tensor) -> Tensor:
+        return vectors if self.factors is None else self._centre(vectors * self.factors)
 
     def _centre(self, vectors: Tensor) -> Tensor:
         return vectors - vectors.mean(dim=-1, keepdim=True) if self.centred else vectors  # symmetric: its own transpose

@@ -14,7 +14,7 @@ from normscope.maths.visibility import Visibility
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockModules, normalised_heads, stacked_heads
+from normscope.models.layout import BlockModules, mapped_queries, stacked_heads
 
 
 @dataclasses.dataclass
@@ -62,9 +62,8 @@ class LayerCapture:
                     (parameters.value_weight, parameters.value_bias),
                 )
             )
-            if parameters.query_normalisation is not None:
-                self.query = normalised_heads(parameters.query_normalisation, self.query)
-            self.query, self.key = key_map()._replace(factors=None, centred=False)(self.query), key_map()(self.key)
+            self.query = mapped_queries(self.query, parameters.query_normalisation, key_map())
+            self.key = key_map()(self.key)
             # A key is visible if some head gives it weight; verification catches weight on padding.
             seen = (self.own_weights > 0).any(dim=1)
             self.mask = Mask(
@@ -104,23 +103,32 @@ class LayerCapture:
         norms, planes = self._key_norm(parameters), self.modules.layout.planes
         if planes is None or not self.modules.rotates:
             return norms
-        after = full_precision(self._captured("key") if self.own_key is None else self.own_key)
-        before = norms(stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias))
-        after = repeat_heads(after.reshape(len(before), -1, *after.shape[-2:]), before.shape[1])
-        rotation = planes.rotation(before, after)
-        return rotation._replace(factors=norms.factors, centred=norms.centred)
+        before = stacked_heads(attention_inputs, parameters.key_weight, parameters.key_bias)
+        if norms.turns_first:
+            after = self._unnormed_keys()
+            after = after.reshape(*after.shape[:2], -1, before.shape[-1]).transpose(1, 2)
+        else:
+            before = norms(before)
+            after = full_precision(self._captured("key") if self.own_key is None else self.own_key)
+            after = after.reshape(len(before), -1, *after.shape[-2:])
+        rotation = planes.rotation(before, repeat_heads(after, before.shape[1]))
+        return norms._replace(cosine=rotation.cosine, sine=rotation.sine, adjacent=rotation.adjacent)
+
+    def _unnormed_keys(self) -> Tensor:
+        """What the norm of the keys reads, with the axis of keys second."""
+        key = full_precision(self._captured("unnormed_key"))
+        return key.transpose(1, 2) if self.modules.layout.key_norm_by_head else key
 
     def _key_norm(self, parameters: BlockParameters) -> KeyMap:
         norm = parameters.key_normalisation
         if norm is None:
             return KeyMap()
-        key = full_precision(self._captured("unnormed_key"))
-        if self.modules.layout.key_norm_by_head:
-            key = key.transpose(1, 2)
+        key = self._unnormed_keys()
         factors = norm.weight / norm.deviation(key).unsqueeze(-1)  # over one head or over all heads
         heads, _, head_dim = parameters.key_weight.shape
         factors = factors.expand(key.shape).reshape(*key.shape[:2], -1, head_dim).transpose(1, 2)
-        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred)
+        turns_first = self.modules.layout.norms_turned
+        return KeyMap(factors=repeat_heads(factors, heads), centred=norm.centred, turns_first=turns_first)
 
     def _captured(self, part: str) -> Tensor:
         tensor: Tensor | None = getattr(self, part)

@@ -113,7 +113,8 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
 def _bound(layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
         paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
-        if all(isinstance(parts.get(path), nn.Linear | Conv1D | BareLinear) for path in paths):
+        complete = form.activation is None or parts.get(form.activation) is not None
+        if complete and all(isinstance(parts.get(path), nn.Linear | Conv1D | BareLinear) for path in paths):
             input_module, activation = parts.get(form.input), _activation(form, parts)
             with weights_present(input_module):
                 like = full_precision(weight_values(input_module)[:1, :1])

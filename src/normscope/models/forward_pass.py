@@ -200,7 +200,10 @@ class ForwardPass:
         if parts is None or not parts.attends or weights.ndim < 3:
             return
         if weights.shape[-2] == queries and weights.shape[-1] in (keys, keys + 1):  # a sink comes last
-            parts.own_weights = weights[..., :keys].reshape(len(self.token_mask), -1, queries, keys)
+            found = weights[..., :keys].reshape(len(self.token_mask), -1, queries, keys)
+            if parts.own_weights is not None and parts.own_weights.shape[1] < parts.modules.softmaxes:
+                found = torch.cat([parts.own_weights, found], dim=1)  # each head is a module of its own
+            parts.own_weights = found
 
     def take_product(self, second: Tensor, product: Tensor) -> None:
         """A product of matrices: of queries and keys, if the attention module is running and has no weights yet."""

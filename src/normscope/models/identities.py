@@ -21,8 +21,8 @@ from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import (
     BlockLayout,
     BlockModules,
+    mapped_queries,
     normalisation,
-    normalised_heads,
     scaled_projection,
     stacked_heads,
 )
@@ -158,9 +158,7 @@ def _query(block: AttentionBlock, modules: BlockModules, record: LayerRecord) ->
         read = full_precision(_by_token(_call(block.layer, record.calls, modules.query, "W_Q").inputs, record))
         _check_reads(block, read, record)
     query = stacked_heads(read, parameters.query_weight, parameters.query_bias)
-    if parameters.query_normalisation is not None:
-        query = normalised_heads(parameters.query_normalisation, query)
-    query = block.key_map._replace(factors=None, centred=False)(query)
+    query = mapped_queries(query, parameters.query_normalisation, block.key_map)
     # OPT scales its queries before attention instead of the scores in it.
     made, given = (heads.transpose(1, 2)[block.token_mask] for heads in (query, block.query))
     return query * ((made * given).sum() / made.square().sum().clamp(min=torch.finfo(made.dtype).tiny))

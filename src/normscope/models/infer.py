@@ -4,6 +4,7 @@ No rule matches names or numbers: every rule follows the graph. `verification` t
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,9 +20,17 @@ from normscope.models.graph import (
     is_product,
     is_sum,
 )
-from normscope.models.infer_heads import Heads, output_projection, product_with_values, value_heads
+from normscope.models.infer_heads import (
+    Heads,
+    concatenation,
+    joined_heads,
+    output_projection,
+    product_with_values,
+    side_by_side,
+    value_heads,
+)
 from normscope.models.infer_network import InferredNetwork, network_of
-from normscope.models.infer_scores import Scores, scores_of
+from normscope.models.infer_scores import Scores, scores_of, scores_together
 from normscope.models.trace import Call, Operation, Trace, Value
 
 
@@ -58,9 +67,9 @@ def infer(graph: Graph, queries: int, keys: int) -> list[InferredBlock]:
         NotInferredError: If there is none, or no rule covers one of them; the message names its number.
     """
     found: list[InferredBlock] = []
-    for softmax in softmaxes(graph.trace, queries, keys):
+    for together in softmaxes_by_layer(graph, queries, keys):
         try:
-            found.append(_block(graph, softmax))
+            found.append(_block(graph, together))
         except NotInferredError as error:
             raise NotInferredError(f"in attention {len(found) + 1}, {error}") from error
     if not found:
@@ -78,13 +87,28 @@ def softmaxes(trace: Trace, queries: int, keys: int) -> Iterator[Operation]:
                 yield operation
 
 
-def _block(graph: Graph, softmax: Operation) -> InferredBlock:
-    product, weights, values = product_with_values(graph, softmax)
-    value, output, scores = (
-        value_heads(graph, values),
-        output_projection(graph, product.outputs[0]),
-        scores_of(graph, softmax),
-    )
+def softmaxes_by_layer(graph: Graph, queries: int, keys: int) -> Iterator[list[Operation]]:
+    """The softmaxes of each attention module: one, or one for each head if heads are separate modules."""
+    for _, together in itertools.groupby(
+        softmaxes(graph.trace, queries, keys), lambda softmax: _concatenation(graph, softmax) or softmax
+    ):
+        yield list(together)
+
+
+def _concatenation(graph: Graph, softmax: Operation) -> Operation | None:
+    for node, _ in graph.forward(softmax.outputs[0], is_movement):
+        if is_product(node) and isinstance(node, Operation):
+            return concatenation(graph, node.outputs[0])
+    return None
+
+
+def _block(graph: Graph, heads: Sequence[Operation]) -> InferredBlock:
+    products, all_weights, values = zip(*(product_with_values(graph, softmax) for softmax in heads), strict=True)
+    by_head = [value_heads(graph, each) for each in values]
+    value = by_head[0] if len(by_head) == 1 else side_by_side(by_head)
+    joined = joined_heads(graph, [product.outputs[0] for product in products])
+    output, scores = output_projection(graph, joined), scores_together([scores_of(graph, softmax) for softmax in heads])
+    weights = all_weights[0]
     stream = residual_sum(graph, output, scores.query.projection)
     position, norm, given = norm_of(graph, stream)
     try:
@@ -93,11 +117,10 @@ def _block(graph: Graph, softmax: Operation) -> InferredBlock:
         )
     except NotInferredError as error:
         network = error
-    _, way = graph.back(weights, is_product)
-    assert softmax.call is not None
+    way = [node for each in all_weights for node in graph.back(each, is_product)[1]]
     crosses = weights.shape[-1] != weights.shape[-2]  # keys and queries come from different texts
     return InferredBlock(
-        attention=softmax.call,
+        attention=_holding(heads),
         weights=weights,
         scores=scores,
         value=value,
@@ -107,9 +130,18 @@ def _block(graph: Graph, softmax: Operation) -> InferredBlock:
         norm=norm,
         attention_norm=None if crosses else attention_norm(graph, value.projection, stream.carried),
         given=given,
-        rounding=[*scores.way, softmax, *way, *([] if norm is None else [norm])],
+        rounding=[*scores.way, *heads, *way, *([] if norm is None else [norm])],
         network=network,
     )
+
+
+def _holding(operations: Sequence[Operation]) -> Call:
+    """The innermost call in which all operations run."""
+    call = operations[0].call
+    while call is not None and not all(call.first <= each.number < call.end for each in operations):
+        call = call.parent
+    assert call is not None
+    return call
 
 
 class Residual(NamedTuple):

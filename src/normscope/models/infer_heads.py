@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from normscope.models.graph import (
     is_one_of,
     is_product,
 )
+from normscope.models.layout import BESIDE
 from normscope.models.trace import Operation, Value
 
 
@@ -37,11 +39,36 @@ class Heads:
     """The norm of queries or keys."""
     norm_by_head: bool = False
     """Whether the input of that norm has shape (batch, head, key, head_dim)."""
+    norm_turned: bool = False
+    """Whether that norm comes after the rotation; then `ends` is what it reads."""
+    others: tuple[Projection, ...] = ()
+    """The linear layers of all heads but the first, if each head has one of its own."""
 
     @property
     def path(self) -> str:
-        """The path of the linear layer."""
-        return self.projection.path
+        """The path of the linear layer, or the paths of those of all heads."""
+        return BESIDE.join(each.path for each in (self.projection, *self.others))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the heads take the outputs of the linear layers one after the other."""
+        width = sum(each.gives.shape[-1] for each in (self.projection, *self.others))
+        return torch.equal(self.columns.flatten(), torch.arange(width))
+
+
+def side_by_side(heads: Sequence[Heads]) -> Heads:
+    """Heads that have linear layers of their own, as the heads of one linear layer.
+
+    Raises:
+        NotInferredError: If they have more than a linear layer each, or several have the same.
+    """
+    first, *others = heads
+    layers = tuple(each.projection for each in others)
+    plain = all(not each.biases and each.norm is None and each.in_order for each in heads)
+    if not plain or len({each.path for each in heads}) < len(heads):
+        raise NotInferredError("heads that are separate modules share a linear layer, or have norms", first.projection)
+    columns = torch.arange(sum(each.columns.numel() for each in heads)).view(len(heads), -1)
+    return dataclasses.replace(first, columns=columns, others=layers)
 
 
 def product_with_values(graph: Graph, softmax: Operation) -> tuple[Operation, Value, Value]:
@@ -103,6 +130,30 @@ def columns_of(graph: Graph, start: Value, heads: Value, head_dim: int) -> Tenso
 def _varying(places: Tensor) -> set[int]:
     """The axes along which the indices differ."""
     return {axis for axis in range(places.ndim) if not bool((places == places.narrow(axis, 0, 1)).all())}
+
+
+def joined_heads(graph: Graph, heads: Sequence[Value]) -> Value:
+    """The vectors of heads that are separate modules, side by side.
+
+    Raises:
+        NotInferredError: If they are not concatenated in this order.
+    """
+    if len(heads) == 1:
+        return heads[0]
+    node = concatenation(graph, heads[0])
+    assert node is not None
+    axis = node.args[1] if len(node.args) > 1 else 0
+    order = [graph.same(read) for read in node.reads]
+    if axis not in (-1, len(node.outputs[0].shape) - 1) or order != [graph.same(each) for each in heads]:
+        raise NotInferredError("the outputs of the heads are concatenated in an unknown order", node)
+    return node.outputs[0]
+
+
+def concatenation(graph: Graph, head: Value) -> Operation | None:
+    """The operation that puts the output of one head beside those of others; None if there is none."""
+    readers = [node for node, _ in graph.forward(head, is_movement)]
+    (node,) = readers if len(readers) == 1 else (None,)
+    return node if is_one_of(node, "cat") else None
 
 
 def output_projection(graph: Graph, heads: Value) -> Projection:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from normscope.models.graph import Graph, NotInferredError, is_one_of
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork
-from normscope.models.layout import Stack
+from normscope.models.layout import BESIDE, Stack
 from normscope.models.trace import Call, Trace, Value
 
 
@@ -55,6 +55,9 @@ class Places:
         Raises:
             NotInferredError: If the part is outside the layer, or layers differ in which parts share a module.
         """
+        if BESIDE in path:
+            paths = path.split(BESIDE)
+            return BESIDE.join(self.of(layer, each, f"{part} of head {head}") for head, each in enumerate(paths))
         if self._gathered:
             first = self._first.setdefault(part, path)
             if self._of[id(layer.call)].setdefault(first, path) != path:

@@ -23,7 +23,7 @@ from normscope.models.graph import (
     is_product,
     is_projection,
 )
-from normscope.models.infer_heads import Heads, columns_of
+from normscope.models.infer_heads import Heads, columns_of, side_by_side
 from normscope.models.rotary import Planes
 from normscope.models.trace import Operation, Value
 
@@ -60,6 +60,26 @@ def scores_of(graph: Graph, softmax: Operation) -> Scores:
     return Scores(query, key, product, _scale(graph, softmax, product, way), rotates, way)
 
 
+def scores_together(heads: Sequence[Scores]) -> Scores:
+    """How the scores of all heads are computed, if heads are separate modules.
+
+    Raises:
+        NotInferredError: If positions rotate their queries and keys, or heads differ in the factor on q·k.
+    """
+    first = heads[0]
+    if len(heads) == 1:
+        return first
+    if any(each.rotates or each.scale != first.scale for each in heads):
+        raise NotInferredError(
+            "heads that are separate modules rotate queries and keys, or differ in scale", first.product
+        )
+    return first._replace(
+        query=side_by_side([each.query for each in heads]),
+        key=side_by_side([each.key for each in heads]),
+        way=[node for each in heads for node in each.way],
+    )
+
+
 def _heads(graph: Graph, ends: Value, head_dim: int) -> tuple[Heads, Sequence[Node]]:
     projections, way = graph.back(ends, is_projection)
     if len(projections) != 1:
@@ -70,16 +90,15 @@ def _heads(graph: Graph, ends: Value, head_dim: int) -> tuple[Heads, Sequence[No
     if len(norms) > 1:
         raise NotInferredError("queries or keys have more than one norm", norms[0])
     begins = _before_rotation(graph, projection, ends, head_dim, way)
+    turned = bool(norms) and not graph.comes_before(norms[0].gives, begins)
     # Heads that share their keys are listed once.
     columns = columns_of(graph, projection.gives, begins, head_dim).unique_consecutive(dim=0)
     biases = tuple(bias for node in way if (bias := bias_of(node)) is not None)
     if not norms:
         return Heads(projection, columns, begins, ends, biases), way
     (norm,) = norms
-    if not graph.comes_before(norm.gives, begins):
-        raise NotInferredError("queries or keys have a norm after their rotation", norm)
     by_head = len(norm.reads.shape) == 4 and norm.reads.shape[1] == len(columns)
-    return Heads(projection, columns, begins, ends, biases, norm, by_head), way
+    return Heads(projection, columns, begins, norm.reads if turned else ends, biases, norm, by_head, turned), way
 
 
 def _before_rotation(graph: Graph, projection: Projection, ends: Value, head_dim: int, way: Sequence[Node]) -> Value:
@@ -131,7 +150,7 @@ def _scale(graph: Graph, softmax: Operation, product: Operation, way: Sequence[N
         if (
             factor is None
             and not _keeps_or_hides(reader)
-            and not is_one_of(reader, "add", "masked_fill", "where", "sub", "rsub")
+            and not is_one_of(reader, "add", "masked_fill", "where", "sub", "rsub", "maximum")
         ):
             return None
         scale *= factor or 1.0

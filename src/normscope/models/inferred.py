@@ -88,6 +88,9 @@ class _Stack:
             "key_norm": self._maybe("norm of the keys", lambda block: block.scores.key.norm),
             "query_norm": self._maybe("norm of the queries", lambda block: block.scores.query.norm),
             "key_norm_by_head": self._one("norm of the keys", lambda layer: layer.block.scores.key.norm_by_head),
+            "norms_turned": self._one(
+                "place of the norm of the keys", lambda layer: layer.block.scores.key.norm_turned
+            ),
             "residual_scale": self._one("residual multiplier", lambda layer: layer.block.stream.scale),
         }
 
@@ -151,9 +154,7 @@ class _Stack:
             parts = (block.scores.query, block.scores.key, block.value)
             if len(block.value.columns) != len(block.scores.key.columns):
                 raise NotInferredError("values and keys have different numbers of heads")
-            if all(
-                torch.equal(part.columns.flatten(), torch.arange(part.projection.gives.shape[-1])) for part in parts
-            ):
+            if all(part.in_order for part in parts):
                 return None
             found = tuple(Columns.of(part.columns) for part in parts)
             if None in found:

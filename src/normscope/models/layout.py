@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError, one_line
 from normscope.maths.composition import NormPosition
+from normscope.maths.keys import KeyMap
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.maths.normalisation import Normalisation
 from normscope.models.block import BlockParameters, full_precision
@@ -49,6 +50,10 @@ class Columns(NamedTuple):
         if self.step == 1 and self.first == tuple(range(start, start + heads * self.size, self.size)):
             return tensor[..., start : start + heads * self.size].unflatten(-1, (heads, self.size))
         return tensor[..., self.indices.to(tensor.device)]
+
+
+BESIDE = ", "
+"""Separates the paths of linear layers that stand for one, as where every head has its own."""
 
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -101,7 +106,7 @@ class BlockLayout:
     query: str
     """W_Q and b_Q."""
     key: str
-    """W_K and b_K."""
+    """W_K and b_K. If every head has a linear layer of its own, their paths, joined by `BESIDE`; so with W_Q and W_V."""
     value: str
     """W_V and b_V."""
     output: str
@@ -141,6 +146,8 @@ class BlockLayout:
     """Whether that norm reads (batch, head, key, head_dim) instead of (batch, key, ...)."""
     query_norm: str | None = None
     """The norm of the queries, likewise."""
+    norms_turned: bool = False
+    """Whether these two norms come after the rotation, not before it."""
     planes: Planes | None = None
     """The planes in which attention turns queries and keys; None if it does not."""
     rotates: frozenset[int] = frozenset()
@@ -336,6 +343,8 @@ class LayerParts(NamedTuple):
 
     def projection(self, part: str, path: str) -> nn.Module:
         """A linear layer."""
+        if BESIDE in path:
+            return SideBySide([self.projection(part, each) for each in path.split(BESIDE)])
         found = self.module(part, path)
         if not isinstance(getattr(found, "weight", None), Tensor) or not hasattr(found, "bias"):
             raise self._wrong(part, path, "a linear layer", found)
@@ -386,6 +395,16 @@ class BlockModules:
     residual_scale: float
     """Factor on the attention output; `parameters` has it in W_O and b_O."""
     layout: BlockLayout
+
+    @property
+    def softmaxes(self) -> int:
+        """How many softmaxes the attention module runs: one, or one for each head that is a separate module."""
+        return len(self.query.layers) if isinstance(self.query, SideBySide) else 1
+
+    @property
+    def reads_attention_inputs(self) -> nn.Module:
+        """The module whose input is that of W_K."""
+        return self.key.layers[0] if isinstance(self.key, SideBySide) else self.key
 
     @property
     def own_scale(self) -> float:
@@ -566,6 +585,31 @@ def embeddings_of(model: Any) -> nn.Embedding:
     return embeddings
 
 
+class SideBySide(nn.Module):
+    """Linear layers with the same input, whose outputs stand one after the other.
+
+    Args:
+        layers: The layers. They become submodules of this module as well, which is never run.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, of shape (input, output)."""
+        return torch.cat([weight_and_bias(layer)[0] for layer in self.layers], dim=1)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b, zero for layers without one; None if none has one."""
+        parts = [weight_and_bias(layer) for layer in self.layers]
+        if all(bias is None for _, bias in parts):
+            return None
+        return torch.cat([weight.new_zeros(weight.shape[1]) if bias is None else bias for weight, bias in parts])
+
+
 def weight_and_bias(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (in, out) and bias of a projection. GPT-2's Conv1D stores the weight this way, Linear stores its transpose."""
     with weights_present(projection):
@@ -599,6 +643,22 @@ def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head tok
         return by_head.normalised(vectors)
     side_by_side = vectors.transpose(1, 2).flatten(2)
     return norm.normalised(side_by_side).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
+
+
+def mapped_queries(
+    queries: Tensor, norm: Normalisation | None, keys: KeyMap
+) -> Float[Tensor, "batch head token dimension"]:
+    """Queries, normed by their own norm and turned as the keys are.
+
+    Args:
+        queries: x W_Q + b_Q, (batch, head, token, dimension).
+    """
+
+    def normed(vectors: Tensor) -> Tensor:
+        return vectors if norm is None else normalised_heads(norm, vectors)
+
+    turned = keys._replace(factors=None, centred=False)
+    return normed(turned(queries)) if keys.turns_first else turned(normed(queries))
 
 
 def stacked_heads(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -147,7 +147,9 @@ class Observer:
                 yield modules.residual.register_forward_pre_hook(
                     _Event(self, ForwardPass.take_residual), with_kwargs=True
                 )
-            yield modules.key.register_forward_pre_hook(_Event(self, ForwardPass.take_attention_inputs))
+            yield modules.reads_attention_inputs.register_forward_pre_hook(
+                _Event(self, ForwardPass.take_attention_inputs)
+            )
             yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
             if modules.key_norm is not None:
                 yield modules.key_norm.register_forward_pre_hook(_Event(self, ForwardPass.take_unnormed_key))

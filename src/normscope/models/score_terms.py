@@ -15,11 +15,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.block import AttentionBlock, full_precision
 from normscope.models.graph import Graph
-from normscope.models.infer import softmaxes
+from normscope.models.infer import softmaxes_by_layer
 from normscope.models.infer_scores import scores_of
 from normscope.models.layout import BlockLayout
 from normscope.models.layouts import plain_attention
-from normscope.models.trace import trace
+from normscope.models.trace import Operation, trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,18 @@ def score_terms(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str
     keys = inputs["input_ids"] if layout.is_cross_attention else target
     with plain_attention(model):
         graph = Graph(trace(model, inputs))
-    terms = []
-    for softmax in softmaxes(graph.trace, target.shape[1], keys.shape[1]):
-        product = scores_of(graph, softmax).product
-        without = torch.zeros_like(product.outputs[0].tensor)
-        if product.name == "baddbmm":  # it also adds a term to the product
-            without = without + product.kwargs.get("beta", 1) * product.args[0].tensor
-        terms.append(graph.replay(softmax.reads[0], {product.outputs[0]: without}))
-    return ScoreTerms(terms)
+    layers = softmaxes_by_layer(graph, target.shape[1], keys.shape[1])
+    return ScoreTerms([_terms_of([_other_terms(graph, softmax) for softmax in heads]) for heads in layers])
+
+
+def _terms_of(heads: Sequence[Tensor]) -> Tensor:
+    """The terms of a layer; if heads are separate modules, they have no axis of heads."""
+    return heads[0] if len(heads) == 1 else torch.stack([*heads], dim=1)
+
+
+def _other_terms(graph: Graph, softmax: Operation) -> Tensor:
+    product = scores_of(graph, softmax).product
+    without = torch.zeros_like(product.outputs[0].tensor)
+    if product.name == "baddbmm":  # it also adds a term to the product
+        without = without + product.kwargs.get("beta", 1) * product.args[0].tensor
+    return graph.replay(softmax.reads[0], {product.outputs[0]: without})
