@@ -463,6 +463,14 @@ class SeparateHeads(nn.Module):
         return self.lm_head(self.ln_f(self.blocks(x))), None
 
 
+class ShortGPT(SeparateHeads):
+    """It has eight positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.position_embedding_table = nn.Embedding(8, D)
+
+
 class NoMask(nn.Module):
     """A bidirectional model that takes no mask."""
 
@@ -506,6 +514,7 @@ MODELS = {
     "bare-matrices": (Matmul, "layers.{0}.attn"),
     "einsum": (Lens, "blocks.{0}.attn"),
     "heads-as-modules": (SeparateHeads, "blocks.{0}.sa"),
+    "few-positions": (ShortGPT, "blocks.{0}.sa"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),
     "layers-in-a-flat-list": (lambda: Pairs(flat=True, head=False), "layers.{1}"),

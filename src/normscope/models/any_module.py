@@ -27,6 +27,9 @@ _PROBE = (2, 5)
 """Number of texts and of tokens in the batch that is used to find the parts of a module."""
 
 
+_LONGEST_PROBE = 11
+"""Number of tokens of the longest text in any probe."""
+
 _TRANSPARENT = frozenset({"normscope.models.plain_operations", "normscope.models.own_attention"})
 """Modules of ours through which every operation of a model passes."""
 
@@ -61,6 +64,8 @@ class AnyModule(PreTrainedModel):
         self.embedding: nn.Embedding | None = None
         self.pads = True
         """Whether texts may be followed by padding."""
+        self.longest_probe: int | None = None
+        """The longest text of a probe that the module takes; None if it takes all probes."""
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
@@ -149,7 +154,7 @@ class AnyModule(PreTrainedModel):
         )
 
     def find_parts(self) -> None:
-        """Find the token embedding and the bare parameters that are multiplied with vectors."""
+        """Find the token embedding, the bare parameters that are multiplied with vectors, and how long a probe may be."""
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         ids = torch.arange(_PROBE[0] * _PROBE[1], device=device).view(_PROBE) % 2
         mode = PlainOperations(self.model, discover=True)
@@ -174,6 +179,19 @@ class AnyModule(PreTrainedModel):
                 "is unknown; embed the ids with an nn.Embedding"
             )
         self.config.vocab_size, self.config.hidden_size = self.embedding.weight.shape
+        self.longest_probe = self._longest_probe(device)
+
+    def _longest_probe(self, device: torch.device) -> int | None:
+        """The longest text that the module takes, if it has fewer positions than the longest probe has tokens."""
+        for length in range(_LONGEST_PROBE, _PROBE[1], -1):
+            ids = torch.arange(length, device=device)[None] % self.config.vocab_size
+            try:
+                with torch.no_grad(), PlainOperations(self.model):
+                    self._run(ids, torch.ones_like(ids))
+            except Exception:  # somebody else's code; too long for its table of positions, most likely
+                continue
+            return None if length == _LONGEST_PROBE else length
+        return _PROBE[1]
 
     def settled(self, layout: BlockLayout) -> BlockLayout:
         """Find out what the module returns, and whether texts may be followed by padding.

@@ -88,7 +88,8 @@ def layout_of_model(model: nn.Module, stack: Stack | None = None) -> BlockLayout
 
 def _layout(model: nn.Module, stack: Stack | None, recorded: Trace, attention: _Attention) -> BlockLayout:
     kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
-    layout = layout_from(recorded, kind, _SOURCE, _TARGET if stack in ("decoder", "cross") else _SOURCE, stack)
+    source = _source_length(model)
+    layout = layout_from(recorded, kind, source, _TARGET if stack in ("decoder", "cross") else source, stack)
     registry = _calls_function(layout, model, attention)
     if layout.scales is None and not registry:
         raise NotInferredError("scores are no multiple of q·k plus other terms")
@@ -151,7 +152,7 @@ def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:
         ids = torch.randint(vocabulary, (2, length), generator=generator)
         return torch.where(ids == padding, (ids + 1) % vocabulary, ids).to(device)
 
-    ids = text(_SOURCE)
+    ids = text(_source_length(model))
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if stack in ("decoder", "cross"):
         target = text(_TARGET)
@@ -159,6 +160,11 @@ def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
     return inputs
+
+
+def _source_length(model: nn.Module) -> int:
+    """Number of tokens of the recorded texts."""
+    return min(_SOURCE, getattr(model, "longest_probe", None) or _SOURCE)
 
 
 def _embeddings(model: nn.Module) -> list[nn.Embedding]:

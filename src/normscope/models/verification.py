@@ -135,7 +135,9 @@ def _compare_outputs(
 
 def _lengths(model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
     """The lengths of the texts in each probe batch."""
-    return _PROBE_LENGTHS if getattr(model, "pads", True) else _WITHOUT_PADDING
+    lengths = _PROBE_LENGTHS if getattr(model, "pads", True) else _WITHOUT_PADDING
+    longest: int | None = getattr(model, "longest_probe", None)
+    return lengths if longest is None else tuple(tuple(min(length, longest) for length in batch) for batch in lengths)
 
 
 class _Proof:
