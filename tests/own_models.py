@@ -463,6 +463,51 @@ class SeparateHeads(nn.Module):
         return self.lm_head(self.ln_f(self.blocks(x))), None
 
 
+class AttentionOnly(nn.Module):
+    """No feed-forward network follows."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fn = nn.LayerNorm(D), FusedAttention()
+
+        def forward(self, x):
+            return x + self.fn(self.norm(x))
+
+    def __init__(self, blocks=False):
+        super().__init__()
+        self.emb, self.unembed = nn.Embedding(V, D), nn.Linear(D, V)
+        if blocks:
+            self.blocks = nn.ModuleList(self.Block() for _ in range(L))
+        else:
+            self.attentions = nn.ModuleList(FusedAttention() for _ in range(L))
+
+    def forward(self, tokens):
+        x = self.emb(tokens)
+        for block in self.children():
+            if isinstance(block, nn.ModuleList):
+                for part in block:
+                    x = part(x) if hasattr(self, "blocks") else x + part(x)
+        return self.unembed(x)
+
+
+class PlusOne(RMS):
+    """It stores γ − 1."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.e) * (1 + self.scale)
+
+
+class MixedNorms(Llama):
+    """The norms of its layers store γ − 1, the last one does not."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in self.layers:
+            layer.n1, layer.n2 = PlusOne(), PlusOne()
+        self.norm = nn.LayerNorm(D)
+
+
 class ShortGPT(SeparateHeads):
     """It has eight positions."""
 
@@ -505,15 +550,19 @@ def gpt():
 MODELS = {
     "torch-post": (TorchEncoder, "encoder.layers.{0}.self_attn"),
     "torch-pre": (lambda: TorchEncoder(norm_first=True, activation="gelu", final=True), "encoder.layers.{0}.self_attn"),
+    "tokens-first": (lambda: TorchEncoder(batch_first=False, norm_first=True), "encoder.layers.{0}.self_attn"),
     "gpt": (NanoGPT, "transformer.h.{0}.attn"),
     "gpt-without-fused-attention": (lambda: NanoGPT(flash=False, bias=False), "transformer.h.{0}.attn"),
     "rotary": (Llama, "layers.{0}.wo"),
+    "norms-that-add-one": (MixedNorms, "layers.{0}.wo"),
     "multi-head-attention": (Mha, "blocks.{0}.mha"),
     "parallel-alibi": (Parallel, "layers.{0}.proj"),
     "without-mask": (NoMask, "enc.layers.{0}.self_attn"),
     "bare-matrices": (Matmul, "layers.{0}.attn"),
     "einsum": (Lens, "blocks.{0}.attn"),
     "heads-as-modules": (SeparateHeads, "blocks.{0}.sa"),
+    "attention-only": (AttentionOnly, "attentions.{0}"),
+    "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
     "few-positions": (ShortGPT, "blocks.{0}.sa"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),

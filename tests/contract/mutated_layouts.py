@@ -47,7 +47,7 @@ class Mutation(NamedTuple):
 
 def mutations(layout: BlockLayout, model: PreTrainedModel) -> Iterator[Mutation]:
     """Every wrong layout that differs from a right one in one field, or in the position of its norm."""
-    layer = layout.passes(model)[0]
+    layer = layout.parts(model)[0].root
     for field, value in _wrong_fields(layout, layer, model):
         # A layout that nothing could prove cannot be built.
         with contextlib.suppress(ValueError):

@@ -79,7 +79,7 @@ def layer_outputs(model, layout, inputs) -> list[torch.Tensor]:
     def leave(_module, _args, output):
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    layers = {id(layer): layer for layer in layout.passes(model)}
+    layers = {id(layer): layer for layer in (parts.root for parts in layout.parts(model))}
     handles = [layer.register_forward_hook(leave) for layer in layers.values()]
     with torch.inference_mode():
         model(**inputs)
@@ -190,7 +190,7 @@ def test_the_parts_of_the_network(family, family_model):
 def test_the_pass_ends_after_the_last_requested_part(family, family_model):
     """Attention before the network before hidden vectors; and nothing after the last of what was asked for runs."""
     layout = layout_of(family)
-    networks, layers = bind_feed_forward(family_model, layout), layout.passes(family_model)
+    networks, layers = bind_feed_forward(family_model, layout), [parts.root for parts in layout.parts(family_model)]
     calls: list[str] = []
     shared = len({id(layer) for layer in layers}) < len(layers)
     first = {id(layer): number for number, layer in reversed(list(enumerate(layers, start=1)))}

@@ -35,7 +35,8 @@ def hooked(model, path):
     outputs = []
 
     def take(_module, _args, output):
-        outputs.append(output[0] if isinstance(output, tuple) else output)
+        vectors = output[0] if isinstance(output, tuple) else output
+        outputs.append(vectors if len(vectors) == len(TEXTS) else vectors.transpose(0, 1))
 
     handles = [
         model.get_submodule(path.format(layer, 2 * layer)).register_forward_hook(take) for layer in range(own_models.L)
@@ -63,12 +64,17 @@ def test_sums_equal_what_the_untouched_model_computes(name):
         if block.output_bias is not None:
             made = made + block.output_bias
         torch.testing.assert_close(made, output, rtol=1e-10, atol=1e-10)
-    assert wrapped.layers_verification.error < 1e-10
+    proof = wrapped.verification if name.startswith("attention-only") else wrapped.layers_verification
+    assert proof.error < 1e-10
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_models_are_followed(name):
     """Vectors of whole models are rebuilt when maps are made; a difference would be an error."""
+    if name.startswith("attention-only"):
+        with pytest.raises(InputError, match="no feed-forward network"):
+            normscope.attribution_maps(normscope.wrap(built(name)), TEXTS[0])
+        return
     maps = normscope.attribution_maps(normscope.wrap(built(name)), TEXTS[0])
     assert {"decompx", "alti", "rollout", "norm_rollout"} <= maps.keys()
 
@@ -157,6 +163,31 @@ def built_like(wrapped):
     return model
 
 
+def test_modules_may_take_and_return_the_axis_of_tokens_first():
+    class Tutorial(own_models.TorchEncoder):
+        def __init__(self):
+            super().__init__(batch_first=False)
+            self.decoder = nn.Linear(own_models.D, own_models.V)
+
+        def forward(self, src):
+            mask = torch.full((len(src), len(src)), float("-inf")).triu(1)
+            return self.decoder(self.encoder(self.embed(src) + self.position.weight[: len(src), None], mask))
+
+    torch.manual_seed(3)
+    tutorial = Tutorial().double()
+    wrapped = normscope.wrap(tutorial, inputs=lambda ids, _mask: ids.T)
+    got = normscope.decompose(wrapped, TEXTS[0])
+    with torch.no_grad(), Observer(wrapped.model, wrapped.layout, hidden=[own_models.L]) as observer:
+        hidden = {}
+        ids = torch.tensor(TEXTS)
+        observer.run(
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, lambda _block: None, hidden.__setitem__
+        )
+        torch.testing.assert_close(tutorial.decoder(hidden[own_models.L]).transpose(0, 1), tutorial.eval()(ids.T))
+    assert got.tokens == tuple(map(str, TEXTS[0]))
+    assert normscope.attribution_maps(wrapped, TEXTS[0])["decompx"] is not None
+
+
 def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
     wrapped = normscope.wrap(built("without-mask"))
     assert not wrapped.pads
@@ -229,7 +260,6 @@ class Needs(own_models.NoMask):
         (lambda: nn.Linear(2, 2), "Linear fails on token ids of shape"),
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
         (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
-        (lambda: own_models.TorchEncoder(batch_first=False), "expected the batch axis first .batch_first=True."),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),
         (lambda: Needs(), "Needs fails on token ids of shape .2, 5.: .* pass inputs="),

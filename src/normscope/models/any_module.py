@@ -59,6 +59,8 @@ class AnyModule(PreTrainedModel):
         """Whether the module runs in plain operations."""
         self.vectors: str | None = None
         """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        self.tokens_first = False
+        """Whether these vectors have the shape (token, text, dimension)."""
         self.reads_vectors = False
         """Whether it is that submodule's input instead."""
         self.embedding: nn.Embedding | None = None
@@ -90,7 +92,8 @@ class AnyModule(PreTrainedModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         with self.operations(), self._captured() as captured:
             output = self._explained(input_ids, mask)
-        return BaseModelOutput(last_hidden_state=captured[-1] if captured else self._vectors(output, input_ids))
+        vectors = captured[-1] if captured else self._vectors(output, input_ids.shape)
+        return BaseModelOutput(last_hidden_state=vectors.transpose(0, 1) if self.tokens_first else vectors)
 
     def operations(self) -> contextlib.AbstractContextManager[object]:
         """Context in which the module, or a part of it, runs as it does in `forward`."""
@@ -140,17 +143,18 @@ class AnyModule(PreTrainedModel):
         finally:
             handle.remove()
 
-    def _vectors(self, output: Any, ids: Tensor) -> Tensor:
+    def _vectors(self, output: Any, size: torch.Size) -> Tensor:
+        size = size[::-1] if self.tokens_first else size
         if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
             output = vars(output)
         tensors = [each for each in tree_iter(output) if isinstance(each, Tensor)]
         for tensor in tensors:
-            if tensor.is_floating_point() and tensor.ndim == 3 and tensor.shape[0] == len(ids):
+            if tensor.is_floating_point() and tensor.ndim == 3 and tensor.shape[0] == size[0]:
                 return tensor
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3]) or "no tensor"
         raise InputError(
             f"model: expected {type(self.model).__name__} to return a vector for each token, of shape "
-            f"({len(ids)}, {ids.shape[1]}, …), got {shapes}"
+            f"({size[0]}, {size[1]}, …), got {shapes}"
         )
 
     def find_parts(self) -> None:
@@ -169,8 +173,12 @@ class AnyModule(PreTrainedModel):
                 "inputs=, a function of ids and mask that returns the arguments of its forward"
             ) from error
         self.eval()  # the new submodules too
-        self._vectors(output, ids)
-        looked_up = [weight for read, weight in mode.looked_up if read.shape == ids.shape and torch.equal(read, ids)]
+        self._find_axes(output, ids.shape)
+        looked_up = [
+            weight
+            for read, weight in mode.looked_up
+            if any(torch.equal(read, given) for given in (ids, ids.T))  # shapes are compared as well
+        ]
         tables = [module for module in self.model.modules() if isinstance(module, nn.Embedding)]
         self.embedding = next((table for table in tables if any(table.weight is each for each in looked_up)), None)
         if self.embedding is None:
@@ -180,6 +188,17 @@ class AnyModule(PreTrainedModel):
             )
         self.config.vocab_size, self.config.hidden_size = self.embedding.weight.shape
         self.longest_probe = self._longest_probe(device)
+
+    def _find_axes(self, output: Any, size: torch.Size) -> None:
+        """Find out which axis of the returned vectors is that of the tokens."""
+        try:
+            self._vectors(output, size)
+        except InputError as error:
+            self.tokens_first = True
+            try:
+                self._vectors(output, size)
+            except InputError:
+                raise error from None
 
     def _longest_probe(self, device: torch.device) -> int | None:
         """The longest text that the module takes, if it has fewer positions than the longest probe has tokens."""
@@ -207,9 +226,10 @@ class AnyModule(PreTrainedModel):
             returned = self(ids).last_hidden_state
             self.vectors = layout.final_norm or (layout.end if layout.places else layout.layers[-1]) or None
             self.reads_vectors = bool(layout.places) and layout.final_norm is None
+            returns_tokens_first, self.tokens_first = self.tokens_first, "stream" in layout.tokens_first
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):
-            self.vectors = None
+            self.vectors, self.tokens_first = None, returns_tokens_first
         self._check_rest(layout)
         self.pads = self._ignores_padding()
         return layout if self.vectors is None else dataclasses.replace(layout, output_projection=None)
@@ -227,14 +247,16 @@ class AnyModule(PreTrainedModel):
 
             def change(_module: nn.Module, _args: Any, output: Tensor, outputs: list[Tensor] = outputs) -> Tensor:
                 changed = output.clone()
-                changed[:, 0, ::2] += 1.0 if outputs else 0.0  # a norm would cancel a constant shift
+                layout.by_text(changed, "attention output")[:, 0, ::2] += (
+                    1.0 if outputs else 0.0
+                )  # a norm would cancel a constant shift
                 return changed
 
             def take(
                 module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs, entry: nn.Module = entry
             ) -> None:
                 if module is entry:
-                    outputs.append(output[0] if isinstance(output, tuple | list) else output)
+                    outputs.append(layout.by_text(output[0] if isinstance(output, tuple | list) else output))
 
             handles = [
                 modules.output.register_forward_hook(change),

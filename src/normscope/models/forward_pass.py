@@ -30,12 +30,8 @@ class LayerCall(NamedTuple):
     """Counted from 1."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-    @property
-    def inputs(self) -> Tensor:
-        """The hidden vectors that the layer reads."""
-        vectors: Tensor = self.args[0] if self.args else self.kwargs["hidden_states"]
-        return vectors
+    inputs: Tensor
+    """The hidden vectors that the layer reads, (text, token, dimension)."""
 
 
 class Replacement(NamedTuple):
@@ -149,13 +145,14 @@ class ForwardPass:
         if modules.entry is not module:
             raise RuntimeError(f"layer {modules.layer} ran out of order")
         self.passed += 1
-        vectors = args[0] if args else kwargs["hidden_states"]
+        by_text = self.targets.layout.by_text
+        vectors = by_text(args[0] if args else kwargs["hidden_states"])
         if self.check is not None and self._left is not None and self.targets.layout.convolution is None:
             self.check.compare_stream(modules.layer, self._left, vectors, self.token_mask)
         self._show_hidden(modules.layer - 1, vectors)
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.
-            self.calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys())))
+            self.calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys()), vectors))
         replaced = self.replacements.get(modules.layer)
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
@@ -164,25 +161,26 @@ class ForwardPass:
         self.network = None if network is None else FeedForwardCapture(network)
         if replaced is None:
             return None
+        vectors = by_text(vectors)
         return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
         self._show_feed_forward()
-        self._left = output[0] if isinstance(output, tuple | list) else output
+        self._left = self.targets.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
         if self.passed == len(self.targets.layers):
-            self._show_hidden(len(self.targets.layers), output[0] if isinstance(output, tuple | list) else output)
+            self._show_hidden(len(self.targets.layers), self._left)
 
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the residual connection adds."""
         if self.attention is not None:
-            self.attention.inputs = args[0] if args else kwargs["hidden_states"]
+            self.attention.inputs = self.targets.layout.by_text(args[0] if args else kwargs["hidden_states"])
 
     def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The input of W_K."""
         # DeBERTa-v2 projects its positions with the same module, after the tokens.
         if self.attention is not None and self.attention.attention_inputs is None:
-            self.attention.attention_inputs = args[0]
+            self.attention.attention_inputs = self.targets.layout.by_text(args[0], "attention input")
 
     def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The keys before their norm."""
@@ -219,6 +217,7 @@ class ForwardPass:
     def take_attention_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of W_O."""
         if self.attention is not None:
+            output = self.targets.layout.by_text(output, "attention output")
             if output.shape[:-1] != self.token_mask.shape:
                 raise self._unobservable(
                     f"expected a vector for each of {' × '.join(map(str, self.token_mask.shape))} tokens from its output "
@@ -236,23 +235,24 @@ class ForwardPass:
     def take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The input of the feed-forward network."""
         if self.network is not None:
-            self.network.inputs = args[0]
+            self.network.inputs = self.targets.layout.by_text(args[0], "network")
 
     def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of W_1."""
         if self.network is not None:
-            self.network.pre_activations = output
+            self.network.pre_activations = self.targets.layout.by_text(output, "network")
 
     def take_multipliers(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of V."""
         if self.network is not None:
-            self.network.multipliers = output
+            self.network.multipliers = self.targets.layout.by_text(output, "network")
 
     def take_feed_forward_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of W_2."""
         if self.network is not None:
             # Falcon adds the attention output to this tensor, in place.
-            self.network.output = output.clone() if self.network.modules.layout.added_in_place else output
+            output = output.clone() if self.network.modules.layout.added_in_place else output
+            self.network.output = self.targets.layout.by_text(output, "network")
 
     def _show_feed_forward(self) -> None:
         network, self.network = self.network, None

@@ -163,6 +163,7 @@ class _LastVectors:
         self._layers, self._calls = len(layout.layers), calls
         module: Any = None if layout.final_norm is None else attrgetter(layout.final_norm)(model)
         # Reading a norm may run it, so it is read before it has the hook.
+        self._by_text = layout.by_text
         self._norm = None if module is None else normalisation(module, unit_offset=layout.unit_offset)
         if module is None and layout.places:
             self.handle = hook_on_end(model, layout, self._as_leaf)
@@ -176,15 +177,15 @@ class _LastVectors:
         if len(self._calls) < self._layers:  # layers that share their modules share the hook
             return None
         if self._norm is not None:
-            self.final_norm = FrozenNorm.at(self._norm, full_precision(args[0]))
+            self.final_norm = FrozenNorm.at(self._norm, full_precision(self._by_text(args[0])))
         if isinstance(output, tuple):
             return (self._as_leaf(output[0]), *output[1:])
         return self._as_leaf(output)
 
     def _as_leaf(self, vectors: Tensor) -> Tensor:
-        self.vectors = vectors.detach().clone().requires_grad_()
+        self.vectors = self._by_text(vectors).detach().clone().requires_grad_()
         torch.set_grad_enabled(True)  # until the pass ends, which restores the mode
-        return self.vectors
+        return self._by_text(self.vectors)
 
 
 def _exact_norms(model: PreTrainedModel, layout: BlockLayout) -> Iterator[RemovableHandle]:

@@ -199,7 +199,9 @@ def _block_output(block: AttentionBlock, modules: BlockModules, record: LayerRec
         case "branch":
             expected = residual_input(modules, record) + _by_token(normed.output, record)
         case "pre":
-            expected = _call(layer, record.calls, modules.sum_consumer, "reader of the sum").inputs
+            expected = record.output
+            if modules.sum_consumer is not None:
+                expected = _call(layer, record.calls, modules.sum_consumer, "reader of the sum").inputs
         case "parallel":
             output = _attention_output(modules, record)
             for module, call in record.calls.items():
@@ -235,6 +237,8 @@ def rest_of_layer(
     leaving = record.output
     if modules.output_norm is not None:
         leaving = _by_token(_call(block.layer, record.calls, modules.output_norm, "norm of its output").inputs, record)
+    if modules.layout.sum_consumer == "":
+        return Difference(block.layer, "layer output", relative_error(output, leaving, leaving, tokens))
     errors = (
         _error(call.output, (leaving - output) / scale, leaving / scale, tokens)
         for call in record.calls.values()

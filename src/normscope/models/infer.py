@@ -29,7 +29,7 @@ from normscope.models.infer_heads import (
     side_by_side,
     value_heads,
 )
-from normscope.models.infer_network import InferredNetwork, network_of
+from normscope.models.infer_network import InferredNetwork, NoNetworkError, network_of
 from normscope.models.infer_scores import Scores, scores_of, scores_together
 from normscope.models.trace import Call, Operation, Trace, Value
 
@@ -74,7 +74,18 @@ def infer(graph: Graph, queries: int, keys: int) -> list[InferredBlock]:
             raise NotInferredError(f"in attention {len(found) + 1}, {error}") from error
     if not found:
         raise NotInferredError("no softmax over all tokens was found")
-    return found
+    followed = [_is_residual_of(graph, block, after) for block, after in itertools.pairwise(found)]
+    nothing = NoNetworkError("nothing is added to the block's output before the next block")
+    return [
+        dataclasses.replace(block, network=nothing) if is_next else block
+        for block, is_next in zip(found, [*followed, False], strict=True)
+    ]
+
+
+def _is_residual_of(graph: Graph, block: InferredBlock, after: InferredBlock) -> bool:
+    """Whether the residual connection of the next block carries the output of a block, with no network between them."""
+    alone = block.norm_position != "parallel" and not isinstance(block.network, InferredNetwork)
+    return alone and graph.same(after.stream.carried) is graph.same(block.given)
 
 
 def softmaxes(trace: Trace, queries: int, keys: int) -> Iterator[Operation]:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from normscope.models.graph import Graph, NotInferredError, is_one_of
 from normscope.models.infer import InferredBlock
-from normscope.models.infer_network import InferredNetwork
-from normscope.models.layout import BESIDE, Stack
+from normscope.models.infer_network import InferredNetwork, NoNetworkError
+from normscope.models.layout import BESIDE, Place, Stack
 from normscope.models.trace import Call, Trace, Value
 
 
@@ -100,7 +100,7 @@ def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None
     """The call of the module that runs each layer: it reads the stream and returns what the next layer reads.
 
     Raises:
-        NotInferredError: If such a module reads something other than (text, token, dimension).
+        NotInferredError: If such a module reads something other than a vector for each token.
     """
     around = [list(_around(block.attention)) for block in blocks]
     depths = (
@@ -117,13 +117,34 @@ def _running(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call] | None
     if len({*calls}) < len(blocks):
         return None
     for call in calls:
-        if call.inputs[0].shape[0] != graph.trace.texts:
-            shape = " × ".join(map(str, call.inputs[0].shape))
-            raise NotInferredError(
-                f"layer {call.path} reads vectors of shape {shape} for {graph.trace.texts} texts: expected the batch axis "
-                "first (batch_first=True)"
-            )
+        _check_vectors(graph, call.inputs[0], f"layer {call.path} reads")
     return calls
+
+
+def _check_vectors(graph: Graph, value: Value, what: str) -> None:
+    if len(value.shape) != 3 or graph.trace.texts not in value.shape[:2]:
+        shape = " × ".join(map(str, value.shape))
+        raise NotInferredError(
+            f"{what} a tensor of shape {shape} for {graph.trace.texts} texts: expected a vector for each token of each text"
+        )
+
+
+def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Place]:
+    """Where vectors have the shape (token, text, dimension)."""
+    block = layers[0].block
+    values: dict[Place, Value] = {
+        "stream": layers[0].call.inputs[0],
+        "attention input": block.scores.key.projection.reads,
+        "attention output": block.output.gives,
+    }
+    if isinstance(block.network, InferredNetwork):
+        values["network"] = block.network.reads
+    texts = graph.trace.texts
+    return frozenset(
+        place
+        for place, value in values.items()
+        if len(value.shape) == 3 and value.shape[:2] == (value.shape[0], texts) != (texts, value.shape[1])
+    )
 
 
 def _depth(graph: Graph, calls: Sequence[Call], leaving: Value) -> int | None:
@@ -167,11 +188,7 @@ def _gathered(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call]:
 def _entry(graph: Graph, block: InferredBlock, blocks: Sequence[InferredBlock]) -> Call:
     """The call of the first module of a layer that reads its input, and runs no other layer."""
     carried = graph.same(block.stream.carried)
-    if len(carried.shape) != 3 or carried.shape[0] != graph.trace.texts:
-        shape = " × ".join(map(str, carried.shape))
-        raise NotInferredError(
-            f"the residual connection carries vectors of shape {shape}: expected (text, token, dimension)"
-        )
+    _check_vectors(graph, carried, "the residual connection carries")
     for call in graph.trace.calls:
         alone = not any(call.holds(other.attention) for other in blocks if other is not block)
         if call.parent is not None and alone and call.inputs and graph.same(call.inputs[0]) is carried:
@@ -180,7 +197,9 @@ def _entry(graph: Graph, block: InferredBlock, blocks: Sequence[InferredBlock]) 
 
 
 def _leaving(block: InferredBlock) -> Value | None:
-    """The output of a layer, if its feed-forward network was inferred."""
+    """The output of a layer, if its feed-forward network was inferred or it has none."""
+    if isinstance(block.network, NoNetworkError):
+        return block.given
     return block.network.leaving if isinstance(block.network, InferredNetwork) else None
 
 

@@ -24,6 +24,10 @@ from normscope.models.graph import (
 from normscope.models.trace import Operation, Value
 
 
+class NoNetworkError(NotInferredError):
+    """No feed-forward network follows the attention block."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class InferredNetwork:
     """The feed-forward network of a layer, as the paths of its modules."""
@@ -40,6 +44,8 @@ class InferredNetwork:
     output_norm: str | None
     changed_in_place: bool
     """Whether the layer changes the output of W_2 in place."""
+    reads: Value
+    """What W_1 reads."""
     leaving: Value
     """The output of the layer."""
 
@@ -85,6 +91,7 @@ def network_of(graph: Graph, position: NormPosition, given: Value, beside: Value
             isinstance(node, Operation) and node.name.endswith("_") and node.args[0] is value
             for node, value in graph.forward(second.gives, is_movement)
         ),
+        reads=parts.first.reads,
         leaving=leaving,
     )
 
@@ -96,8 +103,10 @@ def _next_branch(graph: Graph, stream: Value) -> tuple[Value, Value]:
         for node, value in graph.forward(stream, lambda node: is_movement(node) or factor_of(node) is not None)
         if is_sum(node)
     ]
-    if len(sums) != 1:
-        raise NotInferredError("the block's output is added to more than once, or never", sums[1][0] if sums else None)
+    if not sums:
+        raise NoNetworkError("nothing is added to the block's output")
+    if len(sums) > 1:
+        raise NotInferredError("the block's output is added to more than once", sums[1][0])
     ((node, value),) = sums
     assert isinstance(node, Operation)
     (branch,) = [each for each in graph.operands(node) if each is not value]

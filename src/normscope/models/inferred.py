@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
-from normscope.models.infer_layers import Layer, layers_of, stream_of
-from normscope.models.infer_network import InferredNetwork
+from normscope.models.infer_layers import Layer, layers_of, stream_of, tokens_first
+from normscope.models.infer_network import InferredNetwork, NoNetworkError
 from normscope.models.infer_scores import planes_of
-from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack
+from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack, is_measured
 from normscope.models.trace import Operation, Trace, Value
 
 
@@ -54,6 +54,7 @@ class _Stack:
             layers=tuple(layer.call.path for layer in self._layers),
             places=self._places.of_layers,
             end=self._end(final),
+            tokens_first=tokens_first(self._graph, self._layers),
             heads=len(scores.query.columns),
             key_heads=len(scores.key.columns),
             columns=self._columns(),
@@ -67,7 +68,9 @@ class _Stack:
             output_projection=self._output_projection(final),
             float32_inside=self._rounds(),
             routed=self._routed(),
-            unit_offset=any(_adds_one(self._inside(norm)) for norm in self._graph.norms),
+            unit_offset=any(
+                _adds_one(self._inside(norm)) for norm in self._graph.norms if not is_measured(norm.call.module)
+            ),
             feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
             **parts,
             **self._positions(),
@@ -178,6 +181,8 @@ class _Stack:
 
     def _reader_of_sum(self) -> str:
         what = "the sum of attention output and residual"
+        if all(isinstance(layer.block.network, NoNetworkError) for layer in self._layers):
+            return ""
         return str(self._one("reader of the sum", lambda layer: self._reader(layer, layer.block.given, what)))
 
     def _reader(self, layer: Layer, value: Value, what: str) -> str:

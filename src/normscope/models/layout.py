@@ -56,6 +56,9 @@ BESIDE = ", "
 """Separates the paths of linear layers that stand for one, as where every head has its own."""
 
 
+Place = Literal["stream", "attention input", "attention output", "network"]
+"""Where vectors are observed: what layers read and return, what W_K reads, what W_O returns, or in the network."""
+
 Stack = Literal["encoder", "decoder", "cross"]
 """An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
 
@@ -132,7 +135,8 @@ class BlockLayout:
     final_norm: str | None = None
     """The norm after the last layer, a path from the base model; None if the last layer's output is the model's."""
     sum_consumer: str | None = None
-    """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`)."""
+    """The module that reads the sum of attention output and residual, for a block without its own norm (`pre`). Empty if no
+    network follows and the layer returns the sum."""
     columns: tuple[Columns, Columns, Columns] | None = None
     """Where the heads of queries, keys and values are among the outputs of their linear layers, if these share a layer or
     hold the heads in another order. None if each layer has its own heads alone, one after the other."""
@@ -176,6 +180,8 @@ class BlockLayout:
     the first layer that has the part."""
     end: str | None = None
     """If no module runs a whole layer, the module whose input is the last layer's output; empty if the model returns it."""
+    tokens_first: frozenset["Place"] = frozenset()
+    """Where the axis of tokens comes before that of texts."""
     routed: bool = False
     """Whether a router chooses among experts after the block. Rounding may change its choice, so verification gives every layer
     the untouched model's input."""
@@ -220,7 +226,7 @@ class BlockLayout:
             residual=whole if self.residual is None else find.module("residual connection", self.residual),
             norm=find.norm("norm of the block", self.norm),
             attention_norm=find.norm("norm before attention", self.attention_norm, identity=True),
-            sum_consumer=None if self.sum_consumer is None else find.module("reader of the sum", self.sum_consumer),
+            sum_consumer=find.module("reader of the sum", self.sum_consumer) if self.sum_consumer else None,
             key_norm=find.norm("norm of the keys", self.key_norm),
             query_norm=find.norm("norm of the queries", self.query_norm),
             output_norm=find.norm("norm of its output", self.output_norm),
@@ -229,6 +235,10 @@ class BlockLayout:
             residual_scale=self.residual_scale,
             layout=self,
         )
+
+    def by_text(self, vectors: Tensor, place: "Place" = "stream") -> Tensor:
+        """Vectors with the axes (text, token, dimension); the same function turns them back."""
+        return vectors.transpose(0, 1) if place in self.tokens_first and vectors.ndim == 3 else vectors
 
     def parts(self, model: Any) -> "list[LayerParts]":
         """The parts of every layer of a model, in order. A layer that runs twice appears twice.
@@ -387,6 +397,7 @@ class BlockModules:
     norm: nn.Module | None
     attention_norm: nn.Module | None
     sum_consumer: nn.Module | None
+    """The module that reads the block's sum; None if the block has a norm of its own, or the layer returns the sum."""
     key_norm: nn.Module | None
     query_norm: nn.Module | None
     output_norm: nn.Module | None
@@ -493,7 +504,7 @@ def normalisation(norm: Any, *, unit_offset: bool = False) -> Normalisation:
     """
     with weights_present(norm):
         vectors = [each for each in norm.parameters() if each.ndim == 1]
-        if vectors and not type(norm).__module__.startswith(_LIBRARIES):
+        if vectors and is_measured(norm):
             return _measured(norm, max(vectors, key=len))
         weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     stored = next((tensor.dtype for tensor in norm.parameters()), torch.float32)
@@ -513,6 +524,11 @@ _EPSILON = 1e-5
 
 _LIBRARIES = ("torch.", "transformers.", "normscope.")
 """Packages whose norms keep their weights under known names."""
+
+
+def is_measured(norm: nn.Module) -> bool:
+    """Whether the weights of a norm are found by measuring what it does."""
+    return not type(norm).__module__.startswith(_LIBRARIES)
 
 
 def _measured(norm: nn.Module, like: Tensor) -> Normalisation:

@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 _SOFTMAX = frozenset({torch.softmax, Tensor.softmax, nn.functional.softmax})
 _PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm})
+_ADDED_PRODUCTS = frozenset({torch.baddbmm, Tensor.baddbmm})
+"""Products that are added to another tensor, the first argument."""
 
 
 class Takes(Protocol):
@@ -41,6 +43,8 @@ class OwnAttention(TorchFunctionMode):
             self._forward.take_softmax(result)
         elif function in _PRODUCTS and len(args) == 2:
             self._forward.take_product(args[1], result)
+        elif function in _ADDED_PRODUCTS and len(args) == 3:
+            self._forward.take_product(args[2], result)
         return result
 
 

@@ -117,7 +117,7 @@ def _together(passes: Sequence[UntouchedPass], width: int) -> UntouchedPass:
 
 
 def _pass(model: PreTrainedModel, layout: BlockLayout, inputs: Mapping[str, Tensor]) -> UntouchedPass:
-    recorder = _Recorder()
+    recorder = _Recorder(inputs["decoder_input_ids" if layout.reads_target else "input_ids"].shape)
     with contextlib.ExitStack() as exit_:
         for handle in recorder.hooks(model, layout):
             exit_.callback(handle.remove)
@@ -141,7 +141,9 @@ class _Recorder:
     Tensors are copied: Falcon adds to what its network returns, in place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: torch.Size) -> None:
+        self._size = size
+        """Numbers of texts and tokens, which differ in probes."""
         self.layers: list[tuple[Tensor, Tensor, dict[nn.Module, Call]]] = []
         self.around: dict[nn.Module, Call] = {}
         self._calls: dict[nn.Module, Call] | None = None
@@ -161,31 +163,35 @@ class _Recorder:
 
     def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         self._calls = {}
-        self._entered = _read_by(args, kwargs)
+        self._entered = self._read_by(args, kwargs)
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
         vectors, inputs = _first(output), self._entered
         assert self._calls is not None
         assert vectors is not None
         assert inputs is not None
-        self.layers.append((inputs, vectors.clone(), self._calls))
+        self.layers.append((inputs, self._by_text(vectors).clone(), self._calls))
         self._calls = None
 
     def _read(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._inputs[module] = _read_by(args, kwargs)
+        self._inputs[module] = self._read_by(args, kwargs)
 
     def _write(self, module: nn.Module, _args: Any, output: Any) -> None:
         vectors = _first(output)
-        call = Call(self._inputs.pop(module, None), None if vectors is None else vectors.clone())
+        call = Call(self._inputs.pop(module, None), None if vectors is None else self._by_text(vectors).clone())
         if self._calls is None:
             self.around[module] = call
         else:
             self._calls.setdefault(module, call)
 
+    def _by_text(self, vectors: Tensor) -> Tensor:
+        """Vectors with the axes (text, token, dimension)."""
+        turned = vectors.ndim == 3 and vectors.shape[:2] == self._size[::-1] != self._size
+        return vectors.transpose(0, 1) if turned else vectors
 
-def _read_by(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    vectors = _first(args) if args else kwargs.get("hidden_states")
-    return vectors.clone() if isinstance(vectors, Tensor) else None
+    def _read_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        vectors = _first(args) if args else kwargs.get("hidden_states")
+        return self._by_text(vectors).clone() if isinstance(vectors, Tensor) else None
 
 
 def _first(values: Any) -> Tensor | None:
