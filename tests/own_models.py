@@ -508,6 +508,36 @@ class MixedNorms(Llama):
         self.norm = nn.LayerNorm(D)
 
 
+class Scale(nn.Module):
+    def __init__(self, alpha):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x):
+        return self.alpha * x
+
+
+class ReZero(nn.Module):
+    """Every layer has a factor of its own on what it adds."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            alpha = nn.Parameter(torch.randn(()))
+            self.fn, self.ff, self.scale, self.other = FusedAttention(), MLP(), Scale(alpha), Scale(alpha)
+
+        def forward(self, x):
+            x = x + self.scale(self.fn(x))
+            return x + self.other(self.ff(x))
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.blocks = nn.Embedding(V, D), nn.Sequential(*[self.Block() for _ in range(L)])
+
+    def forward(self, tokens):
+        return self.blocks(self.emb(tokens))
+
+
 class ShortGPT(SeparateHeads):
     """It has eight positions."""
 
@@ -563,6 +593,7 @@ MODELS = {
     "heads-as-modules": (SeparateHeads, "blocks.{0}.sa"),
     "attention-only": (AttentionOnly, "attentions.{0}"),
     "attention-only-blocks": (lambda: AttentionOnly(blocks=True), "blocks.{0}.fn"),
+    "rezero": (ReZero, "blocks.{0}.scale"),
     "few-positions": (ShortGPT, "blocks.{0}.sa"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),

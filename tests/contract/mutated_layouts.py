@@ -67,11 +67,11 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
         yield from _others(model, field, getattr(layout, field))
     if layout.key_norm is not None:
         yield "key_norm_by_head", not layout.key_norm_by_head
+        if layout.planes is not None:
+            yield "norms_turned", not layout.norms_turned
     yield "registry", not layout.registry
     for value in _wrong_columns(layout, model):
         yield "columns", value
-        if layout.planes is not None:
-            yield "norms_turned", not layout.norms_turned
     if layout.planes is not None:
         size, adjacent = layout.planes
         yield "planes", None
@@ -85,7 +85,7 @@ def _wrong_fields(layout: BlockLayout, layer: nn.Module, model: PreTrainedModel)
         yield "scales", None
     yield "key_heads", 1 if layout.key_heads > 1 else layout.heads
     yield "heads", layout.heads // 2
-    yield "residual_scale", layout.residual_scale * 1.7
+    yield "residual_scales", (layout.residual_scales[0] * 1.7, *layout.residual_scales[1:])
     yield "unit_offset", not layout.unit_offset
 
 

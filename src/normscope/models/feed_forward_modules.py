@@ -128,7 +128,7 @@ def _bound(layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModu
                 norm=None if form.norm is None else parts.get(form.norm),
                 output_norm=None if form.output_norm is None else parts.get(form.output_norm),
                 norm_position=layout.norm_position,
-                residual_scale=layout.residual_scale,
+                residual_scale=layout.residual_scales[parts.number - 1],
                 layout=form,
                 unit_offset=layout.unit_offset,
             )

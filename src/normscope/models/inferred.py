@@ -94,7 +94,7 @@ class _Stack:
             "norms_turned": self._one(
                 "place of the norm of the keys", lambda layer: layer.block.scores.key.norm_turned
             ),
-            "residual_scale": self._one("residual multiplier", lambda layer: layer.block.stream.scale),
+            "residual_scales": tuple(layer.block.stream.scale for layer in self._layers),
         }
 
     def _positions(self) -> dict[str, Any]:

@@ -156,8 +156,8 @@ class BlockLayout:
     """The planes in which attention turns queries and keys; None if it does not."""
     rotates: frozenset[int] = frozenset()
     """The layers that do."""
-    residual_scale: float = 1.0
-    """A factor on what attention and the feed-forward network add to the residual connection."""
+    residual_scales: tuple[float, ...] = ()
+    """For every layer, a factor on what attention and the feed-forward network add to the residual connection."""
     scales: tuple[float, ...] | None = None
     """The factor on q·k in the score of every layer; None if scores are no multiple of q·k plus other terms."""
     registry: bool = True
@@ -232,7 +232,7 @@ class BlockLayout:
             output_norm=find.norm("norm of its output", self.output_norm),
             query_bias=None if self.query_bias is None else find.part("b_Q", self.query_bias),
             value_bias=None if self.value_bias is None else find.part("b_V", self.value_bias),
-            residual_scale=self.residual_scale,
+            residual_scale=self.residual_scales[find.number - 1],
             layout=self,
         )
 
