@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from normscope.models.graph import Graph, NotInferredError, is_one_of
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork, NoNetworkError
@@ -69,6 +71,21 @@ class Places:
         if not path.startswith(prefix):
             raise NotInferredError(f"layer {layer.call.path} uses {path}, which lies outside the layer")
         return path.removeprefix(prefix)
+
+    def check_lists(self, trace: Trace) -> None:
+        """Check that lists of modules which make up layers hold nothing else.
+
+        Raises:
+            NotInferredError: If a list also holds layers without attention, as in a hybrid.
+        """
+        used = {each for places in self.of_layers for path in places.values() for each in _prefixes(path)}
+        for call in trace.calls:
+            for path in _prefixes(call.path):
+                group = path.rpartition(".")[0]
+                if group not in used or path in used or next(call.module.parameters(), None) is None:
+                    continue
+                if isinstance(self._model.get_submodule(group), nn.ModuleList):
+                    raise NotInferredError(f"{path} belongs to no layer with attention")
 
     def part(self, layer: Layer, path: str) -> Any:
         """Whatever a layer has at a path; None if nothing."""
@@ -214,6 +231,12 @@ def stream_of(graph: Graph, value: Value) -> Value:
         if not factors or not factors[0].shape or factors[0].shape[-1] != 1:
             return value
         (value,) = graph.operands(node)
+
+
+def _prefixes(path: str) -> Iterable[str]:
+    """The paths of a module and of those that contain it."""
+    names = path.split(".")
+    return [".".join(names[:depth]) for depth in range(1, len(names) + 1)]
 
 
 def _around(call: Call) -> Iterable[Call]:

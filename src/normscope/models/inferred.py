@@ -46,6 +46,7 @@ class _Stack:
         networks = [self._network(layer) for layer in self._layers]
         final = self._final_norm()
         parts = self._parts()
+        self._places.check_lists(self._graph.trace)
         return BlockLayout(
             model_type=self._model_type,
             stack=self._kind,
