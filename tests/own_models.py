@@ -546,6 +546,35 @@ class ShortGPT(SeparateHeads):
         self.position_embedding_table = nn.Embedding(8, D)
 
 
+class InPlacePairs(Pairs):
+    def forward(self, tokens):
+        x = self.emb(tokens)
+        for attn, ff in self.layers:
+            x += attn(x)
+            x += ff(x)
+        return self.to_logits(x)
+
+
+class InPlaceBlocks(nn.Module):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fn, self.ff = PreNorm(FusedAttention()), PreNorm(MLP())
+
+        def forward(self, x):
+            x += self.fn(x)
+            x += self.ff(x)
+            return x
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.norm = nn.Embedding(V, D), nn.LayerNorm(D)
+        self.blocks = nn.Sequential(*[self.Block() for _ in range(L)])
+
+    def forward(self, tokens):
+        return self.norm(self.blocks(self.emb(tokens)))
+
+
 class NoMask(nn.Module):
     """A bidirectional model that takes no mask."""
 
@@ -597,6 +626,8 @@ MODELS = {
     "few-positions": (ShortGPT, "blocks.{0}.sa"),
     "layers-in-separate-lists": (Flat, "attentions.{0}"),
     "layers-as-pairs": (Pairs, "layers.{0}.0"),
+    "pairs-in-place": (InPlacePairs, "layers.{0}.0"),
+    "blocks-in-place": (InPlaceBlocks, "blocks.{0}.fn"),
     "layers-in-a-flat-list": (lambda: Pairs(flat=True, head=False), "layers.{1}"),
 }
 """Models, and the module whose output is that of attention, for a layer n from 0 and 2n."""

@@ -108,6 +108,16 @@ def test_wrong_places_of_parts_are_refused(part, other):
         verify(wrapped.model, wrong, "it", feed_forward=True)
 
 
+def test_vectors_that_the_model_changes_in_place_are_kept():
+    """`x += attention(x)` and `x = x + attention(x)` give the same results."""
+    wrapped = [normscope.wrap(built(name)) for name in ("layers-as-pairs", "pairs-in-place")]
+    one, other = (normscope.decompose(model, TEXTS[0]) for model in wrapped)
+    torch.testing.assert_close(one.vectors, other.vectors)
+    maps = [normscope.attribution_maps(model, TEXTS[0]) for model in wrapped]
+    for method, expected in maps[0].items():
+        np.testing.assert_allclose(maps[1][method].total, expected.total, atol=1e-12)
+
+
 def test_the_model_stays_as_it_is():
     model = built("multi-head-attention").train()
     model.requires_grad_(True)

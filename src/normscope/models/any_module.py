@@ -256,7 +256,7 @@ class AnyModule(PreTrainedModel):
                 module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs, entry: nn.Module = entry
             ) -> None:
                 if module is entry:
-                    outputs.append(layout.by_text(output[0] if isinstance(output, tuple | list) else output))
+                    outputs.append(layout.by_text(output[0] if isinstance(output, tuple | list) else output).clone())
 
             handles = [
                 modules.output.register_forward_hook(change),

@@ -15,7 +15,7 @@ from normscope.models.block import AttentionBlock, BlockParameters, TokenSelecto
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockLayout, BlockModules
+from normscope.models.layout import BlockLayout, BlockModules, Place
 from normscope.models.sum_check import SumCheck
 
 Visitor = Callable[[AttentionBlock], None]
@@ -32,6 +32,10 @@ class LayerCall(NamedTuple):
     kwargs: dict[str, Any]
     inputs: Tensor
     """The hidden vectors that the layer reads, (text, token, dimension)."""
+
+    def with_inputs(self, inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other hidden vectors, of the shape that the layer reads."""
+        return ((inputs, *self.args[1:]), self.kwargs) if self.args else ((), self.kwargs | {"hidden_states": inputs})
 
 
 class Replacement(NamedTuple):
@@ -145,14 +149,14 @@ class ForwardPass:
         if modules.entry is not module:
             raise RuntimeError(f"layer {modules.layer} ran out of order")
         self.passed += 1
-        by_text = self.targets.layout.by_text
-        vectors = by_text(args[0] if args else kwargs["hidden_states"])
+        vectors = self._kept(args[0] if args else kwargs["hidden_states"])
         if self.check is not None and self._left is not None and self.targets.layout.convolution is None:
             self.check.compare_stream(modules.layer, self._left, vectors, self.token_mask)
         self._show_hidden(modules.layer - 1, vectors)
         if self.calls is not None:
             # With a cache, a layer that runs again would count its keys twice.
-            self.calls.append(LayerCall(modules.layer, args, kwargs | dict.fromkeys(_CACHES & kwargs.keys()), vectors))
+            again = kwargs | dict.fromkeys(_CACHES & kwargs.keys())
+            self.calls.append(LayerCall(modules.layer, args, again, vectors))
         replaced = self.replacements.get(modules.layer)
         if replaced is not None:
             vectors = replaced.apply(vectors, self.token_mask)
@@ -161,7 +165,7 @@ class ForwardPass:
         self.network = None if network is None else FeedForwardCapture(network)
         if replaced is None:
             return None
-        vectors = by_text(vectors)
+        vectors = self.targets.layout.by_text(vectors)
         return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -171,16 +175,21 @@ class ForwardPass:
         if self.passed == len(self.targets.layers):
             self._show_hidden(len(self.targets.layers), self._left)
 
+    def _kept(self, vectors: Tensor, place: Place = "stream") -> Tensor:
+        """Vectors by text, which nothing changes later."""
+        vectors = self.targets.layout.by_text(vectors, place)
+        return vectors.clone() if self.targets.layout.changes_stream else vectors
+
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the residual connection adds."""
         if self.attention is not None:
-            self.attention.inputs = self.targets.layout.by_text(args[0] if args else kwargs["hidden_states"])
+            self.attention.inputs = self._kept(args[0] if args else kwargs["hidden_states"])
 
     def take_attention_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The input of W_K."""
         # DeBERTa-v2 projects its positions with the same module, after the tokens.
         if self.attention is not None and self.attention.attention_inputs is None:
-            self.attention.attention_inputs = self.targets.layout.by_text(args[0], "attention input")
+            self.attention.attention_inputs = self._kept(args[0], "attention input")
 
     def take_unnormed_key(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The keys before their norm."""
@@ -235,7 +244,7 @@ class ForwardPass:
     def take_feed_forward_inputs(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """The input of the feed-forward network."""
         if self.network is not None:
-            self.network.inputs = self.targets.layout.by_text(args[0], "network")
+            self.network.inputs = self._kept(args[0], "network")
 
     def take_pre_activations(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
         """The output of W_1."""

@@ -56,6 +56,7 @@ class _Stack:
             places=self._places.of_layers,
             end=self._end(final),
             tokens_first=tokens_first(self._graph, self._layers),
+            changes_stream=self._changes_stream(),
             heads=len(scores.query.columns),
             key_heads=len(scores.key.columns),
             columns=self._columns(),
@@ -319,6 +320,14 @@ class _Stack:
             )
 
         return any(rounds(node) for layer in self._layers for node in layer.block.rounding)
+
+    def _changes_stream(self) -> bool:
+        first, last = self._layers[0].call, self._layers[-1].call
+        shape = first.inputs[0].shape
+        return any(
+            operation.name.endswith("_") and operation.outputs and operation.outputs[0].shape == shape
+            for operation in self._graph.trace.operations[first.first : last.end]
+        )
 
     def _routed(self) -> bool:
         first, last = self._layers[0].call.first, self._layers[-1].call.end

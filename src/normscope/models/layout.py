@@ -182,6 +182,8 @@ class BlockLayout:
     """If no module runs a whole layer, the module whose input is the last layer's output; empty if the model returns it."""
     tokens_first: frozenset["Place"] = frozenset()
     """Where the axis of tokens comes before that of texts."""
+    changes_stream: bool = False
+    """Whether layers add to hidden vectors in place, so that what is kept of them must be copied."""
     routed: bool = False
     """Whether a router chooses among experts after the block. Rounding may change its choice, so verification gives every layer
     the untouched model's input."""

@@ -226,7 +226,9 @@ class Observer:
         """
         forward = self._begin(inputs, Visitors(visit, None, visit_feed_forward))
         forward.passed = call.layer - 1
-        self._forward(forward, torch.inference_mode(), self._layers[call.layer - 1].entry, call.args, call.kwargs)
+        inputs_again = self._layout.by_text(call.inputs)
+        args, kwargs = call.with_inputs(inputs_again.clone() if self._layout.changes_stream else inputs_again)
+        self._forward(forward, torch.inference_mode(), self._layers[call.layer - 1].entry, args, kwargs)
 
     def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
         token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
