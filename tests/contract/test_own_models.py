@@ -278,7 +278,7 @@ class Needs(own_models.NoMask):
         (lambda: nn.Linear(2, 2), "Linear fails on token ids of shape"),
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
         (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
-        (lambda: Hybrid(), r"layers.0 belongs to no layer with attention"),
+        (lambda: Hybrid(), r"layers.0 is not part of any layer with attention"),
         (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),
         (lambda: Needs(), "Needs fails on token ids of shape .2, 5.: .* pass inputs="),

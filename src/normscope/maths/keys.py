@@ -1,6 +1,6 @@
 """Rotation and normalisation of the keys: k_n = ρ_n(γ ⊙ (x_n W_K + b_K) / σ_n), linear once the deviation σ_n is known.
 
-Some models turn first: k_n = γ ⊙ ρ_n(x_n W_K + b_K) / σ_n.
+Some models rotate first: k_n = γ ⊙ ρ_n(x_n W_K + b_K) / σ_n.
 
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864).
 """

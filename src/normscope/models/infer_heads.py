@@ -57,16 +57,18 @@ class Heads:
 
 
 def side_by_side(heads: Sequence[Heads]) -> Heads:
-    """Heads that have linear layers of their own, as the heads of one linear layer.
+    """Treat heads with linear layers of their own as the heads of a single one.
 
     Raises:
-        NotInferredError: If they have more than a linear layer each, or several have the same.
+        NotInferredError: If they have anything besides a linear layer each, or share one.
     """
     first, *others = heads
     layers = tuple(each.projection for each in others)
     plain = all(not each.biases and each.norm is None and each.in_order for each in heads)
     if not plain or len({each.path for each in heads}) < len(heads):
-        raise NotInferredError("heads that are separate modules share a linear layer, or have norms", first.projection)
+        raise NotInferredError(
+            "heads in separate modules share a linear layer or have norms of their own", first.projection
+        )
     columns = torch.arange(sum(each.columns.numel() for each in heads)).view(len(heads), -1)
     return dataclasses.replace(first, columns=columns, others=layers)
 
@@ -133,7 +135,7 @@ def _varying(places: Tensor) -> set[int]:
 
 
 def joined_heads(graph: Graph, heads: Sequence[Value]) -> Value:
-    """The vectors of heads that are separate modules, side by side.
+    """The vectors of all heads, side by side; heads in separate modules are concatenated.
 
     Raises:
         NotInferredError: If they are not concatenated in this order.

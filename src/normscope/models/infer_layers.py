@@ -1,4 +1,4 @@
-"""Rules for layers: the modules that run them, or the modules of which they consist if no module runs a whole layer."""
+"""Rules for layers: the module that runs each one or, if no module runs a whole layer, the modules that make it up."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ class Layer(NamedTuple):
 
     block: InferredBlock
     call: Call
-    """The call of the module that runs the layer. If none does, it stands for all that happens from the first module that
-    reads the layer's input on, and has that module."""
+    """The call of the module that runs the layer. If none does, a stand-in for everything from the first module that reads
+    the layer's input onwards; its `module` is that one."""
     gathered: bool
 
     def runs(self, call: Call) -> bool:
@@ -73,7 +73,7 @@ class Places:
         return path.removeprefix(prefix)
 
     def check_lists(self, trace: Trace) -> None:
-        """Check that lists of modules which make up layers hold nothing else.
+        """Check that the lists of modules that make up the layers hold nothing else.
 
         Raises:
             NotInferredError: If a list also holds layers without attention, as in a hybrid.
@@ -85,7 +85,7 @@ class Places:
                 if group not in used or path in used or next(call.module.parameters(), None) is None:
                     continue
                 if isinstance(self._model.get_submodule(group), nn.ModuleList):
-                    raise NotInferredError(f"{path} belongs to no layer with attention")
+                    raise NotInferredError(f"{path} is not part of any layer with attention")
 
     def part(self, layer: Layer, path: str) -> Any:
         """Whatever a layer has at a path; None if nothing."""
@@ -173,7 +173,7 @@ def _depth(graph: Graph, calls: Sequence[Call], leaving: Value) -> int | None:
 
 
 def _gathered(graph: Graph, blocks: Sequence[InferredBlock]) -> list[Call]:
-    """What stands for the calls of layers that no module runs.
+    """Stand-ins for the calls of layers that no module runs.
 
     Raises:
         NotInferredError: If no module of its own reads a layer's input, or the last layer's output is not known.

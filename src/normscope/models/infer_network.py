@@ -106,7 +106,7 @@ def _next_branch(graph: Graph, stream: Value) -> tuple[Value, Value]:
     if not sums:
         raise NoNetworkError("nothing is added to the block's output")
     if len(sums) > 1:
-        raise NotInferredError("the block's output is added to more than once", sums[1][0])
+        raise NotInferredError("more than one thing is added to the block's output", sums[1][0])
     ((node, value),) = sums
     assert isinstance(node, Operation)
     (branch,) = [each for each in graph.operands(node) if each is not value]

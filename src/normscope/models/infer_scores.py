@@ -71,7 +71,7 @@ def scores_together(heads: Sequence[Scores]) -> Scores:
         return first
     if any(each.rotates or each.scale != first.scale for each in heads):
         raise NotInferredError(
-            "heads that are separate modules rotate queries and keys, or differ in scale", first.product
+            "heads in separate modules rotate queries and keys, or use different scales", first.product
         )
     return first._replace(
         query=side_by_side([each.query for each in heads]),

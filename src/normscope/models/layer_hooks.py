@@ -1,4 +1,4 @@
-"""Tells when the layers of a model begin and end, also where no module runs a whole layer."""
+"""Tells when each layer of a model begins and ends, even if no module runs a whole layer."""
 
 from collections.abc import Callable, Iterator
 from operator import attrgetter

@@ -53,7 +53,7 @@ class Columns(NamedTuple):
 
 
 BESIDE = ", "
-"""Separates the paths of linear layers that stand for one, as where every head has its own."""
+"""Separates the paths of linear layers that together stand for one, as when every head has its own."""
 
 
 Place = Literal["stream", "attention input", "attention output", "network"]
@@ -239,7 +239,7 @@ class BlockLayout:
         )
 
     def by_text(self, vectors: Tensor, place: "Place" = "stream") -> Tensor:
-        """Vectors with the axes (text, token, dimension); the same function turns them back."""
+        """Vectors with axes (text, token, dimension). Applying it twice restores the original order."""
         return vectors.transpose(0, 1) if place in self.tokens_first and vectors.ndim == 3 else vectors
 
     def parts(self, model: Any) -> "list[LayerParts]":
@@ -529,7 +529,7 @@ _LIBRARIES = ("torch.", "transformers.", "normscope.")
 
 
 def is_measured(norm: nn.Module) -> bool:
-    """Whether the weights of a norm are found by measuring what it does."""
+    """Whether the weights of a norm are found by measuring its outputs."""
     return not type(norm).__module__.startswith(_LIBRARIES)
 
 
@@ -666,7 +666,7 @@ def normalised_heads(norm: Normalisation, vectors: Float[Tensor, "batch head tok
 def mapped_queries(
     queries: Tensor, norm: Normalisation | None, keys: KeyMap
 ) -> Float[Tensor, "batch head token dimension"]:
-    """Queries, normed by their own norm and turned as the keys are.
+    """Queries after their norm and the rotation of the keys.
 
     Args:
         queries: x W_Q + b_Q, (batch, head, token, dimension).

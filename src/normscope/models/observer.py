@@ -216,7 +216,7 @@ class Observer:
         visit: Visitor,
         visit_feed_forward: FeedForwardVisitor | None = None,
     ) -> None:
-        """Run one layer, which must be a module, again and call `visit` with its block, as `run` did.
+        """Run one layer again and call `visit` with its block, as `run` did. The layer must be a single module.
 
         Args:
             call: The layer's call, from an earlier `run`.
