@@ -26,7 +26,7 @@ QUICK = ["ctrl", "esm", "gpt_neo", "hunyuan_v1_dense", "megatron-bert", "nomic_b
 SLOW = [
     *("big_bird", "biogpt", "data2vec-text", "ernie", "exaone4", "gte", "jina_embeddings_v3", "luke", "rembert"),
     *("roc_bert", "ultrabert", "xlm-roberta-xl", "layoutlm", "openai-gpt", "codegen", "ministral", "nemotron"),
-    *("flaubert"),
+    "flaubert",
 ]
 REFUSED = {
     "convbert": r"the outputs of the heads are not read by a single linear layer \(operation cat in encoder.layer.0",

@@ -15,7 +15,7 @@ from normscope.models.block import AttentionBlock, BlockParameters, TokenSelecto
 from normscope.models.capture import FeedForwardCapture, LayerCapture
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
-from normscope.models.layout import BlockLayout, BlockModules, Place
+from normscope.models.layout import BlockLayout, BlockModules, Point
 from normscope.models.sum_check import SumCheck
 
 Visitor = Callable[[AttentionBlock], None]
@@ -175,9 +175,9 @@ class ForwardPass:
         if self.passed == len(self.targets.layers):
             self._show_hidden(len(self.targets.layers), self._left)
 
-    def _kept(self, vectors: Tensor, place: Place = "stream") -> Tensor:
+    def _kept(self, vectors: Tensor, point: Point = "stream") -> Tensor:
         """Vectors by text, which nothing changes later."""
-        vectors = self.targets.layout.by_text(vectors, place)
+        vectors = self.targets.layout.by_text(vectors, point)
         return vectors.clone() if self.targets.layout.changes_stream else vectors
 
     def take_residual(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

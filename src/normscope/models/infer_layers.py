@@ -9,7 +9,7 @@ from torch import nn
 from normscope.models.graph import Graph, NotInferredError, is_one_of
 from normscope.models.infer import InferredBlock
 from normscope.models.infer_network import InferredNetwork, NoNetworkError
-from normscope.models.layout import BESIDE, Place, Stack
+from normscope.models.layout import BESIDE, Point, Stack
 from normscope.models.trace import Call, Trace, Value
 
 
@@ -146,10 +146,10 @@ def _check_vectors(graph: Graph, value: Value, what: str) -> None:
         )
 
 
-def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Place]:
+def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Point]:
     """Where vectors have the shape (token, text, dimension)."""
     block = layers[0].block
-    values: dict[Place, Value] = {
+    values: dict[Point, Value] = {
         "stream": layers[0].call.inputs[0],
         "attention input": block.scores.key.projection.reads,
         "attention output": block.output.gives,
@@ -158,9 +158,7 @@ def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Place]:
         values["network"] = block.network.reads
     texts = graph.trace.texts
     return frozenset(
-        place
-        for place, value in values.items()
-        if len(value.shape) == 3 and value.shape[:2] == (value.shape[0], texts) != (texts, value.shape[1])
+        point for point, value in values.items() if len(value.shape) == 3 and value.shape[1] == texts != value.shape[0]
     )
 
 

@@ -56,7 +56,7 @@ BESIDE = ", "
 """Separates the paths of linear layers that together stand for one, as when every head has its own."""
 
 
-Place = Literal["stream", "attention input", "attention output", "network"]
+Point = Literal["stream", "attention input", "attention output", "network"]
 """Where vectors are observed: what layers read and return, what W_K reads, what W_O returns, or in the network."""
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -180,7 +180,7 @@ class BlockLayout:
     the first layer that has the part."""
     end: str | None = None
     """If no module runs a whole layer, the module whose input is the last layer's output; empty if the model returns it."""
-    tokens_first: frozenset["Place"] = frozenset()
+    tokens_first: frozenset["Point"] = frozenset()
     """Where the axis of tokens comes before that of texts."""
     changes_stream: bool = False
     """Whether layers add to hidden vectors in place, so that what is kept of them must be copied."""
@@ -238,9 +238,9 @@ class BlockLayout:
             layout=self,
         )
 
-    def by_text(self, vectors: Tensor, place: "Place" = "stream") -> Tensor:
+    def by_text(self, vectors: Tensor, point: "Point" = "stream") -> Tensor:
         """Vectors with axes (text, token, dimension). Applying it twice restores the original order."""
-        return vectors.transpose(0, 1) if place in self.tokens_first and vectors.ndim == 3 else vectors
+        return vectors.transpose(0, 1) if point in self.tokens_first and vectors.ndim == 3 else vectors
 
     def parts(self, model: Any) -> "list[LayerParts]":
         """The parts of every layer of a model, in order. A layer that runs twice appears twice.
