@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.api.arguments import chosen
+from normscope.api.arguments import chosen, single_text
 from normscope.api.calls import checked
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
@@ -17,7 +17,7 @@ from normscope.maths.choices import Pooling
 from normscope.models.frozen_pass import FrozenPass
 from normscope.models.loaded import LoadedModel
 from normscope.models.pooling import pooling_of, pooling_weights
-from normscope.models.text_batches import Text, batch_from_texts, describe_type, require_unicode
+from normscope.models.text_batches import Text, describe_type, require_unicode
 
 
 @checked
@@ -189,9 +189,7 @@ def token_number(model: LoadedModel, token: str | int | None) -> int | None:
 
 def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     pooling = embedding_pooling(model, target.pooling)
-    other = batch_from_texts(model, target.text).to(model.device)
-    if other.sequences != 1:
-        raise InputError(f"SimilarityTo takes one text; got {other.sequences}")
+    other = single_text(model, target.text, "SimilarityTo")
     with torch.inference_mode():
         embedding = _pooled(pooling, model.model(**other.model_inputs()).last_hidden_state, other.token_mask)
     direction = torch.nn.functional.normalize(embedding.clone(), dim=-1)

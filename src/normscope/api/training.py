@@ -17,7 +17,7 @@ from normscope.api.calls import checked
 from normscope.api.models import generators_restored
 from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
-from normscope.models.text_batches import Text
+from normscope.models.text_batches import Text, is_ids
 from normscope.reporting.trackers.weights_and_biases import log_to_active_run
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
@@ -80,6 +80,8 @@ class Callback(TrainerCallback):
         check_names(analyses, options)
         self._analyses = analyses
         self._texts = listed(texts)
+        if any(is_ids(text) for text in self._texts):
+            raise InputError("texts: expected texts, because a Trainer's model has a tokenizer, got token ids")
         self._tokenizer = tokenizer
         self._every = every
         self._name = name
