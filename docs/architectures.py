@@ -61,7 +61,7 @@ class Row(NamedTuple):
     network: str
     """Whether the feed-forward network can be observed: yes, no, or part (in some layers only)."""
     reason: str
-    """Why the stack cannot be observed."""
+    """Why the stack, or the network of some layer, cannot be observed."""
 
 
 def architectures() -> list[str]:
@@ -87,13 +87,14 @@ def rows(model_type: str) -> Iterator[Row]:
         except (InputError, NotInferredError) as error:
             yield Row(model_type, stack or "", lists, "", "no", _PATHS.sub("", str(error)))
         else:
-            yield Row(model_type, stack or "", lists, layout.norm_position, _network(layout), "")
+            reason = layout.unknown_network or ""
+            yield Row(model_type, stack or "", lists, layout.norm_position, _network(layout), reason)
 
 
 def _network(layout: BlockLayout) -> str:
     if layout.stack == "decoder":  # cross-attention follows
         return ""
-    return "part" if layout.routed and layout.feed_forward else "yes" if layout.feed_forward else "no"
+    return "yes" if layout.has_networks else "part" if layout.feed_forward else "no"
 
 
 def text_config(model_type: str) -> Any:

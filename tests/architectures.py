@@ -20,6 +20,7 @@ SMALL: dict[int, tuple[str, ...]] = {
         *("d_inner", "ffn_hidden_size", "dff"),
     ),
     64: ("max_position_embeddings", "n_positions", "max_seq_len"),
+    12: ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     16: ("embedding_size", "moe_intermediate_size", "entity_emb_size"),
 }
 """Sizes, and the config keys that are set to them."""
@@ -37,6 +38,14 @@ OWN: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "hunyuan_v1_dense": {"head_dim": 8},
+    "flint": {"mlp_only_layers": [0]},
+    "hy_v3": {"enable_moe_fp32_combine": False},
+    "hunyuan_v1_moe": {
+        "head_dim": 8,
+        "moe_topk": [2, 2],
+        "moe_intermediate_size": [16, 16],
+        "num_shared_expert": [1, 1],
+    },
     "xlm": {"emb_dim": 32},
     "flaubert": {"emb_dim": 32},
 }

@@ -142,14 +142,14 @@ def tokenizer(minilm_folder):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`family`: the name of every family in turn, unless a test lists its own.
 
-    `dense` leaves out mixtures of experts.
+    `networks` leaves out families whose feed-forward networks cannot be observed.
     """
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     names = {name.strip() for given in own for name in (given.split(",") if isinstance(given, str) else given)}
     if "family" in metafunc.fixturenames and "family" not in names:
-        from tests.tiny import FAMILY_CONFIGS, MIXTURES, STACK_CONFIGS
+        from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, UNKNOWN_NETWORKS
 
-        without = MIXTURES if any(metafunc.definition.iter_markers("dense")) else frozenset()
+        without = UNKNOWN_NETWORKS if any(metafunc.definition.iter_markers("networks")) else frozenset()
         families = [*sorted(FAMILY_CONFIGS), *sorted(STACK_CONFIGS)]
         metafunc.parametrize("family", [name for name in families if name not in without], scope="session")
 

@@ -41,7 +41,7 @@ def _observed() -> str:
             code(row.model_type),
             code(row.stack) if row.stack else "",
             f"{code(row.block)}: {BLOCKS[row.block]}",
-            row.network,
+            f"{row.network}: {row.reason}" if row.reason else row.network,
             ", ".join(map(code, _methods(row.block, row.stack))),
         )
         for row in stored()

@@ -14,7 +14,7 @@ from normscope.models.layout import normalisation
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
 
-pytestmark = pytest.mark.dense
+pytestmark = pytest.mark.networks
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some thousand terms

@@ -16,7 +16,7 @@ from normscope.models.layout import normalisation
 from tests.contract.test_feed_forward import CROSS, GATED, VARIANTS, blocks_of, inputs_of
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack, token_batch
 
-pytestmark = pytest.mark.dense
+pytestmark = pytest.mark.networks
 
 # What one norm or rotation in float32 leaves in a float64 layer.
 INSIDE = 1e-5
@@ -43,7 +43,7 @@ def slopes_of(block: FeedForwardBlock, rule: NetworkBias):
     start = torch.zeros_like(u) + (zero_if_none(weights.input_bias) if inside else 0.0)
     if weights.multiplier_weight is None:
         # The mean of a derivative along a path is the difference of its ends.
-        return (g(u) - g(start)) / torch.where(u == start, 1.0, u - start), None, start, None
+        return routed((g(u) - g(start)) / torch.where(u == start, 1.0, u - start), block), None, start, None
     w = y @ weights.multiplier_weight + zero_if_none(weights.multiplier_bias)
     other = torch.zeros_like(w) + (zero_if_none(weights.multiplier_bias) if inside else 0.0)
     by_u, by_w = torch.zeros_like(u), torch.zeros_like(u)
@@ -54,7 +54,12 @@ def slopes_of(block: FeedForwardBlock, rule: NetworkBias):
             derivative = torch.autograd.grad(g(at).sum(), at)[0]
         by_u += share / 2 * derivative * (other + a * (w - other))
         by_w += share / 2 * g(at.detach())
-    return by_u, by_w, start, other
+    return routed(by_u, block), routed(by_w, block), start, other
+
+
+def routed(slopes, block: FeedForwardBlock):
+    """The slopes of neurons, times the weights of their experts."""
+    return slopes if block.routing is None else slopes * block.routing
 
 
 def normed(parts, norm, deviation):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.end_to_end.shell import run_here
-from tests.tiny import FAMILY_CONFIGS, KINDS, MIXTURES, STACK_CONFIGS, tiny_model
+from tests.tiny import FAMILY_CONFIGS, KINDS, STACK_CONFIGS, UNKNOWN_NETWORKS, tiny_model
 
 TEXTS = [
     "the old river walks, and the cat sees it.",
@@ -45,7 +45,7 @@ def test_every_analysis_runs(capsys, monkeypatch, tmp_path, family, folder):
     """That blocks are the model's own is what the contracts of families prove; what is made of them, the oracles."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(TEXTS))
-    names = ["mixing", "norms", "outliers", "score", *([] if family in MIXTURES else ["feedforward"])]
+    names = ["mixing", "norms", "outliers", "score", *([] if family in UNKNOWN_NETWORKS else ["feedforward"])]
     chosen = [f"analysis=[{','.join(names)}]", "analysis.outliers.dimensions=[3,7]"]
     quick = ["analysis.score.ablation_controls=1", "analysis.score.controls=2", "tracking=disabled"]
     data = ["dataset=text", f"dataset.path={corpus}", "device=cpu"]

@@ -31,6 +31,10 @@ from normscope.statistics.accumulator import Accumulator
 C = TypeVar("C", bound=AnalysisConfig)
 
 
+HELD_ROUTING = "the weights that routers give to experts are held at their values"
+"""A note for decompositions of mixtures of experts."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Requirements:
     """What an analysis needs beyond the attention blocks of the chosen layers."""
@@ -90,6 +94,8 @@ class AnalysisContext:
     """Returns the pooling that the model's own files name; raises InputError if they name none."""
     has_feed_forward: bool = True
     """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
+    has_experts: bool = False
+    """Whether feed-forward networks are mixtures of experts, whose routing decompositions hold."""
     options: Sequence[AnalysisConfig] = ()
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)

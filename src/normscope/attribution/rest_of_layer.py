@@ -77,22 +77,27 @@ class RestOfLayer:
             neurons = self._block.activations[at].unsqueeze(0)
         elif self._reading is None:
             read = _normalised(self._second, residual) if parameters.norm_position == "pre" else residual
-            neurons = self._neurons([_projected(read, weight, bias) for weight, bias in self._weights])
+            neurons = self._neurons([_projected(read, weight, bias) for weight, bias in self._weights], at)
         else:
             scale = 1 / self._reading.deviation(given).unsqueeze(-1) if scale is None else scale
-            neurons = self._neurons([projection(at, tile, scale) for projection in self._projections])
+            neurons = self._neurons([projection(at, tile, scale) for projection in self._projections], at)
         added = _projected(neurons, parameters.output_weight, parameters.output_bias)
         output = residual + _normalised(parameters.output_normalisation, added)
         return _normalised(self._second, output) if parameters.norm_position == "post" else output
 
-    def _neurons(self, inner: list[Float[Tensor, "#key query neuron"]]) -> Float[Tensor, "#key query neuron"]:
-        """What the second projection reads.
+    def _neurons(
+        self, inner: list[Float[Tensor, "#key query neuron"]], at: tuple[int, slice]
+    ) -> Float[Tensor, "#key query neuron"]:
+        """What the second projection reads. The weights of experts stay as they were.
 
         Args:
             inner: What the activation reads and, in a gated network, the multipliers.
+            at: The sequence and its queries.
         """
-        neurons = self._parameters.activation(inner[0])
-        return neurons if len(inner) == 1 else neurons * inner[1]
+        neurons, routing = self._parameters.activation(inner[0]), self._block.routing
+        for factor in (*inner[1:], *([] if routing is None else [routing[at]])):
+            neurons = neurons * factor
+        return neurons
 
 
 class _Affine:

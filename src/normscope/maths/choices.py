@@ -12,6 +12,13 @@ class NetworkBias(enum.StrEnum):
     """They stay inside the activation; the baseline is what the network gives without an input."""
 
 
+class Routing(enum.StrEnum):
+    """What becomes of the weights that the router of a mixture of experts gives its experts."""
+
+    held = "held"
+    """They are held at their values, as σ of a layer normalisation is."""
+
+
 class ValueBias(enum.StrEnum):
     """Where `decompx` and scores put the value biases."""
 

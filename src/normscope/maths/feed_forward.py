@@ -12,6 +12,10 @@ baseline gives. Two baselines are common:
     summand   zero, with the biases among the summands
     inside    y = 0, with the biases inside the activation: u starts at b_1, and A is a slope of the secant from there
 
+In a mixture of experts, Σ_e r_e FF_e(y), the neurons of all experts are those of one network, each multiplied by the weight r_e
+that the router gives its expert. These weights are held at their values, as σ of a layer normalisation is: the slopes are
+multiplied by them, and the contributions still add up.
+
 Source: Kobayashi et al. 2024 (ICLR), which does not say which baseline it takes.
 """
 
@@ -33,6 +37,16 @@ class Slopes(NamedTuple):
     """A, on v W_1."""
     multiplier: Float[Tensor, "*token neuron"] | None
     """B, on v V; None if the network is not gated."""
+
+    def routed(self, routing: Float[Tensor, "*token neuron"] | None) -> "Slopes":
+        """The slopes of neurons that are multiplied by the weights of their experts.
+
+        Args:
+            routing: r; None if the network is dense.
+        """
+        if routing is None:
+            return self
+        return Slopes(self.input * routing, None if self.multiplier is None else self.multiplier * routing)
 
 
 class Read(NamedTuple):

@@ -91,6 +91,8 @@ class LayerComposition:
     """u_i."""
     multipliers: Float[Tensor, "batch token neuron"] | None
     """w_i; None if the network is not gated."""
+    routing: Float[Tensor, "batch token neuron"] | None
+    """The weight of each neuron's expert; None if the network is dense."""
     inputs: Float[Tensor, "batch token model"]
     """What the network reads: y_i, or its norm."""
     output: Float[Tensor, "batch token model"]
@@ -224,7 +226,7 @@ class LayerComposition:
     @cached_property
     def query_slopes(self) -> Slopes:
         """The slopes of every token."""
-        return self.network.slopes(self.pre_activations, self.multipliers, self.rule)
+        return self.network.slopes(self.pre_activations, self.multipliers, self.rule).routed(self.routing)
 
     @property
     def input_norm(self) -> Normalisation | None:
@@ -263,8 +265,10 @@ class LayerComposition:
 
     def _slopes(self, rows: slice) -> Slopes:
         """The slopes of some tokens, counted over all sequences."""
-        multipliers = None if self.multipliers is None else self.multipliers.flatten(0, 1)[rows]
-        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers, self.rule)
+        multipliers, routing = (
+            None if factors is None else factors.flatten(0, 1)[rows] for factors in (self.multipliers, self.routing)
+        )
+        return self.network.slopes(self.pre_activations.flatten(0, 1)[rows], multipliers, self.rule).routed(routing)
 
     def _of_tokens(self, stage: LayerStage, network: Tensor, block: Tensor) -> Tensor:
         return self.at(

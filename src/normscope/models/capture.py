@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import torch
 from torch import Tensor
 
 from normscope.errors import InputError
@@ -12,6 +13,7 @@ from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.maths.visibility import Visibility
 from normscope.models.block import AttentionBlock, BlockParameters, full_precision
+from normscope.models.experts import Routes, SharedNetwork
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import BlockModules, mapped_queries, stacked_heads
@@ -153,6 +155,12 @@ class FeedForwardCapture:
     """What W_1 gives; of a fused network what V gives as well."""
     multipliers: Tensor | None = None
     output: Tensor | None = None
+    """What W_2 gives, or the experts of a mixture."""
+    routes: Routes | None = None
+    """The experts of every token."""
+    shared_output: Tensor | None = None
+    """What the network beside the experts gives."""
+    shared_logit: Tensor | None = None
 
     def block(self) -> FeedForwardBlock:
         """Build the block, once the model leaves the layer.
@@ -160,6 +168,8 @@ class FeedForwardCapture:
         Raises:
             InputError: If a part is missing.
         """
+        if self.routes is not None:
+            return self._mixture(self.routes)
         u, w = self.pre_activations, self.multipliers
         if self.attention is None or self.inputs is None or u is None or self.output is None:
             raise InputError(
@@ -180,6 +190,37 @@ class FeedForwardCapture:
             output=by_token(self.output) if scale == 1 else by_token(self.output) * scale,
             pre_activations=by_token(u),
             multipliers=None if w is None else by_token(w),
+            routing=None,
             parameters=self.modules.parameters(),
+            attention=self.attention,
+        )
+
+    def _mixture(self, routes: Routes) -> FeedForwardBlock:
+        """The block of a mixture of experts. Its neurons are computed again: the model computes those of a few experts."""
+        assert self.attention is not None
+        assert self.inputs is not None
+        assert self.output is not None
+        axes = self.attention.inputs.shape[:2]
+        parameters, inputs = self.modules.parameters(), full_precision(self.inputs).reshape(*axes, -1)
+        neurons = parameters.input_weight.shape[1]
+        shared, output, routing = self.modules.shared, full_precision(self.output), None
+        if shared is None:
+            routing = routes.by_neuron(self.modules.experts, neurons)
+        else:
+            assert self.shared_output is not None
+            beside = SharedNetwork(self.shared_output, self.shared_logit)
+            own = shared.parameters().input_weight.shape[1]
+            factor = beside.factor.reshape(axes.numel(), 1).expand(-1, own)
+            routing = torch.cat([routes.by_neuron(self.modules.experts, neurons - own), factor], dim=1)
+            output = beside.added_to(output)
+        weight = parameters.multiplier_weight
+        return FeedForwardBlock(
+            layer=self.modules.layer,
+            inputs=inputs,
+            output=output.reshape(*axes, -1) * self.modules.residual_scale,
+            pre_activations=inputs @ parameters.input_weight,
+            multipliers=None if weight is None else inputs @ weight,
+            routing=routing.reshape(*axes, -1),
+            parameters=parameters,
             attention=self.attention,
         )

@@ -5,6 +5,9 @@ Row vectors. The network reads y_i of token i and gives
     g(u_i) W_2 + b_2            u_i = y_i W_1 + b_1
     (g(u_i) ⊙ w_i) W_2 + b_2    w_i = y_i V + c, if it is gated
 
+A mixture of experts is one such network with the neurons of all experts, each multiplied by the weight that the router gives
+its expert.
+
 With s_i for what the attention block gives and LN_2 for the norm of this half of the layer, the layer's output z_i is
 
     post      y = s       z = LN_2(s + network(y))
@@ -73,6 +76,8 @@ class FeedForwardBlock:
     """u_i = y_i W_1 + b_1, as the model computed it."""
     multipliers: Float[Tensor, "batch token neuron"] | None
     """w_i = y_i V + c of a gated network, as the model computed it; None if it is not gated."""
+    routing: Float[Tensor, "batch token neuron"] | None
+    """The weight of each neuron's expert, which decompositions hold at its value; None if the network is dense."""
     parameters: FeedForwardParameters
     attention: AttentionBlock
     """The attention block of the same layer."""
@@ -84,9 +89,11 @@ class FeedForwardBlock:
 
     @cached_property
     def activations(self) -> Float[Tensor, "batch token neuron"]:
-        """g(u_i), or g(u_i) ⊙ w_i of a gated network: what W_2 reads."""
+        """g(u_i), or g(u_i) ⊙ w_i of a gated network, times the weights of experts: what W_2 reads."""
         activated = self.parameters.activation(self.pre_activations)
-        return activated if self.multipliers is None else activated * self.multipliers
+        for factor in (self.multipliers, self.routing):
+            activated = activated if factor is None else activated * factor
+        return activated
 
     @property
     def residual(self) -> Float[Tensor, "batch token model"]:
@@ -136,6 +143,7 @@ class FeedForwardBlock:
             rule=rule,
             pre_activations=self.pre_activations,
             multipliers=self.multipliers,
+            routing=self.routing,
             inputs=self.inputs,
             output=self.output,
             norm_position=weights.norm_position,

@@ -14,6 +14,7 @@ from normscope.errors import InputError
 from normscope.maths.activations import ACTIVATIONS, Activation, activation_of
 from normscope.maths.composition import NormPosition
 from normscope.models.block import full_precision
+from normscope.models.experts import WideWeights, is_mixture, wide_weights
 from normscope.models.feed_forward import FeedForwardParameters
 from normscope.models.layout import (
     BlockLayout,
@@ -50,6 +51,20 @@ class FeedForwardModules:
     layout: FeedForwardLayout
     unit_offset: bool
     """Whether the norms store γ − 1."""
+    shared: "FeedForwardModules | None" = None
+    """The network beside the experts of a mixture that every token runs through; None if there is none."""
+    shared_gate: nn.Module | None = None
+    """What makes the logit of the factor on the output of `shared`; None if the factor is 1."""
+
+    @property
+    def routed(self) -> bool:
+        """Whether `input` and `output` are one module with the experts of a mixture."""
+        return self.layout.routed
+
+    @property
+    def experts(self) -> int:
+        """Number of experts of a mixture."""
+        return len(self.output.down_proj)  # type: ignore[arg-type]
 
     @property
     def gated(self) -> bool:
@@ -57,7 +72,9 @@ class FeedForwardModules:
         return self.multiplier is not None
 
     def parameters(self) -> FeedForwardParameters:
-        """The weights of the network. Those of a model in float32 or float64 are not copied."""
+        """The weights of the network. Those of a model in float32 or float64 are not copied, but for those of experts."""
+        if self.routed:
+            return self._parameters(self._wide_weights())
         input_weight, input_bias = weight_and_bias(self.input)
         multiplier_weight: Tensor | None = None
         multiplier_bias: Tensor | None = None
@@ -67,6 +84,34 @@ class FeedForwardModules:
         elif self.multiplier is not None:
             multiplier_weight, multiplier_bias = weight_and_bias(self.multiplier)
         output_weight, output_bias = scaled_projection(self.output, self.residual_scale)
+        weights = WideWeights(input_weight, multiplier_weight, output_weight)
+        return self._parameters(weights, input_bias, multiplier_bias, output_bias)
+
+    def _wide_weights(self) -> WideWeights:
+        """The weights of the neurons of all experts, and of those that every token runs through."""
+        weights = wide_weights(self.output)
+        weights = weights._replace(output=weights.output * self.residual_scale)
+        if self.shared is None:
+            return weights
+        beside = self.shared.parameters()
+        multiplier = weights.multiplier
+        if multiplier is not None:
+            assert beside.multiplier_weight is not None
+            multiplier = torch.cat([multiplier, beside.multiplier_weight], dim=1)
+        return WideWeights(
+            torch.cat([weights.input, beside.input_weight], dim=1),
+            multiplier,
+            torch.cat([weights.output, beside.output_weight]),
+        )
+
+    def _parameters(
+        self,
+        weights: WideWeights,
+        input_bias: Tensor | None = None,
+        multiplier_bias: Tensor | None = None,
+        output_bias: Tensor | None = None,
+    ) -> FeedForwardParameters:
+        input_weight, multiplier_weight, output_weight = weights
         return FeedForwardParameters(
             input_weight=input_weight,
             input_bias=input_bias,
@@ -103,8 +148,8 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
             expected = " or ".join(f"{form.input} and {form.output}" for form in layout.feed_forward) or "one"
             raise InputError(
                 f"model.name={name or layout.model_type}: layer {number} has no feed-forward network that can be observed: "
-                f"expected {expected} as linear layers (mixtures of experts are not supported); set another model.name, or "
-                "leave out the analyses that need the network"
+                f"expected {expected} as linear layers or experts; set another model.name, or leave out the analyses that need "
+                "the network"
             )
         networks.append(network)
     return networks
@@ -112,27 +157,44 @@ def bind_feed_forward(model: PreTrainedModel, layout: BlockLayout, name: str | N
 
 def _bound(layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
     for form in layout.feed_forward:
-        paths = [path for path in (form.input, form.multiplier, form.output) if path is not None]
-        complete = form.activation is None or parts.get(form.activation) is not None
-        if complete and all(isinstance(parts.get(path), nn.Linear | Conv1D | BareLinear) for path in paths):
-            input_module, activation = parts.get(form.input), _activation(form, parts)
-            with weights_present(input_module):
-                like = full_precision(weight_values(input_module)[:1, :1])
-            return FeedForwardModules(
-                layer=parts.number,
-                input=input_module,
-                multiplier=None if form.multiplier is None else parts.get(form.multiplier),
-                activation=activation,
-                known_activation=_known(activation, like, parts.number, name),
-                output=parts.get(form.output),
-                norm=None if form.norm is None else parts.get(form.norm),
-                output_norm=None if form.output_norm is None else parts.get(form.output_norm),
-                norm_position=layout.norm_position,
-                residual_scale=layout.residual_scales[parts.number - 1],
-                layout=form,
-                unit_offset=layout.unit_offset,
-            )
+        found = _of_form(form, layout, parts, name)
+        if found is not None:
+            return found
     return None
+
+
+def _of_form(form: FeedForwardLayout, layout: BlockLayout, parts: LayerParts, name: str) -> FeedForwardModules | None:
+    """The network of a layer, if it has this form."""
+    needed = [path for path in (form.input, form.multiplier, form.output, form.shared_gate) if path is not None]
+    complete = form.activation is None or parts.get(form.activation) is not None
+    if not complete or not all(_holds_weights(parts.get(path)) for path in needed):
+        return None
+    shared = None if form.shared is None else _of_form(form.shared, layout, parts, name)
+    if (shared is None) != (form.shared is None):
+        return None
+    input_module, activation = parts.get(form.input), _activation(form, parts)
+    with weights_present(input_module):
+        like = full_precision((input_module.down_proj if form.routed else weight_values(input_module)).flatten()[:1])
+    return FeedForwardModules(
+        layer=parts.number,
+        input=input_module,
+        multiplier=None if form.multiplier is None else parts.get(form.multiplier),
+        activation=activation,
+        known_activation=_known(activation, like, parts.number, name),
+        output=parts.get(form.output),
+        norm=None if form.norm is None else parts.get(form.norm),
+        output_norm=None if form.output_norm is None else parts.get(form.output_norm),
+        norm_position=layout.norm_position,
+        residual_scale=layout.residual_scales[parts.number - 1],
+        layout=form,
+        unit_offset=layout.unit_offset,
+        shared=shared,
+        shared_gate=None if form.shared_gate is None else parts.get(form.shared_gate),
+    )
+
+
+def _holds_weights(module: Any) -> bool:
+    return isinstance(module, nn.Linear | Conv1D | BareLinear) or (isinstance(module, nn.Module) and is_mixture(module))
 
 
 def _activation(form: FeedForwardLayout, parts: LayerParts) -> Callable[[Tensor], Tensor]:

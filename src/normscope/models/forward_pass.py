@@ -13,6 +13,7 @@ from normscope.maths.attention import attention
 from normscope.models.attention_function import AttentionCall
 from normscope.models.block import AttentionBlock, BlockParameters, TokenSelector, full_precision
 from normscope.models.capture import FeedForwardCapture, LayerCapture
+from normscope.models.experts import Routes
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import FeedForwardModules
 from normscope.models.layout import BlockLayout, BlockModules, Point
@@ -262,6 +263,27 @@ class ForwardPass:
             # Falcon adds the attention output to this tensor, in place.
             output = output.clone() if self.network.modules.layout.added_in_place else output
             self.network.output = self.targets.layout.by_text(output, "network")
+
+    def take_routes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The input of the experts of a mixture, and the experts of every token."""
+        if self.network is not None:
+            vectors, chosen, weights = (*args, *kwargs.values())
+            self.network.inputs, self.network.routes = self._kept(vectors, "network"), Routes(chosen, weights)
+
+    def take_experts_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of the experts, to which the model may add in place."""
+        if self.network is not None:
+            self.network.output = output.clone()
+
+    def take_shared_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The output of the network beside the experts."""
+        if self.network is not None:
+            self.network.shared_output = output.clone()
+
+    def take_shared_logit(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        """The logit of the factor on that output."""
+        if self.network is not None:
+            self.network.shared_logit = output
 
     def _show_feed_forward(self) -> None:
         network, self.network = self.network, None

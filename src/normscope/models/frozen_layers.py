@@ -49,7 +49,9 @@ def frozen_layer(block: FeedForwardBlock) -> FrozenLayer:
             FrozenNorm.at(block_norm, attention.inputs + attention.attention_output) if position == "post" else None
         ),
         feed_forward_norm=None if after else norm,
-        feed_forward=FrozenFeedForward(parameters, parameters.slopes(block.pre_activations, block.multipliers)),
+        feed_forward=FrozenFeedForward(
+            parameters, parameters.slopes(block.pre_activations, block.multipliers).routed(block.routing)
+        ),
         feed_forward_output_norm=FrozenNorm.at(parameters.output_normalisation, block.output),
         output_norm=norm if after else None,
         parallel=parameters.norm_position == "parallel",

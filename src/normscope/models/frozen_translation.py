@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.errors import InputError
 from normscope.models.attention_function import attention_by
 from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.frozen_functions import frozen_functions, recorded_biases
@@ -40,10 +41,15 @@ def frozen_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
         model: The encoder–decoder with its head, in evaluation mode.
 
     Raises:
-        InputError: If a layer has no feed-forward network whose slopes are known.
+        InputError: If a layer has no feed-forward network whose slopes are known, or has a mixture of experts.
     """
     encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
     networks = [*bind_feed_forward(model.get_encoder(), encoder), *bind_feed_forward(model.base_model, decoder)]
+    if any(network.routed for network in networks):
+        raise InputError(
+            f"attribution through an encoder–decoder needs dense feed-forward networks, but {model.config.model_type} has a "
+            "mixture of experts; set another model.name"
+        )
     first = [encoder.parts(model.get_encoder())[0].entry, decoder.parts(model.base_model)[0].entry]
     with contextlib.ExitStack() as exit_:
         exit_.enter_context(attention_by(model, "eager"))

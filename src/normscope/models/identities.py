@@ -323,6 +323,8 @@ def feed_forward_differences(
     layer, parameters, token_mask = block.layer, block.parameters, block.token_mask
     inputs = _by_token(_call(layer, record.calls, modules.input, "W_1").inputs, record)
     output = _by_token(_call(layer, record.calls, modules.output, "W_2").output, record) * modules.residual_scale
+    if modules.shared is not None:
+        output = output + _shared_output(modules, record)
     rebuilt = block.activations @ parameters.output_weight
     if parameters.output_bias is not None:
         rebuilt = rebuilt + parameters.output_bias
@@ -336,6 +338,16 @@ def feed_forward_differences(
     for part, got, wanted in compared:
         yield Difference(layer, part, relative_error(got, wanted, wanted, token_mask))
     yield Difference(layer, "feed-forward parts", _parts_error(block))
+
+
+def _shared_output(modules: FeedForwardModules, record: LayerRecord) -> Tensor:
+    """What the network beside the experts of a mixture adds to them, in the untouched model."""
+    assert modules.shared is not None
+    made = _by_token(_call(modules.layer, record.calls, modules.shared.output, "W_2 beside the experts").output, record)
+    if modules.shared_gate is not None:
+        logit = _call(modules.layer, record.calls, modules.shared_gate, "gate beside the experts").output
+        made = made * _by_token(logit, record).sigmoid()
+    return made * modules.residual_scale
 
 
 def _parts_error(block: FeedForwardBlock) -> float:

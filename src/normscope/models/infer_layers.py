@@ -155,7 +155,7 @@ def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Point]:
         "attention output": block.output.gives,
     }
     if isinstance(block.network, InferredNetwork):
-        values["network"] = block.network.reads
+        values["network"] = block.network.form.reads
     texts = graph.trace.texts
     return frozenset(
         point for point, value in values.items() if len(value.shape) == 3 and value.shape[1] == texts != value.shape[0]

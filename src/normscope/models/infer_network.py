@@ -1,14 +1,16 @@
 """Rules for the feed-forward network that follows an attention block or runs in parallel to it."""
 
 import dataclasses
+import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from normscope.maths.activations import ACTIVATIONS, activation_of
 from normscope.maths.composition import NormPosition
+from normscope.models.experts import is_mixture, why_not_linear
 from normscope.models.graph import (
     PRODUCTS,
     Graph,
@@ -21,7 +23,7 @@ from normscope.models.graph import (
     is_projection,
     is_sum,
 )
-from normscope.models.trace import Operation, Value
+from normscope.models.trace import Call, Operation, Value
 
 
 class NoNetworkError(NotInferredError):
@@ -29,23 +31,40 @@ class NoNetworkError(NotInferredError):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InferredNetwork:
-    """The feed-forward network of a layer, as the paths of its modules."""
+class NetworkForm:
+    """What a feed-forward network is made of, as the paths of its modules."""
 
     input: str
-    multiplier: str | None
-    fused: bool
+    """W_1, or the module with the experts of a mixture."""
+    output: str
+    """W_2, or the same module."""
     activation: str | None
     """The path of the activation module; None if the activation is a function."""
     function: str | None
     """The name of that function in `ACTIVATIONS`."""
-    output: str
+    reads: Value
+    """What W_1 reads."""
+    gives: Value
+    """What W_2 gives."""
+    multiplier: str | None = None
+    fused: bool = False
+    routed: bool = False
+    """Whether it is a mixture of experts."""
+    shared: "NetworkForm | None" = None
+    """The network beside the experts that every token runs through."""
+    shared_gate: str | None = None
+    """The linear layer that makes the logit of the factor on the output of `shared`."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InferredNetwork:
+    """The feed-forward network of a layer."""
+
+    form: NetworkForm
     norm: str | None
     output_norm: str | None
     changed_in_place: bool
     """Whether the layer changes the output of W_2 in place."""
-    reads: Value
-    """What W_1 reads."""
     leaving: Value
     """The output of the layer."""
 
@@ -65,35 +84,102 @@ def network_of(graph: Graph, position: NormPosition, given: Value, beside: Value
     start, way = graph.chain(
         branch, lambda node: is_movement(node) or isinstance(node, Norm) or factor_of(node) is not None
     )
-    second = graph.maker(start)
-    if not isinstance(second, Projection):
-        raise NotInferredError("the feed-forward network does not end in a linear layer", second)
-    parts = _parts(graph, second)
-    read = graph.same(parts.first.reads)
+    form = _form(graph, start)
+    read = graph.same(form.reads)
     before = graph.maker(read)
     norm = before.path if read is not graph.same(given) and isinstance(before, Norm) else None
     leaving = total
     if position == "post":
         readers = [node for node, _ in graph.forward(total, is_movement)]
         if len(readers) != 1 or not isinstance(readers[0], Norm):
-            raise NotInferredError("no norm follows the feed-forward network", readers[0] if readers else second)
+            raise NotInferredError("no norm follows the feed-forward network", readers[0] if readers else None)
         norm, leaving = readers[0].path, readers[0].gives
     return InferredNetwork(
-        input=parts.first.path,
-        multiplier=None if parts.multiplier is None else parts.multiplier.path,
-        fused=parts.fused,
-        activation=parts.activation,
-        function=parts.function,
-        output=second.path,
+        form=form,
         norm=norm,
         output_norm=next((node.path for node in way if isinstance(node, Norm)), None),
         changed_in_place=any(
             isinstance(node, Operation) and node.name.endswith("_") and node.args[0] is value
-            for node, value in graph.forward(second.gives, is_movement)
+            for node, value in graph.forward(form.gives, is_movement)
         ),
-        reads=parts.first.reads,
         leaving=leaving,
     )
+
+
+def _form(graph: Graph, branch: Value) -> NetworkForm:
+    """The network that makes a branch: a dense one, or experts and what is beside them."""
+    if isinstance(graph.maker(branch), Projection):
+        return dense_network(graph, branch)
+    experts, shared, gate = None, None, None
+    for value in _summands(graph, branch):
+        call = experts_call(graph, value)
+        if call is not None and experts is None:
+            experts = _of_experts(call)
+        elif shared is None:
+            value, gate = _without_gate(graph, value)
+            shared = dense_network(graph, value)
+        else:
+            raise NotInferredError("more than one network is added to the experts", graph.maker(value))
+    if experts is None:
+        raise NotInferredError("the feed-forward network does not end in a linear layer", graph.maker(branch))
+    return experts if shared is None else _beside(graph, experts, shared, gate)
+
+
+def _beside(graph: Graph, experts: NetworkForm, shared: NetworkForm, gate: Projection | None) -> NetworkForm:
+    reads = [shared.reads, *([] if gate is None else [gate.reads])]
+    if any(graph.same(read) is not graph.same(experts.reads) for read in reads):
+        raise NotInferredError("experts and the network beside them read different vectors")
+    return dataclasses.replace(experts, shared=shared, shared_gate=None if gate is None else gate.path)
+
+
+def _summands(graph: Graph, value: Value) -> Iterator[Value]:
+    """The vectors of which a sum is made, as far back as the outputs of experts."""
+    value = graph.same(value)
+    node = graph.maker(value)
+    if is_sum(node) and experts_call(graph, value) is None:
+        for operand in graph.operands(node):
+            yield from _summands(graph, operand)
+    else:
+        yield value
+
+
+def experts_call(graph: Graph, value: Value) -> Call | None:
+    """The call of experts that gives a value; None if there is none."""
+    for call in graph.trace.calls:
+        if is_mixture(call.module) and call.outputs and graph.same(call.outputs[0]) is graph.same(value):
+            return call
+    return None
+
+
+def _of_experts(call: Call) -> NetworkForm:
+    reason = why_not_linear(call.module)
+    if reason is not None:
+        raise NotInferredError(
+            f"the feed-forward network is a mixture that cannot be decomposed: {reason} ({call.path})"
+        )
+    return NetworkForm(
+        input=call.path,
+        output=call.path,
+        activation=f"{call.path}.act_fn",
+        function=None,
+        reads=call.inputs[0],
+        gives=call.outputs[0],
+        routed=True,
+    )
+
+
+def _without_gate(graph: Graph, value: Value) -> tuple[Value, Projection | None]:
+    """A network's output without the sigmoid that multiplies it, and the linear layer of that sigmoid, if there is one."""
+    node = graph.maker(value)
+    if not is_one_of(node, "mul") or len(graph.operands(node)) != 2:
+        return value, None
+    for gated, factor in itertools.permutations(graph.operands(node)):
+        sigmoid = graph.maker(graph.same(factor))
+        if is_one_of(sigmoid, "sigmoid"):
+            linear = graph.maker(graph.same(graph.operands(sigmoid)[0]))
+            if isinstance(linear, Projection) and linear.gives.shape[-1] == 1:
+                return graph.same(gated), linear
+    return value, None
 
 
 def _next_branch(graph: Graph, stream: Value) -> tuple[Value, Value]:
@@ -113,22 +199,15 @@ def _next_branch(graph: Graph, stream: Value) -> tuple[Value, Value]:
     return branch, node.outputs[0]
 
 
-class _Parts(NamedTuple):
-    """The parts of the input of W_2, which is g(u) or g(u) ⊙ w."""
+def dense_network(graph: Graph, given: Value) -> NetworkForm:
+    """The network whose W_2 gives a value.
 
-    first: Projection
-    """W_1."""
-    multiplier: Projection | None
-    """V, if it is a separate linear layer."""
-    fused: bool
-    """Whether W_1 and V are halves of one linear layer."""
-    activation: str | None
-    """The path of the module of g."""
-    function: str | None
-    """The name of g, if no module computes it."""
-
-
-def _parts(graph: Graph, second: Projection) -> _Parts:
+    Raises:
+        NotInferredError: If a linear layer does not give it, or no rule covers what that layer reads.
+    """
+    second = graph.maker(given)
+    if not isinstance(second, Projection):
+        raise NotInferredError("the feed-forward network does not end in a linear layer", second)
     ends, region = graph.back(second.reads, is_projection)
     products = [node for node in region if isinstance(node, Operation) and node.name in PRODUCTS]
     if products:
@@ -150,8 +229,16 @@ def _parts(graph: Graph, second: Projection) -> _Parts:
     activation = _module_between(graph, roots[0], gate)
     if activation is not None and not activation.startswith(first.path.rpartition(".")[0]):
         activation = None  # a module that layers share
-    function = _function_between(graph, roots[0], gate) if activation is None else None
-    return _Parts(first, None if fused else multiplier, fused, activation, function)
+    return NetworkForm(
+        input=first.path,
+        multiplier=None if fused or multiplier is None else multiplier.path,
+        fused=fused,
+        activation=activation,
+        function=_function_between(graph, roots[0], gate) if activation is None else None,
+        output=second.path,
+        reads=first.reads,
+        gives=second.gives,
+    )
 
 
 def _gate(graph: Graph, hidden: Value) -> tuple[Value, Value | None]:

@@ -11,7 +11,7 @@ from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projecti
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
 from normscope.models.infer_layers import Layer, layers_of, stream_of, tokens_first
-from normscope.models.infer_network import InferredNetwork, NoNetworkError
+from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
 from normscope.models.infer_scores import planes_of
 from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack, is_measured
 from normscope.models.trace import Operation, Trace, Value
@@ -74,6 +74,7 @@ class _Stack:
                 _adds_one(self._inside(norm)) for norm in self._graph.norms if not is_measured(norm.call.module)
             ),
             feed_forward=tuple(dict.fromkeys(form for form in networks if form is not None)),
+            unknown_network=self._unknown_network(),
             **parts,
             **self._positions(),
         )
@@ -202,17 +203,35 @@ class _Stack:
         def path(given: str | None, part: str) -> Any:
             return None if given is None else self._places.of(layer, given, part)
 
-        return FeedForwardLayout(
-            input=path(network.input, "W_1"),
-            activation=path(network.activation, "activation"),
-            function=network.function,
+        def of(form: NetworkForm, **rest: Any) -> FeedForwardLayout:
+            return FeedForwardLayout(
+                input=path(form.input, "W_1"),
+                activation=path(form.activation, "activation"),
+                function=form.function,
+                output=path(form.output, "W_2"),
+                multiplier=path(form.multiplier, "V"),
+                fused=form.fused,
+                routed=form.routed,
+                shared=None if form.shared is None else of(form.shared),
+                shared_gate=path(form.shared_gate, "gate of the network beside the experts"),
+                **rest,
+            )
+
+        return of(
+            network.form,
             added_in_place=network.changed_in_place,
-            output=path(network.output, "W_2"),
-            multiplier=path(network.multiplier, "V"),
-            fused=network.fused,
             norm=path(network.norm, "norm of the network"),
             output_norm=path(network.output_norm, "norm of the network's output"),
         )
+
+    def _unknown_network(self) -> str | None:
+        if self._kind == "decoder":  # cross-attention follows
+            return None
+        for number, layer in enumerate(self._layers, start=1):
+            network = layer.block.network
+            if isinstance(network, NotInferredError) and not isinstance(network, NoNetworkError):
+                return f"layer {number}: {network}"
+        return None
 
     def _embedding_norm(self) -> str | None:
         first = self._layers[0]

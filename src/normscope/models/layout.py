@@ -88,6 +88,12 @@ class FeedForwardLayout:
     """The name of g in `ACTIVATIONS`, if it is no attribute of the layer."""
     added_in_place: bool = False
     """Whether the layer changes the tensor that `output` returns (Falcon)."""
+    routed: bool = False
+    """Whether `input` and `output` are one module with the experts of a mixture, each a network without biases."""
+    shared: "FeedForwardLayout | None" = None
+    """The network beside the experts that every token runs through; None if there is none."""
+    shared_gate: str | None = None
+    """What makes the logit of the factor on the output of `shared`; None if the factor is 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +198,8 @@ class BlockLayout:
     feed_forward: tuple[FeedForwardLayout, ...] = ()
     """The forms that the feed-forward network may have; a layer has the first whose modules it has. Empty if no network follows
     the block: a decoder's self-attention feeds cross-attention."""
+    unknown_network: str | None = None
+    """Why a layer has no feed-forward network that can be observed; None if all have one, or if none has any."""
 
     def __post_init__(self) -> None:
         # Verification needs these to prove what the residual connection and the norm do.
@@ -281,6 +289,11 @@ class BlockLayout:
     def family(self) -> str:
         """The family's name, for messages."""
         return self.model_type
+
+    @property
+    def has_networks(self) -> bool:
+        """Whether the feed-forward network of every layer can be observed."""
+        return bool(self.feed_forward) and self.unknown_network is None
 
     @property
     def is_cross_attention(self) -> bool:

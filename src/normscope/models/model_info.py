@@ -33,6 +33,6 @@ class ModelInfo:
             heads=layout.heads,
             hidden_size=int(config.hidden_size),
             is_cross_attention=layout.is_cross_attention,
-            has_feed_forward=bool(layout.feed_forward),
+            has_feed_forward=layout.has_networks,
             layout=layout,
         )

@@ -22,7 +22,7 @@ from normscope.models.any_module import AnyModule
 from normscope.models.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.block import BlockParameters
 from normscope.models.block_weights import BlockWeights, takes_no_copy
-from normscope.models.feed_forward_modules import bind_feed_forward
+from normscope.models.feed_forward_modules import FeedForwardModules, bind_feed_forward
 from normscope.models.forward_pass import (
     FeedForwardVisitor,
     ForwardPass,
@@ -156,11 +156,22 @@ class Observer:
             if not self._layout.registry:
                 yield modules.attention.register_forward_pre_hook(_Event(self, ForwardPass.begin_own_attention))
         for network in {id(network.input): network for network in self._targets.networks.values()}.values():
-            yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_feed_forward_inputs))
-            yield network.input.register_forward_hook(_Event(self, ForwardPass.take_pre_activations))
-            if network.multiplier is not None:
-                yield network.multiplier.register_forward_hook(_Event(self, ForwardPass.take_multipliers))
-            yield network.output.register_forward_hook(_Event(self, ForwardPass.take_feed_forward_output))
+            yield from self._hooks_of_network(network)
+
+    def _hooks_of_network(self, network: FeedForwardModules) -> Iterator[RemovableHandle]:
+        if network.routed:
+            yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_routes), with_kwargs=True)
+            yield network.output.register_forward_hook(_Event(self, ForwardPass.take_experts_output))
+            if network.shared is not None:
+                yield network.shared.output.register_forward_hook(_Event(self, ForwardPass.take_shared_output))
+            if network.shared_gate is not None:
+                yield network.shared_gate.register_forward_hook(_Event(self, ForwardPass.take_shared_logit))
+            return
+        yield network.input.register_forward_pre_hook(_Event(self, ForwardPass.take_feed_forward_inputs))
+        yield network.input.register_forward_hook(_Event(self, ForwardPass.take_pre_activations))
+        if network.multiplier is not None:
+            yield network.multiplier.register_forward_hook(_Event(self, ForwardPass.take_multipliers))
+        yield network.output.register_forward_hook(_Event(self, ForwardPass.take_feed_forward_output))
 
     def run(
         self,

@@ -227,8 +227,9 @@ def _refuse_missing_feed_forward(
         if requirements.feed_forward and not model.has_feed_forward:
             if model.layout is not None and model.layout.stack is None:
                 raise InputError(
-                    f"model.name={model.name}: analysis={kind.info.name} needs dense feed-forward networks, got a "
-                    f"mixture of experts; set another model.name, or leave out analysis={kind.info.name}"
+                    f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but "
+                    f"{model.layout.unknown_network or 'no network follows attention'}; set another model.name, or leave out "
+                    f"analysis={kind.info.name}"
                 )
             raise InputError(
                 f"model.stack={stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
@@ -330,7 +331,8 @@ def _context(
         depth=model.layers,
         freezer=LayerFreezer(model.model, model.layout),
         own_pooling=lambda: pooling_of(model.folder, model.name),
-        has_feed_forward=bool(model.layout.feed_forward),
+        has_feed_forward=model.layout.has_networks,
+        has_experts=any(form.routed for form in model.layout.feed_forward),
         options=options,
     )
 

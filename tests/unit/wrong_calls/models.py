@@ -219,7 +219,7 @@ def other_models(stock: Stock) -> Iterator[Call]:
     """Models that do not have what a function needs."""
     tokenizer = stock.tokenizer
     seq2seq = tiny(AutoModelForSeq2SeqLM, "t5", tokenizer)
-    mixture = tiny(AutoModelForCausalLM, "mixtral", tokenizer)
+    mixture = tiny(AutoModelForCausalLM, "gpt_oss", tokenizer)
     yield Call("wrap an encoder as a decoder", lambda: normscope.wrap(stock.classifier, tokenizer, stack="cross"))
     yield Call("wrap a stack of another name", lambda: normscope.wrap(seq2seq, tokenizer, stack="middle"))
     experts = normscope.wrap(mixture, tokenizer)

@@ -11,7 +11,7 @@ from normscope.analyses.attribution.figures import describe_figures
 from normscope.analyses.attribution.options import ATTRIBUTION, AttributionOptions, Erasure
 from normscope.analyses.attribution.sample import SampleAttribution, between_tokens, methods_of
 from normscope.analyses.attribution.sentences import sentences_of
-from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.findings import Findings
 from normscope.analyses.finite import require_finite
 from normscope.attribution.methods import MapStage, defined_methods
@@ -134,6 +134,8 @@ class AttributionAnalysis(Analysis):
                 f"{attributed.untested} of {attributed.sequences} sampled sequences have fewer than two ordinary "
                 f"{attributed.noun} and are not tested"
             )
+        if self.context.has_experts:
+            notes.append(HELD_ROUTING)
         return notes
 
 

@@ -1,6 +1,6 @@
 """Mixing through the whole layer, with the feed-forward network (Kobayashi et al. 2024)."""
 
-from normscope.analyses.base import Analysis, AnalysisContext, Requirements
+from normscope.analyses.base import HELD_ROUTING, Analysis, AnalysisContext, Requirements
 from normscope.analyses.feedforward.figures import describe_figures
 from normscope.analyses.feedforward.maps import MapFindings, compare_maps
 from normscope.analyses.feedforward.options import FEEDFORWARD, FeedForwardOptions
@@ -88,7 +88,13 @@ class FeedForwardAnalysis(Analysis):
             summary_digits=1,
             summary_caption="how much of a token's vector comes from other tokens after each step of the layer",
             summary=percentages(rolled.metrics),
-            notes=[]
-            if self._rule is NetworkBias.summand
-            else ["the biases of the networks stay inside their activations"],
+            notes=self._notes(),
         )
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self._rule is NetworkBias.inside:
+            notes.append("the biases of the networks stay inside their activations")
+        if self.context.has_experts:
+            notes.append(HELD_ROUTING)
+        return notes

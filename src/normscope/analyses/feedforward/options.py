@@ -8,7 +8,7 @@ from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import KOBAYASHI_2024
 from normscope.config.rules import SEED, at_least
-from normscope.maths.choices import NetworkBias
+from normscope.maths.choices import NetworkBias, Routing
 
 
 @dataclasses.dataclass
@@ -23,6 +23,8 @@ class FeedForwardOptions(AnalysisConfig):
     """Number of amplified token pairs to list in each layer."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences."""
+    routing: Routing = Routing.held
+    """What becomes of the weights that the router of a mixture gives its experts: they are held at their values (`held`)."""
 
 
 FEEDFORWARD = AnalysisInfo(
