@@ -148,10 +148,11 @@ def test_the_report_on_a_group_compares_runs_layers_tables_and_figures(capsys, m
     assert kinds == {"RunComparer", "LinePlot", "BarPlot", "MediaBrowser", "WeavePanelSummaryTable"}
     metrics = json.loads((tmp_path / "0/results.json").read_text())["metrics"]
     bars = {panel.title: panel.metrics for panel in panels if isinstance(panel, wr.BarPlot)}
-    assert set(bars) == {"<method>/mean", "<method>/max", "<method>/min"}
+    assert set(bars) == {f"<method>/{name}" for name in ("mean", "max", "min", "share", "own", "residual", "bias")}
     assert {getattr(name, "name", name) for names in bars.values() for name in names} == set(metrics)
-    (curves,) = [panel for panel in panels if isinstance(panel, wr.LinePlot)]
+    curves, shares = [panel for panel in panels if isinstance(panel, wr.LinePlot)]
     assert (curves.title_x, curves.title_y) == ("layer", "<method>/mean")
+    assert (shares.title_x, shares.title_y) == ("layer", "<method>/share")
     assert {getattr(name, "name", name) for name in curves.y} == {
         f"by_layer/mixing/{method}/mean" for method in ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
     }

@@ -51,6 +51,7 @@ class Block:
     gamma: np.ndarray | None  # weight of the LayerNorm after the residual connection
     epsilon: float
     is_cross_attention: bool = False  # no key is the query's own token
+    beta: np.ndarray | None = None  # bias of that LayerNorm
 
     @cached_property
     def alpha(self) -> np.ndarray:
@@ -102,6 +103,44 @@ class Block:
             by_method["attnresln_n"] = self.gamma * (residual - residual.mean(axis=-1, keepdims=True)) / sigma  # T_ij
         return by_method
 
+    @property
+    def own_keys(self) -> np.ndarray:
+        """Which keys are the query's own: query key."""
+        return np.zeros_like(self.visible) if self.is_cross_attention else np.eye(len(self.x), dtype=bool)
+
+    def parts(self) -> dict[str, dict[str, np.ndarray]]:
+        """What every output of the block is made of, by method: vectors from the others, the token itself, and so on."""
+        pairs = np.einsum("hqk,hkm->qkm", self.alpha, self.f)
+        own = np.einsum("qkm,qk->qm", pairs, self.own_keys)
+        vectors = {
+            "others": pairs.sum(axis=1) - own,
+            "own": own,
+            "residual": np.zeros_like(own),
+            "bias": np.zeros_like(own) + self.weights.output_bias,
+        }
+        by_method = {"attn_n": vectors, "attnres_n": vectors | {"residual": self.x}}
+        if self.gamma is not None:
+            output = sum(by_method["attnres_n"].values())
+            sigma = np.sqrt(output.var(axis=1, keepdims=True) + self.epsilon)
+            by_method["attnresln_n"] = {
+                part: self.gamma * (each - each.mean(axis=-1, keepdims=True)) / sigma
+                for part, each in by_method["attnres_n"].items()
+            }
+            by_method["attnresln_n"]["bias"] = by_method["attnresln_n"]["bias"] + self.beta
+        if self.is_cross_attention:
+            del by_method["attn_n"]
+        return by_method
+
+    def shares(self) -> dict[str, dict[str, np.ndarray]]:
+        """Signed shares of every token, by method and part."""
+        return {method: shares_of(parts) for method, parts in self.parts().items()}
+
+    def pair_shares(self) -> np.ndarray:
+        """Signed shares in the attention output: head query key."""
+        pairs = np.einsum("hqk,hkm->hqkm", self.alpha, self.f)
+        output = pairs.sum(axis=(0, 2)) + self.weights.output_bias
+        return np.einsum("hqkm,qm->hqk", pairs, output) / (output**2).sum(axis=-1)[:, None]
+
     def _ratios_of_cross_attention(self) -> dict[str, np.ndarray]:
         """A token takes from itself what the residual connection carries, and nothing else."""
         assert self.gamma is not None
@@ -117,6 +156,12 @@ class Block:
             return self.gamma * (vectors - vectors.mean(axis=-1, keepdims=True)) / sigma
 
         return {"attnres_n": ratio(others, self.x), "attnresln_n": ratio(normalised(others), normalised(self.x))}
+
+
+def shares_of(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """⟨c, y⟩ / ⟨y, y⟩ of every part c of an output y."""
+    output = sum(parts.values())
+    return {part: (each * output).sum(axis=-1) / (output**2).sum(axis=-1) for part, each in parts.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +189,8 @@ def bert(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
         own, output = layer.attention.self, layer.attention.output
         weights = Weights.of(own.query, own.key, own.value, output.dense, model.config.num_attention_heads)
         everything = np.ones((len(x), len(x)), dtype=bool)
-        blocks.append(_block(weights, x, x, everything, None, output.LayerNorm.weight.numpy(), output.LayerNorm.eps))
+        norm = output.LayerNorm
+        blocks.append(_block(weights, x, x, everything, None, norm.weight.numpy(), norm.eps, norm.bias.numpy()))
     return Sequence_(inputs["input_ids"][0].numpy(), inputs, hidden, blocks)
 
 
@@ -197,7 +243,8 @@ def marian(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Sequence_:
         visible = np.ones((len(x), len(source)), dtype=bool)
         scale = query.shape[-1] ** -0.5
         gamma = norm.weight.numpy()
-        blocks.append(Block(weights, x, source, query, key, visible, scale, None, gamma, norm.eps, True))
+        beta = norm.bias.numpy()
+        blocks.append(Block(weights, x, source, query, key, visible, scale, None, gamma, norm.eps, True, beta))
     ids, source_ids = (inputs[name][0].numpy() for name in ("decoder_input_ids", "input_ids"))
     return Sequence_(ids, inputs, hidden, blocks, source_ids)
 
@@ -218,13 +265,13 @@ def rotated(vectors: np.ndarray, turn: tuple[np.ndarray, np.ndarray] | None) -> 
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
-def _block(weights, x, entering, visible, turn, gamma, epsilon) -> Block:
+def _block(weights, x, entering, visible, turn, gamma, epsilon, beta=None) -> Block:
     query, key = (
         rotated(entering @ weight + bias[:, None], turn)
         for weight, bias in ((weights.query, weights.query_bias), (weights.key, weights.key_bias))
     )
     scale = query.shape[-1] ** -0.5
-    return Block(weights, x, entering, query, key, visible, scale, turn, gamma, epsilon)
+    return Block(weights, x, entering, query, key, visible, scale, turn, gamma, epsilon, beta=beta)
 
 
 def _ratio(pairs: np.ndarray) -> np.ndarray:

@@ -7,12 +7,22 @@ import numpy as np
 import pandas as pd
 import scipy.special
 import scipy.stats
+import torch
 
 from normscope.analyses.feedforward.options import FeedForwardOptions
 from normscope.maths.choices import NetworkBias
-from tests.oracles.activations import Sequence_
+from tests.oracles.activations import Sequence_, shares_of
 from tests.oracles.comparison import Expected, Picture, percent, table, three_digits
-from tests.oracles.mixing_oracle import means_by_sequence, statistics_of, tokens_of
+from tests.oracles.mixing_oracle import (
+    means_by_sequence,
+    share_curves,
+    share_metrics,
+    share_table,
+    shares_by_sequence,
+    shares_of_tokens,
+    statistics_of,
+    tokens_of,
+)
 from tests.oracles.specimens import Specimen
 
 TITLES = {
@@ -76,10 +86,22 @@ def expected(
     shown = ratios[
         ratios.index.get_level_values("method").isin(own) & ratios.index.get_level_values("category").isin(categories)
     ]
+    shares = shares_of_tokens(
+        specimen,
+        layers,
+        lambda sequence, layer: _shares(specimen, sequence, layer, options.bias),
+        ["share", "own", "bias"],
+    )
+    metrics |= share_metrics(shares)
     return Expected(
-        tables={"mixing_by_layer": shown, "change": change, "amplified": _amplified(specimen, layers, pairs, options)},
+        tables={
+            "mixing_by_layer": shown,
+            "shares": share_table(shares, categories),
+            "change": change,
+            "amplified": _amplified(specimen, layers, pairs, options),
+        },
         metrics=metrics,
-        curves=curves | {f"change/{step}": curve for step, curve in flattened.items()},
+        curves=curves | share_curves(shares) | {f"change/{step}": curve for step, curve in flattened.items()},
         figures=_figures(specimen, layers, categories, pairs, methods, ratios, change, flattened),
         summary=pd.DataFrame(
             {
@@ -88,11 +110,39 @@ def expected(
             }
         ),
         sentences=_sentences(metrics, post),
-        by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own},
+        by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own}
+        | shares_by_sequence(shares, layers),
         notes=["the biases of the networks stay inside their activations"]
         if options.bias is NetworkBias.inside
         else [],
     )
+
+
+def _shares(specimen: Specimen, sequence: Sequence_, layer: int, bias: NetworkBias) -> dict[str, dict[str, np.ndarray]]:
+    """Shares by stage, from the vector of every pair and the output of the untouched layer."""
+    pairs = stages_of(specimen, sequence, layer, bias)
+    outputs = _outputs(specimen, sequence, layer)
+    shares = {}
+    for method, vectors in pairs.items():
+        own = np.einsum("iim->im", vectors)
+        parts = {"others": vectors.sum(axis=1) - own, "own": own}
+        shares[method] = shares_of(parts | {"bias": outputs[method] - vectors.sum(axis=1)})
+    return shares
+
+
+def _outputs(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, np.ndarray]:
+    """What the layer's own modules give at every stage."""
+    block = sequence.blocks[layer - 1]
+    modules = specimen.loaded.layout.bind(specimen.loaded.model)[layer - 1].whole
+    summed = torch.from_numpy(block.x + np.einsum("hqk,hkm->qm", block.alpha, block.f) + block.weights.output_bias)
+    if block.gamma is None:
+        network = modules.mlp(modules.post_attention_layernorm(summed))
+        return {"atb_n": summed.numpy(), "atbff_n": network.numpy(), "atbffres_n": (summed + network).numpy()}
+    vectors = modules.attention.output.LayerNorm(summed)
+    network = modules.output.dense(modules.intermediate(vectors))
+    total = vectors + network
+    made = {"atb_n": vectors, "atbff_n": network, "atbffres_n": total, "atbffresln_n": modules.output.LayerNorm(total)}
+    return {method: each.numpy() for method, each in made.items()}
 
 
 def stages_of(specimen: Specimen, sequence: Sequence_, layer: int, bias: NetworkBias) -> dict[str, np.ndarray]:

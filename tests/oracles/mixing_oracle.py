@@ -1,9 +1,11 @@
 """The mixing analysis by brute force."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
+from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, percent, table
 from tests.oracles.specimens import Specimen
 
@@ -39,6 +41,11 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for method in methods
         for layer in layers
     }
+    shares = shares_of_tokens(
+        specimen, layers, lambda sequence, layer: sequence.blocks[layer - 1].shares(), list(PARTS)
+    )
+    metrics |= share_metrics(shares)
+    of_shares = {(method, layer): rows for (method, layer), rows in shares.groupby(["method", "layer"])}
     summary = pd.DataFrame(
         {
             f"{name} %": {method: metrics[f"{method}/{name}"] * 100 for method in methods}
@@ -46,10 +53,12 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         }
     )
     return Expected(
-        tables={"by_layer": by_layer},
+        tables={"by_layer": by_layer, "shares": share_table(shares, categories)},
         metrics=metrics,
-        curves={f"{method}/mean": {layer: means[method, layer] for layer in layers} for method in methods},
-        by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in methods},
+        curves={f"{method}/mean": {layer: means[method, layer] for layer in layers} for method in methods}
+        | share_curves(shares),
+        by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in methods}
+        | shares_by_sequence(shares, layers),
         figures={
             "heatmap": Picture(
                 {
@@ -62,10 +71,79 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
                 {(None, TITLES[method], layer): mean * 100 for (method, layer), mean in means.items()},
                 {"limits": (0, 100)},
             ),
+            "shares": Picture(
+                {
+                    (TITLES[method], title, layer): rows[part].mean() * 100
+                    for (method, layer), rows in of_shares.items()
+                    for part, title in PARTS.items()
+                    if (method, part) != ("attn_n", "residual")  # where there is none
+                }
+            ),
         },
         summary=summary,
         sentences=_sentences(metrics),
     )
+
+
+PARTS = {
+    "share": "the other tokens",
+    "own": "the token itself, through attention",
+    "residual": "the residual connection",
+    "bias": "biases",
+}
+
+
+def shares_of_tokens(
+    specimen: Specimen,
+    layers: Sequence[int],
+    shares: Callable[[Sequence_, int], Mapping[str, Mapping[str, np.ndarray]]],
+    columns: Sequence[str],
+) -> pd.DataFrame:
+    """One row per layer, method and token, with the share of every part; they add up to 1."""
+    table = pd.concat(
+        pd.DataFrame(
+            {
+                "layer": layer,
+                "method": method,
+                "sequence": number,
+                "category": specimen.categories(sequence),
+                "share": parts["others"],
+                **{part: parts[part] for part in columns if part != "share"},
+            }
+        )
+        for number, sequence in enumerate(specimen.sequences)
+        for layer in layers
+        for method, parts in shares(sequence, layer).items()
+    )
+    np.testing.assert_allclose(table[list(columns)].sum(axis=1), 1, rtol=1e-12)
+    return table
+
+
+def share_table(shares: pd.DataFrame, categories: Sequence[str]) -> pd.DataFrame:
+    columns = [column for column in shares if column in PARTS]
+    rows = [
+        {"layer": layer, "method": method, "category": category, **chosen[columns].mean(), "count": len(chosen)}
+        for layer, method in shares.groupby(["layer", "method"], sort=False).groups
+        for category in categories
+        if len(chosen := tokens_of(shares, layer, method, category))
+    ]
+    return table(["layer", "method", "category"], rows)
+
+
+def share_metrics(shares: pd.DataFrame) -> dict[str, float]:
+    columns = [column for column in shares if column in PARTS]
+    means = shares.groupby("method")[columns].mean()
+    return {f"{method}/{part}": float(means.loc[method, part]) for method in means.index for part in columns}
+
+
+def share_curves(shares: pd.DataFrame) -> dict[str, dict[int, float]]:
+    means = shares.groupby(["method", "layer"])["share"].mean()
+    return {f"{method}/share": means[method].to_dict() for method in dict.fromkeys(shares["method"])}
+
+
+def shares_by_sequence(shares: pd.DataFrame, layers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
+    named = shares.rename(columns={"share": "ratio"})
+    return {f"{method}/share": means_by_sequence(named, layers, method) for method in dict.fromkeys(shares["method"])}
 
 
 def _tokens(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
@@ -120,10 +198,16 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     origin, suggestion = "the source", ""
     if "attn_w/mean" in metrics:
         origin, suggestion = "other tokens", f"; attention weights alone suggest {percent(metrics['attn_w/mean'])}"
+    through = (
+        "" if origin == "the source" else f"{percent(metrics[f'{name}/own'])} from the token itself through attention, "
+    )
     tenths = round(1000 * mean)  # of a per cent
     taken = f"{'less' if tenths < 500 else 'more'} from {origin} than" if tenths != 500 else f"as much from {origin} as"
     return [
         f"On average, tokens take {taken} they preserve of themselves: the mean mixing ratio of the attention blocks is "
         f"{percent(mean)}{suggestion}.",
         f"The mixing ratio, which includes {included}, ranges from {percent(low)} to {percent(high)} over tokens and layers.",
+        "Measured along the output vectors, where parts add up to 100%, "
+        f"{percent(metrics[f'{name}/share'])} comes from {origin}, {through}{percent(metrics[f'{name}/residual'])} from the "
+        f"residual connection and {percent(metrics[f'{name}/bias'])} from biases.",
     ]

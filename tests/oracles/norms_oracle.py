@@ -21,7 +21,9 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     pairs, keys, inputs = _pairs(specimen, layers), _keys(specimen, layers), _inputs(specimen, layers)
     present = [category for category in categories if category == "all" or (keys["category"] == category).any()]
     by_head, per_key = _by_head(keys, present), _per_key(keys, layers, present)
-    by_layer = by_head.groupby(["layer", "category"])[list(MEASURES)].mean().rename_axis("measure", axis=1)
+    of_layers = by_head.groupby(["layer", "category"])
+    by_layer = of_layers[list(MEASURES)].mean().join(of_layers["share"].sum()).rename_axis("measure", axis=1)
+    head_shares = _by_head(keys, ["all"])["share"].droplevel("category").to_frame()
     by_layer = by_layer.stack().rename("sequence_mean").to_frame()
     dispersion = keys.groupby(["layer", "head"])["f"].apply(_spread).unstack()
     input_dispersion = inputs.groupby("layer")["x"].apply(_spread).unstack()
@@ -33,14 +35,16 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         f"{measure}/{category}": by_layer.xs((category, measure), level=("category", "measure"))[
             "sequence_mean"
         ].to_dict()
-        for measure in MEASURES
+        for measure in (*MEASURES, "share")
         for category in present
     }
-    metrics = _metrics(curves, dispersion, input_dispersion, correlation, rates)
+    heads = {"share/negative_heads": int((head_shares["share"] < 0).sum()), "share/heads": len(head_shares)}
+    metrics = heads | _metrics(curves, dispersion, input_dispersion, correlation, rates)
     return Expected(
         tables={
             "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
             "by_head": by_head,
+            "head_shares": head_shares,
             "per_key": per_key,
             "dispersion": dispersion,
             "dispersion_summary": _extremes(dispersion),
@@ -53,7 +57,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         },
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, per_key, pairs, values, rates),
+        figures=_figures(by_layer, by_head, head_shares, per_key, pairs, values, rates),
         summary=_summary(by_layer, correlation, present),
         sentences=_sentences(metrics),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
@@ -121,6 +125,7 @@ def _keys(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
                             "alpha": block.alpha[head].mean(axis=0),
                             "alpha_f": block.weighted[head].mean(axis=0),
                             "f": np.linalg.norm(block.f[head], axis=-1),
+                            "share": block.pair_shares()[head].mean(axis=0),
                         }
                     )
                 )
@@ -155,6 +160,7 @@ def _by_head(keys: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
                     "alpha": by_sequence["alpha"].sum().sum() / sequences,
                     "alpha_f": by_sequence["alpha_f"].sum().sum() / sequences,
                     "f": by_sequence["f"].mean().mean(),
+                    "share": by_sequence["share"].sum().sum() / sequences,
                     "count": len(chosen),
                 }
             )
@@ -256,7 +262,7 @@ def _metrics(curves, dispersion, input_dispersion, correlation, rates) -> dict[s
     return metrics
 
 
-def _figures(by_layer, by_head, per_key, pairs, values, rates) -> dict[str, Picture]:
+def _figures(by_layer, by_head, head_shares, per_key, pairs, values, rates) -> dict[str, Picture]:
     shown = set(by_head.index.get_level_values("category"))
     parts = shown - {"all"} or shown
     points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
@@ -267,8 +273,22 @@ def _figures(by_layer, by_head, per_key, pairs, values, rates) -> dict[str, Pict
             {
                 (MEASURES[measure], category, layer): value
                 for (layer, category, measure), value in by_layer["sequence_mean"].items()
-                if category in parts
+                if category in parts and measure in MEASURES
             }
+        ),
+        "shares": Picture(
+            {
+                (None, category, layer): value * 100
+                for (layer, category, measure), value in by_layer["sequence_mean"].items()
+                if category in parts and measure == "share"
+            }
+        ),
+        "head_shares": Picture(
+            {
+                (None, "share of the head", layer, head): value * 100
+                for (layer, head), value in head_shares["share"].items()
+            },
+            {"diverging": True},
         ),
         "per_key": Picture(
             {
@@ -297,7 +317,14 @@ def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, present: Sequenc
     means = by_layer.groupby(["category", "measure"])["sequence_mean"].mean().unstack()
     rho = _pooled(correlation).reindex(means.index)
     return pd.DataFrame(
-        {"α": means["alpha"], "‖αf‖": means["alpha_f"], "‖f‖": means["f"], "ρ(α, ‖f‖)": rho}, index=list(present)
+        {
+            "α": means["alpha"],
+            "‖αf‖": means["alpha_f"],
+            "‖f‖": means["f"],
+            "share %": means["share"] * 100,
+            "ρ(α, ‖f‖)": rho,
+        },
+        index=list(present),
     )
 
 
@@ -312,6 +339,7 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
                 f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
                 "Σ‖αf(x)‖."
             )
+    sentences += _of_shares(metrics)
     rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
     if rhos:
         tendency = " Where it is negative, shorter vectors tend to get larger weights."
@@ -328,5 +356,26 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
     sentences.append(
         f"On average over heads, the coefficient of variation of ‖f(x)‖ is {mean} (from {low} to {high}); that of the norm ‖x‖ "
         f"of the inputs is {inputs}."
+    )
+    return sentences
+
+
+def _of_shares(metrics: dict[str, float]) -> list[str]:
+    sentences = []
+    shares = {name[6:]: value for name, value in metrics.items() if name.startswith("share/")}
+    negative, heads = shares.pop("negative_heads"), shares.pop("heads")
+    for category in shares if "all" in shares else ():
+        norm = metrics[f"alpha_f/{category}"] / metrics["alpha_f/all"]
+        relative = shares[category] / shares["all"]
+        if category != "all" and (shares[category] < 0 or not 0.5 <= relative / norm <= 1.5):
+            sentences.append(
+                f"Norms mislead about the {spoken(category)} tokens: these have {percent(norm)} of Σ‖αf(x)‖, but contribute "
+                f"{percent(shares[category])} along the output vectors, where contributions add up."
+            )
+    some = "writes" if negative == 1 else "write"
+    of = f"{heads} head{'' if heads == 1 else 's'}"
+    sentences.append(
+        f"{negative} of {of} {some} against the attention output of their layer: on average, what such a head takes from all "
+        "tokens points away from it."
     )
     return sentences

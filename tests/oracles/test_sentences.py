@@ -9,6 +9,7 @@ import pytest
 from normscope.analyses.registry import analyses
 
 MIXING = {"attn_w/mean": 0.8, "attnres_n/mean": 0.25, "attnres_n/min": 0.1, "attnres_n/max": 0.4}
+SHARES = {"attnres_n/share": 0.125, "attnres_n/own": 0.0, "attnres_n/residual": 0.9, "attnres_n/bias": -0.025}
 WHOLE = {"attnresln_n/mean": 0.5, "attnresln_n/min": 0.2, "attnresln_n/max": 0.9}
 RANGE = (
     "The mixing ratio, which includes the vectors, the residual connection and the layer normalisation, ranges from 20.0% to "
@@ -120,6 +121,28 @@ CASES = {
                 "the attention blocks is 50.0%; attention weights alone suggest 80.0%.",
                 RANGE,
             ],
+        ),
+        *(
+            (
+                SHARES | (MIXING if by_weights else {name: MIXING[name] for name in MIXING if name != "attn_w/mean"}),
+                [
+                    f"On average, tokens take less from {origin} than they preserve of themselves: the mean mixing ratio of "
+                    f"the attention blocks is 25.0%{suggestion}.",
+                    "The mixing ratio, which includes the vectors and the residual connection, ranges from 10.0% to 40.0% over "
+                    "tokens and layers.",
+                    f"Measured along the output vectors, where parts add up to 100%, 12.5% comes from {origin}, {through}90.0% "
+                    "from the residual connection and −2.5% from biases.",
+                ],
+            )
+            for by_weights, origin, suggestion, through in (
+                (
+                    True,
+                    "other tokens",
+                    "; attention weights alone suggest 80.0%",
+                    "0.0% from the token itself through attention, ",
+                ),
+                (False, "the source", "", ""),
+            )
         ),
     ],
     "feedforward": [
@@ -248,6 +271,35 @@ CASES = {
     ],
     "norms": [
         ({}, []),
+        *(
+            (
+                {"alpha_f/all": 5.0, "alpha_f/sep": 1.0, "share/all": 0.9, "share/sep": share},
+                [
+                    f"Norms mislead about the [SEP] tokens: these have 20.0% of Σ‖αf(x)‖, but contribute {written} along the "
+                    "output vectors, where contributions add up."
+                ]
+                if written
+                else [],
+            )
+            # Between half and one and a half of the norms' share, nothing is said.
+            for share, written in ((-0.1, "−10.0%"), (0.0899, "9.0%"), (0.0901, ""), (0.2699, ""), (0.2701, "27.0%"))
+        ),
+        *(
+            (
+                {"share/negative_heads": negative, "share/heads": heads},
+                [
+                    f"{written} against the attention output of their layer: on average, what such a head takes from all "
+                    "tokens points away from it."
+                ],
+            )
+            for negative, heads, written in (
+                (0.0, 72.0, "0 of 72 heads write"),
+                (1.0, 1.0, "1 of 1 head writes"),
+                (12.0, 1200.0, "12 of 1,200 heads write"),
+            )
+        ),
+        ({"share/negative_heads": 0.0, "share/heads": 0.0}, []),
+        ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
         (NORMS, ["The [CLS] tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
         *(
             (

@@ -150,6 +150,29 @@ class WordBlock(Block):
         pairs = np.einsum("hqk,hkm->qkm", self.raw.alpha, self.raw.f)
         return {"attn_w": self.alpha.mean(axis=0), "attn_n": np.linalg.norm(self.between_words(pairs), axis=-1)}
 
+    def parts(self) -> dict[str, dict[str, np.ndarray]]:
+        """Those of tokens, whose own keys are those of their word, averaged over the tokens of every word."""
+        raw = dataclasses.replace(self.raw)
+        if not self.is_cross_attention:
+            own = np.zeros_like(raw.visible, dtype=bool)
+            for word in self.members:
+                own[np.ix_(word, word)] = True
+            raw = _WithOwnKeys(**vars_of(raw), known=own)
+        return {
+            method: {
+                part: np.stack([vectors[word].mean(axis=0) for word in self.members]) for part, vectors in parts.items()
+            }
+            for method, parts in raw.parts().items()
+        }
+
+    def pair_shares(self) -> np.ndarray:
+        """Those of the words' merged vectors in the words' mean outputs."""
+        pairs = np.einsum("hqk,hkm->qkhm", self.raw.alpha, self.raw.f)
+        output = pairs.sum(axis=(1, 2)) + self.weights.output_bias
+        output = np.stack([output[word].mean(axis=0) for word in self.members])
+        shares = np.einsum("qkhm,qm->hqk", self.between_words(pairs), output)
+        return shares / (output**2).sum(axis=-1)[:, None]
+
     def _normed(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors of the target's tokens after the block's norm."""
         output = self.raw.x + np.einsum("hqk,hkm->qm", self.raw.alpha, self.raw.f) + self.weights.output_bias
@@ -183,6 +206,17 @@ class WordBlock(Block):
             by_method[method] = mixed / (mixed + preserved)
         order = ["attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
         return {method: by_method[method] for method in order if method in by_method}
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithOwnKeys(Block):
+    """A block between tokens that counts other keys as the query's own."""
+
+    known: np.ndarray = None  # type: ignore[assignment] - always given
+
+    @property
+    def own_keys(self) -> np.ndarray:
+        return self.known
 
 
 class AttributedWords(Attributed):

@@ -128,10 +128,14 @@ def test_what_analyses_declare():
         "alignment": (True, True),
     }
     cited = {name: [paper.key for paper in info.papers] for name, info in analyses().items()}
-    assert cited["norms"] == cited["frequency"] == ["kobayashi2020", "kobayashi2021"]
-    assert (cited["mixing"], cited["alignment"]) == (["kobayashi2021"], ["kobayashi2020"])
+    assert (
+        cited["norms"]
+        == [*cited["frequency"], "cunningham2026"]
+        == ["kobayashi2020", "kobayashi2021", "cunningham2026"]
+    )
+    assert (cited["mixing"], cited["alignment"]) == (["kobayashi2021", "cunningham2026"], ["kobayashi2020"])
     assert cited["syntax"] == ["clark2019"]
-    assert cited["feedforward"] == ["kobayashi2024"]
+    assert cited["feedforward"] == ["kobayashi2024", "cunningham2026"]
     assert cited["similarity"] == ["modarressi2023"]
     assert cited["attribution"][-2:] == ["modarressi2023", "deyoung2020"]
     assert cited["outliers"] == cited["score"] == ["maruta2024"]

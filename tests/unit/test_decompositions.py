@@ -189,3 +189,25 @@ def test_circuitsvis_hides_later_tokens_of_a_causal_model(tokenizer):
     config = AutoConfig.for_model("gpt2", n_embd=24, n_layer=1, n_head=2, n_positions=32, vocab_size=len(tokenizer))
     causal = normscope.wrap(AutoModel.from_config(config), tokenizer)
     assert normscope.decompose(causal, TEXTS[0]).to_circuitsvis()["mask_upper_tri"] is True
+
+
+@pytest.mark.parametrize("level", ["token", "word"])
+@pytest.mark.parametrize("model_type", ["bert", "olmo2", "gpt2"])
+def test_shares_of_an_output_add_up(tokenizer, model_type, level):
+    """By pair with the biases' share, and by part; what others and the token itself give is what the pairs give."""
+    config = FAMILY_CONFIGS[model_type] | {"vocab_size": len(tokenizer)}
+    model = normscope.wrap(tiny_model(config, torch.float64), tokenizer)
+    one = normscope.decompose(model, TEXTS[0], level=level)
+    parts = one.output_shares
+    assert list(parts) == ["layer", "method", "position", "token", "share", "own", "residual", "bias"]
+    assert np.allclose(parts[["share", "own", "residual", "bias"]].sum(axis=1), 1, rtol=1e-9)
+    last = parts[parts["method"] == parts["method"].iloc[-1]]
+    bias = last.pivot(index="layer", columns="position", values="bias").to_numpy()
+    assert np.allclose(one.shares.sum(dim=-1).numpy() + bias, 1, rtol=1e-9)
+    others = last.pivot(index="layer", columns="position", values="share").to_numpy()
+    assert np.allclose(one.shares.sum(dim=-1).numpy() - one.shares.diagonal(dim1=1, dim2=2).numpy(), others, atol=1e-9)
+    assert np.allclose(one.pairs["share"], one.shares.flatten().numpy())
+    assert np.array_equal(one.to_xarray()["share"], one.shares.numpy())
+    several = normscope.decompose(model, [TEXTS[0], TEXTS[0]], level=level)
+    assert next(iter(several.output_shares)) == "sequence"
+    assert len(several.output_shares) == 2 * len(parts)

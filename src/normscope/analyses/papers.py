@@ -42,6 +42,19 @@ KOBAYASHI_2021 = Paper(
 }""",
 )
 
+CUNNINGHAM_2026 = Paper(
+    "cunningham2026",
+    """@misc{cunningham-cirone-2026-contribution,
+  title = {Contribution Weights: A Geometrical Analysis of Self-Attention Transformers},
+  author = {Cunningham, Harry Jake and Muca Cirone, Nicola},
+  year = {2026},
+  eprint = {2606.07604},
+  archivePrefix = {arXiv},
+  primaryClass = {cs.LG},
+  url = {https://arxiv.org/abs/2606.07604}
+}""",
+)
+
 KOBAYASHI_2024 = Paper(
     "kobayashi2024",
     """@inproceedings{kobayashi-etal-2024-analyzing,

@@ -12,34 +12,60 @@ from normscope.analyses.base import AnalysisContext
 from normscope.analyses.finite import require_finite
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
+from normscope.maths.shares import PARTS, Shares
 from normscope.results.rollups import by_axes
-from normscope.statistics.accumulator import accumulation_device
+from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.mean import Mean
 from normscope.statistics.sequence_totals import SequenceTotals
 from normscope.statistics.tidy import tidy
+
+_COLUMNS = {"others": "share"}
+"""Columns of parts with other names."""
 
 SEQUENCES = 10_000
 """Sequences whose means are kept, so that comparisons of runs can resample them."""
 
 
 class RatioTable:
-    """Mean, extremes and count of the ratios of each method, over the tokens of each category."""
+    """Mean, extremes and count of the ratios of each method, over the tokens of each category, and mean signed shares.
 
-    def __init__(self, methods: Sequence[str], context: AnalysisContext) -> None:
+    Args:
+        methods: The methods that have ratios.
+        context: The layers and categories.
+        shared: The methods that have shares.
+    """
+
+    def __init__(self, methods: Sequence[str], context: AnalysisContext, shared: Sequence[str] = ()) -> None:
         # `all` is always counted: the metrics cover all tokens, whichever categories are reported.
         categories = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=categories)
-        self._methods = methods
+        self._methods, self._shared = methods, shared
         self.moments = GroupedMoments(len(context.layers), len(methods), len(categories))
-        self.sequences = SequenceTotals(SEQUENCES, len(methods))
-        """Both are the state, for the analysis's `accumulators`."""
+        self.shares = Mean(len(context.layers), len(categories), len(shared), len(PARTS))
+        self.sequences = SequenceTotals(SEQUENCES, len(methods) + len(shared))
+        """All three are the state, for the analysis's `accumulators`."""
 
-    def update(self, layer: int, ratios: Sequence[Float[Tensor, "batch token"]], batch: Batch) -> None:
-        """Add the ratios of one layer's tokens, one tensor per method."""
-        stacked = torch.stack(list(ratios))
-        self.moments.update(self._counted.index(layer), stacked, self._counted.members(batch))
-        values = stacked.to(accumulation_device(stacked.device)).double()
-        mask = batch.token_mask.to(values.device)
+    @property
+    def accumulators(self) -> dict[str, Accumulator]:
+        """The state."""
+        kept: dict[str, Accumulator] = {"moments": self.moments, "sequences": self.sequences}
+        return kept | ({"shares": self.shares} if self._shared else {})
+
+    def update(
+        self, layer: int, ratios: Sequence[Float[Tensor, "batch token"]], batch: Batch, shares: Sequence[Shares] = ()
+    ) -> None:
+        """Add the ratios of one layer's tokens, one tensor per method, and their shares, by the methods that have any."""
+        place, members = self._counted.index(layer), self._counted.members(batch)
+        self.moments.update(place, torch.stack(list(ratios)), members)
+        mask = batch.token_mask
+        if shares:
+            parts = torch.stack([part for each in shares for part in each]).masked_fill(~mask, 0.0).double()
+            sums = torch.einsum("rbt,gbt->gr", parts, members.to(parts))
+            self.shares.update(place, sums.unflatten(1, (len(shares), -1)), members.sum(dim=(1, 2)))
+        kept = torch.stack([*ratios, *(each.others for each in shares)])
+        values = kept.to(accumulation_device(kept.device)).double()
+        mask = mask.to(values.device)
         self.sequences.update(batch.fingerprints, torch.where(mask, values, 0.0).sum(dim=-1), mask.sum(dim=-1))
 
     def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
@@ -49,13 +75,14 @@ class RatioTable:
             methods: The methods to return.
 
         Returns:
-            The columns sequence, count (of tokens), and `<method>/mean` for each method.
+            The columns sequence, count (of tokens), `<method>/mean` for each method, and `<method>/share` if it has shares.
         """
         totals, layers = self.sequences.compute(), len(self._counted.layers)
         columns = {"sequence": totals.sequences.numpy(), "count": (totals.counts // layers).numpy()}
-        for place, method in enumerate(self._methods):
+        names = [(method, "mean") for method in self._methods] + [(method, "share") for method in self._shared]
+        for place, (method, name) in enumerate(names):
             if method in methods:
-                columns[f"{method}/mean"] = totals.means[:, place].numpy()
+                columns[f"{method}/{name}"] = totals.means[:, place].numpy()
         return pd.DataFrame(columns)
 
     def compute(self) -> pd.DataFrame:
@@ -77,6 +104,18 @@ class RatioTable:
             },
             layer=layers,
             method=self._methods,
+            category=self._counted.categories,
+        )
+
+    def compute_shares(self) -> pd.DataFrame:
+        """One row per layer, method with shares, and category (`all` included): share, own, residual, bias, count."""
+        shares = self.shares.compute()
+        means = shares.mean.permute(3, 0, 2, 1)  # part, layer, method, category
+        columns = {_COLUMNS.get(part, part): mean for part, mean in zip(PARTS, means, strict=True)}
+        return tidy(
+            columns | {"count": shares.count[:, None]},
+            layer=self._counted.layers,
+            method=self._shared,
             category=self._counted.categories,
         )
 

@@ -22,7 +22,7 @@ from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LayerStage
-from normscope.maths.mixing import Method
+from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.loaded import LoadedModel
@@ -75,6 +75,12 @@ class Decomposition:
     `atbffresln_n` (with its normalisation), as far as the family has them; empty unless `feed_forward=True`."""
     level: Level = Level.token
     """Whether tokens or words were decomposed."""
+    shares: Float[Tensor, "layer query key"] | None = None
+    """The signed share of each key in the block's output, as far through the block as it goes. With the share of the biases,
+    those of a query add up to 1; see `maths/shares.py`."""
+    parts: Float[Tensor, "part vector_method layer query"] | None = None
+    """The shares of the other tokens, the token itself (through attention), the residual connection and the biases, by the
+    methods that measure vectors; they add up to 1."""
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -85,11 +91,26 @@ class Decomposition:
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
                 "key_token": np.array(self.key_tokens, dtype=object),
                 **self.maps,
+                **({} if self.shares is None else {"share": self.shares}),
             },
             layer=range(1, layers + 1),
             query=range(queries),
             key=range(keys),
         )
+
+    @cached_property
+    def output_shares(self) -> pd.DataFrame:
+        """What every output is made of: one row per layer, method and token, with four shares that add up to 1."""
+        assert self.parts is not None
+        _, _, layers, length = self.parts.shape
+        names = ("share", "own", "residual", "bias")
+        table = tidy(
+            {"token": np.array(self.tokens, dtype=object)} | dict(zip(names, self.parts, strict=True)),
+            method=[str(method) for method in self.methods if method in OF_STAGE.values()],
+            layer=range(1, layers + 1),
+            position=range(length),
+        )
+        return table[["layer", "method", "position", "token", *names]]
 
     @property
     def maps(self) -> dict[str, Float[Tensor, "layer query key"]]:
@@ -256,6 +277,11 @@ class Decompositions(Sequence[Decomposition]):
         return self._concatenated([each.mixing for each in self])
 
     @cached_property
+    def output_shares(self) -> pd.DataFrame:
+        """What every output is made of: one row per sequence, layer, method and token."""
+        return self._concatenated([each.output_shares for each in self])
+
+    @cached_property
     def table(self) -> pd.DataFrame:
         """The mean mixing ratio over the tokens of all texts: one row per layer, one column per method."""
         return self.mixing.pivot_table(index="layer", columns="method", values="ratio", sort=False)
@@ -363,15 +389,20 @@ def _decomposition(
     groups = batch.groups
 
     def visit(block: AttentionBlock) -> None:
-        of_method = block.mixing_ratios if groups is None else WordBlock(block, groups).mixing_ratios()
+        words = None if groups is None else WordBlock(block, groups)
+        of_method = block.mixing_ratios if words is None else words.mixing_ratios()
+        shares = block.shares if words is None else words.shares()
         ratios = torch.stack([of_method[method][0] for method in methods]).cpu().double()
-        of_block = block.pair_maps() if groups is None else WordBlock(block, groups).maps()
+        parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
+        of_block = block.pair_maps() if words is None else words.maps()
         maps = {str(method): maps[0] for method, maps in of_block.items()} | {"ratios": ratios}
+        maps["parts"] = parts.cpu().double()
+        maps["shares"] = (block.pair_shares() if words is None else words.pair_shares())[0]
         if heads and groups is None:
             maps["head_w"] = block.weights[0].cpu().double()
             maps["head_n"] = maps["head_w"] * block.transformed_norms[0].cpu().double()[:, None]
-        elif heads and groups is not None:
-            maps["head_w"], maps["head_n"] = (values[0] for values in WordBlock(block, groups).head_maps())
+        elif heads and words is not None:
+            maps["head_w"], maps["head_n"] = (values[0] for values in words.head_maps())
         layers.append(maps)
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
@@ -400,4 +431,6 @@ def _decomposition(
         key_words=labels.key_words,
         feed_forward={name: values for name, values in maps.items() if name.startswith("atbff")},
         level=Level.token if groups is None else Level.word,
+        shares=maps["shares"],
+        parts=maps["parts"].permute(2, 1, 0, 3),
     )

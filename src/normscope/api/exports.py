@@ -31,6 +31,10 @@ class Maps(Protocol):
         """Maps (layer, query, key) by name."""
 
     @property
+    def shares(self) -> Tensor | None:
+        """Signed shares, (layer, query, key)."""
+
+    @property
     def feed_forward(self) -> Mapping[str, Tensor]:
         """Those of them that go through feed-forward networks."""
 
@@ -62,6 +66,8 @@ def to_xarray(maps: Maps) -> "xarray.Dataset":
     except ImportError as error:
         raise InputError("to_xarray needs xarray: pip install xarray") from error
     arrays: dict[str, Any] = {name: (("layer", "query", "key"), values.numpy()) for name, values in maps.maps.items()}
+    if maps.shares is not None:
+        arrays["share"] = (("layer", "query", "key"), maps.shares.numpy())
     arrays["ratio"] = (("measure", "layer", "query"), maps.ratios.numpy())
     for name, values in _heads(maps).items():
         arrays[f"{name}_heads"] = (("layer", "head", "query", "key"), values.numpy())

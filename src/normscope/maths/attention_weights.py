@@ -197,6 +197,16 @@ class AttentionWeights:
         )
         return received.masked_fill(~self.seen.keys.unsqueeze(1), 0)
 
+    def gathered(self, vectors: Float[Tensor, "batch head query size"]) -> Float[Tensor, "batch head key size"]:
+        """Σ_i α_ij u_i over the queries that are tokens, for one vector u_i by head and query.
+
+        Iterating over α for this also sums up `received`, which then costs nothing.
+        """
+        sums = vectors.new_zeros(*vectors.shape[:2], self.key.shape[2], vectors.shape[-1])
+        for some, rows, keys, weights in self.tiles():
+            sums[some, :, keys] += weights.transpose(-1, -2).to(vectors) @ vectors[some, :, rows]
+        return sums
+
     @cached_property
     def own(self) -> Float[Tensor, "batch head query"]:
         """α_ii, the weight of each token on itself; zero in cross-attention."""

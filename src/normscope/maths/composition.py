@@ -175,6 +175,17 @@ class Composition:
             return pairs
         return self._norm.scaled(pairs) / self.deviation[:, queries, None, None]
 
+    def whole(self, stage: Stage) -> Float[Tensor, "batch token model"]:
+        """The block's output at a stage, computed from the whole vectors instead of the parts.
+
+        Raises:
+            ValueError: If the block does not have the stage.
+        """
+        self._check(stage)
+        if stage is self.stages[-1]:
+            return self.block_output
+        return self.attention_output if stage is Stage.ATTENTION else self.inputs + self.attention_output
+
     def output(self, stage: Stage) -> Float[Tensor, "batch token model"]:
         """The block's output at a stage: the sum of the parts.
 

@@ -110,14 +110,36 @@ class LayerComposition:
         """The stages of the layer."""
         return LAYER_STAGES[self.norm_position]
 
+    @property
+    def last_norm(self) -> Normalisation | None:
+        """The norm after the network; None if none follows."""
+        if self.output_normalisation is not None:
+            return self.output_normalisation
+        return self.normalisation if self.norm_position == "post" else None
+
     @cached_property
     def last_deviation(self) -> Float[Tensor, "batch token"] | None:
         """σ_i of the norm after the network; None if none follows."""
-        if self.output_normalisation is not None:
-            return self.output_normalisation.deviation(self.output)
-        if self.norm_position == "post" and self.normalisation is not None:
-            return self.normalisation.deviation(self.attention.block_output + self.output)
-        return None
+        if self.last_norm is None:
+            return None
+        before = self.output if self.output_normalisation is not None else self.attention.block_output + self.output
+        return self.last_norm.deviation(before)
+
+    def whole(self, stage: LayerStage) -> Float[Tensor, "batch token model"]:
+        """The layer's output at a stage, computed from the whole vectors instead of the parts."""
+        block = self.attention.block_output
+        match stage:
+            case LayerStage.BLOCK:
+                return block
+            case LayerStage.NETWORK:
+                return self.output
+            case LayerStage.RESIDUAL:
+                return block + self.output
+            case LayerStage.NORMALISED:
+                assert self.last_norm is not None
+                if self.output_normalisation is not None:
+                    return block + self.last_norm.normalised(self.output)
+                return self.last_norm.normalised(block + self.output)
 
     @cached_property
     def input_deviation(self) -> Float[Tensor, "batch token"] | None:

@@ -52,8 +52,18 @@ class Normalisation(NamedTuple):
 
     def normalised(self, vectors: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
         """The normalised vectors: LN(v), or RMSNorm(v)."""
-        normalised = self.scaled(vectors) / self.deviation(vectors).unsqueeze(-1)
-        return normalised if self.bias is None else normalised + self.bias
+        return self.applied(vectors)[0]
+
+    def applied(self, vectors: Float[Tensor, "*batch model"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
+        """The normalised vectors, and σ of each vector."""
+        if self.centred and not self.adds_outside and self.weight.dim() == 1 and self.weight.dtype == vectors.dtype:
+            normalised, _, scale = torch.native_layer_norm(
+                vectors, self.weight.shape, self.weight, self.bias, self.epsilon
+            )
+            return normalised, 1 / scale.squeeze(-1)
+        deviation = self.deviation(vectors)
+        normalised = self.scaled(vectors) / deviation.unsqueeze(-1)
+        return (normalised if self.bias is None else normalised + self.bias), deviation
 
 
 def scaled_norm(vectors: Float[Tensor, "*batch model"], normalisation: Normalisation) -> Float[Tensor, "*batch"]:

@@ -9,12 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.maths.attention_weights import AttentionWeights
-from normscope.maths.composition import Composition, NormPosition
+from normscope.maths.composition import Composition, NormPosition, Stage
 from normscope.maths.keys import KeyMap
 from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors, transformed_norms
+from normscope.maths.shares import Shares, block_readout, block_shares, pair_readout, share_of_others
 from normscope.maths.tensors import as_double
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
@@ -196,6 +197,67 @@ class AttentionBlock:
         if self.is_cross_attention:
             return {method: ratio for method, ratio in ratios.items() if method in CROSS_ATTENTION_METHODS}
         return {method: ratio.masked_fill(self.alpha.seen.only_itself, 0) for method, ratio in ratios.items()}
+
+    @cached_property
+    def shares(self) -> Mapping[Method, Shares]:
+        """The signed shares of the parts of every token's output, by the methods that measure vectors; they add up to 1."""
+        shares = {OF_STAGE[stage]: parts for stage, parts in block_shares(self.composition).items()}
+        if self.is_cross_attention:
+            return {method: parts for method, parts in shares.items() if method in CROSS_ATTENTION_METHODS}
+        return shares
+
+    def share_error(self) -> Float[Tensor, ""]:
+        """By how much the shares of a token differ most from 1 with what the other tokens really contribute.
+
+        Relative to the sum of their magnitudes, over all stages. It costs more than the shares.
+        """
+        errors = [self.inputs.new_zeros(())]
+        for stage in self.composition.stages:
+            parts = self.shares.get(OF_STAGE[stage])
+            if parts is not None:
+                size = torch.stack(list(parts)).abs().sum(dim=0).clamp(min=1)
+                excess = (share_of_others(self.composition, stage) - parts.others).abs() / size
+                errors.append(excess.masked_fill(~self.token_mask, 0).max())
+        return torch.stack(errors).max()
+
+    def received_shares(self, rows: Float[Tensor, "batch word query"] | None = None) -> Float[Tensor, "batch head key"]:
+        """Σ_i s^h_ij: the signed shares of each key in the attention outputs of all queries, head by head; zero at padding.
+
+        Over heads and keys, the shares of a query add up to 1 less the share of b_O.
+
+        Args:
+            rows: The share of each token in its word, if the outputs are those of words, the means of their tokens'.
+        """
+        readout = block_readout(self.composition, Stage.ATTENTION, rows).attended
+        if rows is not None:
+            readout = readout * rows.sum(dim=1).unsqueeze(-1)
+        read = pair_readout(readout * self.token_mask.unsqueeze(-1), self.parameters.output_weight)
+        return torch.linalg.vecdot(self.alpha.gathered(read.contiguous()), self.value)
+
+    def pair_shares(self, rows: Float[Tensor, "batch word query"] | None = None) -> Float[Tensor, "batch query key"]:
+        """The signed share of every key in every query's output at the block's last stage, in float64 on the CPU.
+
+        With the share of the biases, those of a query add up to 1. In self-attention, the residual connection belongs to the
+        token itself; in cross-attention, it belongs to no pair.
+
+        Args:
+            rows: The share of each token in its word, to read out along the outputs of words, which are the means of their
+                tokens'.
+        """
+        composition, stage = as_double(self.composition), self.composition.stages[-1]
+        readout = block_readout(composition, stage, None if rows is None else rows.cpu().double())
+        read = pair_readout(readout.attended, self.parameters.output_weight.cpu().double())
+        values = (self.value.cpu().double()).transpose(-1, -2)
+        shares = torch.cat(
+            [
+                (weights.cpu().double() * (read[:, :, some] @ values)).sum(dim=1)
+                for some, weights in self.alpha.strips()
+            ],
+            dim=1,
+        )
+        if not self.is_cross_attention and stage is not Stage.ATTENTION:
+            shares.diagonal(dim1=-2, dim2=-1).add_(torch.linalg.vecdot(composition.inputs, readout.carried))
+        return shares
 
     def pair_maps(self) -> dict[Method, Float[Tensor, "batch query key"]]:
         """How much every query takes from every key: α averaged over heads, and ‖V_ij‖ at every stage, in float64 on the CPU.

@@ -31,6 +31,7 @@ from normscope.maths.feed_forward import FeedForwardNetwork
 from normscope.maths.layer_composition import LayerComposition, LayerStage
 from normscope.maths.layer_pairs import KeyRange, layer_pair_norms
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.shares import Shares, layer_shares
 from normscope.maths.tensors import as_double, pieces
 from normscope.maths.word_layers import layer_word_norms
 from normscope.maths.words import WordGroups
@@ -150,6 +151,14 @@ class FeedForwardBlock:
             normalisation=weights.normalisation,
             output_normalisation=weights.output_normalisation,
         )
+
+    def shares(self, rule: NetworkBias = NetworkBias.summand) -> dict[LayerStage, Shares]:
+        """The signed shares of the parts of every token's vector, from the end of the attention block on; they add up to 1.
+
+        Args:
+            rule: Where integrated gradients leave the network's biases.
+        """
+        return layer_shares(self.composition(rule))
 
     def pair_maps(
         self,

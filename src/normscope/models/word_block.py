@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, word_mixing_ratios
 from normscope.maths.norms import norm_factors
+from normscope.maths.shares import Shares, block_shares
 from normscope.maths.tensors import as_double
 from normscope.maths.words import WordGroups, merged_head_norms, word_weights
 from normscope.models.block import AttentionBlock
@@ -67,6 +68,25 @@ class WordBlock:
         ratios = word_mixing_ratios(weights, preserving, groups.rows, alpha.to_nowhere)
         alone = self._see_only_their_word(groups)
         return {method: ratio.masked_fill(alone, 0) for method, ratio in ratios.items()}
+
+    def shares(self) -> Mapping[Method, Shares]:
+        """The signed shares of the parts of every word's output, by the methods of `AttentionBlock.shares`.
+
+        The output of a word is the mean of its tokens' outputs.
+        """
+        block, groups = self.block, self.groups.like(self.block.value)
+        composition = block.composition
+        if not block.is_cross_attention:
+            composition = dataclasses.replace(composition, preserving=self._within(groups)[1])
+        shares = {OF_STAGE[stage]: parts for stage, parts in block_shares(composition, groups.rows).items()}
+        if block.is_cross_attention:
+            return {method: parts for method, parts in shares.items() if method in CROSS_ATTENTION_METHODS}
+        return shares
+
+    def pair_shares(self) -> Float[Tensor, "batch word unit"]:
+        """The signed share of every source word in the output of every target word; see `AttentionBlock.pair_shares`."""
+        shares = self.block.pair_shares(self.groups.rows)
+        return word_weights(shares.unsqueeze(1), self.groups.like(shares)).squeeze(1)
 
     def _within(
         self, groups: WordGroups

@@ -48,6 +48,43 @@ MIXING: Mapping[str, Column | str] = {
 """Columns of mixing ratios by layer, method and category."""
 
 
+SHARES: Mapping[str, Column | str] = {
+    "share": Column(
+        "Mean signed share of the other tokens in a token's vector: the part of what they contribute that points along it.",
+        label="share of other tokens (%)",
+    ),
+    "own": "Mean share of the token itself, through attention.",
+    "residual": "Mean share of what the residual connection carries.",
+    "bias": "Mean share of what comes from no token: biases and β. The four shares add up to 1.",
+    "count": TOKENS,
+}
+"""Columns of signed shares by layer, method and category."""
+
+
+def share_metrics(table: str, parts: Mapping[str, str]) -> tuple[Rollup, ...]:
+    """Mean shares by method over all tokens, from a table with some of the columns SHARES.
+
+    Args:
+        parts: The columns, and what they are the shares of.
+    """
+    everything = {"category": "all"}
+    return tuple(
+        Rollup(
+            f"<method>/{part}",
+            f"Mean share of {what} in the vectors of all tokens, over all chosen layers.",
+            of=f"{table}.{part}",
+            where=everything,
+        )
+        for part, what in parts.items()
+    )
+
+
+def share_curves(table: str) -> Rollup:
+    """The mean share of the other tokens by method, from a table with the columns SHARES."""
+    meaning = "Mean share of the other tokens in the vectors of all tokens."
+    return Rollup("<method>/share", meaning, of=f"{table}.share", where={"category": "all"})
+
+
 def mixing_metrics(table: str) -> tuple[Rollup, ...]:
     """Mean, maximum and minimum by method over all tokens, from a table with the columns MIXING."""
     everything = {"category": "all"}

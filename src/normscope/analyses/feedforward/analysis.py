@@ -12,6 +12,7 @@ from normscope.data.batching import Batch
 from normscope.maths.choices import NetworkBias
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.maths.mixing import ratio
+from normscope.maths.shares import layer_shares
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.interventions import InterventionRunner
 from normscope.models.model_info import ModelInfo
@@ -32,15 +33,12 @@ class FeedForwardAnalysis(Analysis):
         self._attention = [str(method) for method in context.methods if str(method) in TITLES]
         if position in ("pre", "parallel"):
             self._attention.remove("attnres_n")
-        self._ratios = RatioTable([*self._attention, *(f"{stage}_n" for stage in self._stages)], context)
+        stages = [f"{stage}_n" for stage in self._stages]
+        self._ratios = RatioTable([*self._attention, *stages], context, stages)
         self._sample = SequenceSample(options.sequences, options.seed)
         self._rule = options.bias
         self._maps: MapFindings | None = None
-        self.accumulators = {
-            "moments": self._ratios.moments,
-            "sequences": self._ratios.sequences,
-            "sample": self._sample,
-        }
+        self.accumulators = {**self._ratios.accumulators, "sample": self._sample}
 
     @classmethod
     def requirements(cls, options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
@@ -54,11 +52,13 @@ class FeedForwardAnalysis(Analysis):
     def update_feed_forward(self, block: FeedForwardBlock, batch: Batch) -> None:
         """Add the mixing ratios of a layer's tokens."""
         # The layer's norms come first: they leave vectors from which the attention block's follow.
-        norms = block.composition(self._rule).relative_norms()
+        composition = block.composition(self._rule)
+        norms = composition.relative_norms()
         attention = block.attention.mixing_ratios
         values = [ratios for method, ratios in attention.items() if str(method) in self._attention]
         values += [ratio(*norms[stage]) for stage in self._stages]
-        self._ratios.update(block.layer, values, batch)
+        shares = layer_shares(composition)
+        self._ratios.update(block.layer, values, batch, [shares[stage] for stage in self._stages])
 
     def intervene(self, runner: InterventionRunner) -> None:
         """Compare the maps of the sample."""
@@ -70,12 +70,14 @@ class FeedForwardAnalysis(Analysis):
         assert self._maps is not None
         ratios, change = self._ratios.compute(), self._maps.change
         table = ratios[~ratios["method"].isin(self._attention)]
+        shares = self._ratios.compute_shares().drop(columns="residual")  # which counts as the token's own
         overall = overall_rows(table)
-        counted = {"mixing_by_layer": overall}
+        counted = {"mixing_by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, {"change": change} | counted)
         return Findings(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),
+                "shares": reported_rows(shares, self.context.categories),
                 "change": change,
                 "amplified": self._maps.amplified,
             },

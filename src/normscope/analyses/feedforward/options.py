@@ -6,7 +6,7 @@ from omegaconf import II
 
 from normscope.analyses.feedforward.published import PUBLISHED
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
-from normscope.analyses.papers import KOBAYASHI_2024
+from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2024
 from normscope.config.rules import SEED, at_least
 from normscope.maths.choices import NetworkBias, Routing
 
@@ -32,7 +32,7 @@ FEEDFORWARD = AnalysisInfo(
     title="Feed-forward networks",
     options=FeedForwardOptions,
     implementation="normscope.analyses.feedforward.analysis:FeedForwardAnalysis",
-    papers=(KOBAYASHI_2024,),
+    papers=(KOBAYASHI_2024, CUNNINGHAM_2026),
     supports_cross_attention=True,
     paper_tables="normscope.analyses.feedforward.paper_tables:paper_tables",
     published=PUBLISHED,

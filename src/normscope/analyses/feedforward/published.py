@@ -1,6 +1,16 @@
 """What the feed-forward analysis publishes."""
 
-from normscope.results.axes import CATEGORY_OF_TOKEN, LAYER, MIXING, mixing_curves, mixing_metrics
+from normscope.results.axes import (
+    CATEGORY_OF_TOKEN,
+    LAYER,
+    MIXING,
+    SHARES,
+    TOKENS,
+    mixing_curves,
+    mixing_metrics,
+    share_curves,
+    share_metrics,
+)
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 TITLES = {
@@ -29,9 +39,20 @@ _SCOPE = Axis(
 )
 _CHANGE = "1 − Spearman's ρ of the flattened maps before and after the step."
 
+_PARTS = {"share": "the other tokens", "own": "the token itself", "bias": "biases"}
+
 PUBLISHED = Published(
     tables={
         "mixing_by_layer": Table(rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN), values=MIXING),
+        "shares": Table(
+            rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN),
+            values={
+                "share": SHARES["share"],
+                "own": "Mean share of the token itself, the residual connections included.",
+                "bias": "Mean share of what comes from no token: biases and β. The three shares add up to 1.",
+                "count": TOKENS,
+            },
+        ),
         "change": Table(
             rows=(LAYER, _STEP, _SCOPE),
             values={
@@ -63,6 +84,7 @@ PUBLISHED = Published(
     },
     metrics=(
         *mixing_metrics("mixing_by_layer"),
+        *share_metrics("shares", _PARTS),
         Rollup(
             "change/<step>",
             f"Mean over layers and sequences of {_CHANGE}",
@@ -72,6 +94,7 @@ PUBLISHED = Published(
     ),
     curves=(
         mixing_curves("mixing_by_layer"),
+        share_curves("shares"),
         Rollup("change/<step>", f"Mean over sequences of {_CHANGE}", of="change.mean", where={"scope": FLATTENED}),
     ),
 )

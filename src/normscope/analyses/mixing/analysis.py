@@ -1,17 +1,23 @@
 """The mixing ratio of every block, by five methods (Kobayashi et al. 2021)."""
 
 import pandas as pd
+from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.findings import Findings, HeatmapPanels, Lines
 from normscope.analyses.mixing.options import MIXING, MixingOptions
+from normscope.analyses.mixing.published import PARTS
 from normscope.analyses.mixing.sentences import sentences_of
 from normscope.analyses.ratio_table import RatioTable, overall_rows, percentages, reported_rows
 from normscope.data.batching import Batch
+from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.block import AttentionBlock
 from normscope.models.word_block import WordBlock
 from normscope.results.axes import METHODS
 from normscope.results.rollups import roll_up
+
+_ROUNDING = 1e-3
+"""How far signed shares in float32 may be from adding up to 1, relative to the sum of their magnitudes."""
 
 
 class MixingAnalysis(Analysis):
@@ -21,32 +27,55 @@ class MixingAnalysis(Analysis):
 
     def __init__(self, options: MixingOptions, context: AnalysisContext) -> None:
         super().__init__(options, context)
-        self._ratios = RatioTable([str(method) for method in context.methods], context)
-        self.accumulators = {"moments": self._ratios.moments, "sequences": self._ratios.sequences}
+        self._shared = [method for method in context.methods if method in OF_STAGE.values()]
+        self._ratios = RatioTable(
+            [str(method) for method in context.methods], context, [str(method) for method in self._shared]
+        )
+        self.accumulators = self._ratios.accumulators
+        self._errors: dict[int, Tensor] = {}
+        """By how much shares on the first batch miss 1, by layer; read at the end, so that nothing waits for a device."""
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the mixing ratios of a block's tokens."""
-        ratios = block.mixing_ratios if batch.groups is None else WordBlock(block, batch.groups).mixing_ratios()
-        self._ratios.update(block.layer, [ratios[method] for method in self.context.methods], batch.measured)
+        if block.layer not in self._errors:
+            self._errors[block.layer] = block.share_error()
+        if batch.groups is None:
+            ratios, shares = block.mixing_ratios, block.shares
+        else:
+            words = WordBlock(block, batch.groups)
+            ratios, shares = words.mixing_ratios(), words.shares()
+        self._ratios.update(
+            block.layer,
+            [ratios[method] for method in self.context.methods],
+            batch.measured,
+            [shares[method] for method in self._shared],
+        )
 
     def result(self) -> Findings:
         """Tables, figures and the summary of K21: mean, maximum and minimum over all tokens of all layers."""
         table = self._ratios.compute()
+        self._check_shares()
+        shares = self._ratios.compute_shares()
         overall, shown = overall_rows(table), reported_rows(table, self.context.categories)
-        counted = {"by_layer": overall}
+        counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.published, counted)
         return Findings(
-            tables={"by_layer": shown},
+            tables={"by_layer": shown, "shares": reported_rows(shares, self.context.categories)},
             rolled_up_from=counted,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
             by_sequence=self._ratios.by_sequence([str(method) for method in self.context.methods]),
-            figures=self._figures(shown, overall),
+            figures=self._figures(shown, overall) | {"shares": _shares(counted["shares"])},
             summary_digits=1,
             summary_caption="how much of a token's output vector comes from other tokens, by method",
             summary=percentages(rolled.metrics),
         )
+
+    def _check_shares(self) -> None:
+        for layer, error in self._errors.items():
+            if float(error) > _ROUNDING:
+                raise RuntimeError(f"in layer {layer}, signed shares add up to 1 only within {float(error):.1e}")
 
     @staticmethod
     def _figures(shown: pd.DataFrame, overall: pd.DataFrame) -> dict[str, HeatmapPanels | Lines]:
@@ -85,3 +114,25 @@ class MixingAnalysis(Analysis):
                 ),
             ),
         }
+
+
+def _shares(overall: pd.DataFrame) -> Lines:
+    """The shares of all tokens by layer, a panel for each method."""
+    long = overall.melt(["layer", "method"], list(PARTS), var_name="part", value_name="mean")
+    long = long[(long["part"] != "residual") | (long["method"] != Method.ATTN_N)]
+    methods = dict.fromkeys(overall["method"])
+    return Lines(
+        table=long.assign(mean=long["mean"] * 100),
+        x="layer",
+        y="mean",
+        series="part",
+        series_titles=PARTS,
+        panel="method",
+        panel_titles={method: METHODS[method] for method in methods},
+        sharey=True,
+        y_label="mean share of the output (%)",
+        caption=(
+            "Where the output of attention, with or without the rest of the block, comes from: the mean signed share of each "
+            "part, by layer. The shares of a panel add up to 100% in every layer. Below 0%, a part points against the output."
+        ),
+    )

@@ -4,7 +4,7 @@ import dataclasses
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.mixing.published import PUBLISHED
-from normscope.analyses.papers import KOBAYASHI_2021
+from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2021
 
 
 @dataclasses.dataclass
@@ -17,7 +17,7 @@ MIXING = AnalysisInfo(
     title="Mixing ratios",
     options=MixingOptions,
     implementation="normscope.analyses.mixing.analysis:MixingAnalysis",
-    papers=(KOBAYASHI_2021,),
+    papers=(KOBAYASHI_2021, CUNNINGHAM_2026),
     supports_words=True,
     supports_cross_attention=True,
     paper_tables="normscope.analyses.mixing.paper_tables:paper_tables",

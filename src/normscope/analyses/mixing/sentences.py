@@ -45,4 +45,21 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             figure="heatmap",
             table="by_layer",
         ),
+        *_shares(method, metrics, others),
+    ]
+
+
+def _shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sentence]:
+    parts = [metrics.get(f"{method}/{part}") for part in ("share", "own", "residual", "bias")]
+    if None in parts:
+        return []
+    share, own, residual, bias = (percentage(part) for part in parts if part is not None)
+    through = "" if others == "the source" else f"{own} from the token itself through attention, "
+    return [
+        Sentence(
+            f"Measured along the output vectors, where parts add up to 100%, {share} comes from {others}, {through}{residual} "
+            f"from the residual connection and {bias} from biases.",
+            figure="shares",
+            table="shares",
+        )
     ]

@@ -15,6 +15,7 @@ from normscope.analyses.norms.pair_correlation import PairCorrelation
 from normscope.analyses.norms.pair_sample import PairSample
 from normscope.analyses.norms.pairs import pairs_of
 from normscope.analyses.norms.sentences import sentences_of
+from normscope.analyses.ratio_table import overall_rows
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate, singular_values
@@ -37,7 +38,7 @@ class NormsAnalysis(Analysis):
         self._groups = [*(category for category in context.categories if category != ALL), ALL]
         self._counted = dataclasses.replace(context, categories=self._groups)
         layers, heads = len(context.layers), context.heads
-        self._shares = SequenceMeans(layers, 2 * heads, len(self._groups))
+        self._shares = SequenceMeans(layers, 3 * heads, len(self._groups))
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._per_key = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
@@ -61,10 +62,11 @@ class NormsAnalysis(Analysis):
         lengths = pairs.batch.token_mask.sum(dim=-1)
         # This comes first: where it builds all of α, `received` is its sum.
         self._pairs.update(layer, pairs)
-        norms = pairs.norms
-        # For each query, α (and ‖αf‖) summed over the keys of the category; then the mean over the sequence's queries.
+        received_shares, norms = pairs.received_shares, pairs.norms
+        # For each query, α (‖αf‖, the share) summed over the keys of the category; then the mean over the sequence's queries.
         per_key = pairs.received / lengths[:, None, None]
-        received = torch.cat([per_key, pairs.received_norms / lengths[:, None, None]], dim=1)
+        others = torch.cat([pairs.received_norms, received_shares.to(pairs.received_norms)], dim=1)
+        received = torch.cat([per_key, others / lengths[:, None, None]], dim=1)
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
         self._per_key.update(layer, per_key.transpose(0, 1), members)
         self._shares.update(layer, shares, lengths)
@@ -74,7 +76,8 @@ class NormsAnalysis(Analysis):
 
     def result(self) -> Findings:
         """Tables and figures of sections 4.1 to 4.3, and the spectra of the weights."""
-        by_head = self._by_head()
+        of_heads = self._of_heads()
+        by_head = self._reported(of_heads)
         by_layer, per_key = self._by_layer(by_head), self._mean_per_key()
         dispersion, inputs = self._dispersion(self._norms), self._dispersion(self._inputs).drop(columns="head")
         correlation = self._correlation()
@@ -83,6 +86,7 @@ class NormsAnalysis(Analysis):
         tables = {
             "by_layer": by_layer,
             "by_head": by_head,
+            "head_shares": overall_rows(of_heads)[["layer", "head", "share"]].reset_index(drop=True),
             "per_key": per_key,
             "dispersion": dispersion,
             "dispersion_summary": _extremes(dispersion),
@@ -99,24 +103,30 @@ class NormsAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            figures=describe_figures(by_layer, by_head, per_key, sample, values, rates),
+            figures=describe_figures(by_layer, by_head, tables["head_shares"], per_key, sample, values, rates),
             summary=_summary(by_layer, rolled.metrics),
             summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
             notes=self._pairs.notes(),
         )
 
-    def _by_head(self) -> pd.DataFrame:
+    def _of_heads(self) -> pd.DataFrame:
+        """Weights, norms and shares by head, for all categories."""
         norms = self._norms.compute()
-        alpha, alpha_f = self._shares.compute().sequence_mean.split(self.context.heads, dim=1)
+        alpha, alpha_f, share = self._shares.compute().sequence_mean.split(self.context.heads, dim=1)
         table = tidy(
-            {"alpha": alpha, "alpha_f": alpha_f, "f": norms.sequence_mean, "count": norms.count[:, None]},
+            {
+                "alpha": alpha,
+                "alpha_f": alpha_f,
+                "f": norms.sequence_mean,
+                "share": share,
+                "count": norms.count[:, None],
+            },
             layer=self.context.layers,
             head=range(1, self.context.heads + 1),
             category=self._groups,
         )
-        table = self._reported(table)
-        for layer, rows in table.groupby("layer"):
-            require_finite(rows[list(MEASURES)].to_numpy(), f"layer {layer}")
+        for layer, rows in self._reported(table).groupby("layer"):
+            require_finite(rows[[*MEASURES, "share"]].to_numpy(), f"layer {layer}")
         return table
 
     def _reported(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -125,8 +135,9 @@ class NormsAnalysis(Analysis):
 
     @staticmethod
     def _by_layer(by_head: pd.DataFrame) -> pd.DataFrame:
-        """Means over the heads, which have all seen the same tokens."""
-        means = by_head.groupby(["layer", "category"], sort=False)[list(MEASURES)].mean().reset_index()
+        """Means over the heads, which have all seen the same tokens; of shares, which add up over heads, sums."""
+        of_layers = by_head.groupby(["layer", "category"], sort=False)
+        means = of_layers[list(MEASURES)].mean().join(of_layers["share"].sum()).reset_index()
         long = means.melt(["layer", "category"], var_name="measure", value_name="sequence_mean")
         return long[["layer", "measure", "category", "sequence_mean"]].sort_values(
             "layer", kind="stable", ignore_index=True
@@ -208,6 +219,7 @@ def _extremes(dispersion: pd.DataFrame) -> pd.DataFrame:
 def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float]) -> pd.DataFrame:
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
-    return means.rename(columns={"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖"}).join(
+    means["share"] *= 100
+    return means.rename(columns={"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "share %"}).join(
         pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
     )

@@ -13,6 +13,7 @@ MEASURES = {"alpha": "α: attention weight", "alpha_f": "‖αf(x)‖: weighted 
 def describe_figures(
     by_layer: pd.DataFrame,
     by_head: pd.DataFrame,
+    head_shares: pd.DataFrame,
     per_key: pd.DataFrame,
     sample: pd.DataFrame,
     values: pd.DataFrame,
@@ -23,7 +24,9 @@ def describe_figures(
     categories = [category for category in reported if category != ALL] or reported
     points = sample.assign(category=ALL) if categories == [ALL] else sample
     return {
-        "by_layer": _by_layer(_rows_of(categories, by_layer)),
+        "by_layer": _by_layer(_rows_of(categories, by_layer[by_layer["measure"] != "share"])),
+        "shares": _shares(_rows_of(categories, by_layer[by_layer["measure"] == "share"])),
+        "head_shares": _head_shares(head_shares),
         "per_key": _per_key(_rows_of(categories, per_key)),
         "by_head": _by_head(_rows_of(categories, by_head)),
         "scatter": _scatter(_rows_of(categories, points), categories),
@@ -53,6 +56,37 @@ def _by_layer(table: pd.DataFrame) -> Lines:
         caption=(
             "Weight α and contribution ‖αf(x)‖ of each category, summed over its keys for each query, and the mean norm ‖f(x)‖ "
             "of its keys' vectors."
+        ),
+    )
+
+
+def _shares(table: pd.DataFrame) -> Lines:
+    return Lines(
+        table=table.assign(sequence_mean=table["sequence_mean"] * 100),
+        x="layer",
+        y="sequence_mean",
+        series="category",
+        series_titles=_titles(table),
+        y_label="share of the attention output (%)",
+        caption=(
+            "What the keys of each category contribute along the attention output, summed over heads. With the share of the "
+            "output bias, which is not shown, the shares of a layer add up to 100%. Below 0%, a category's vectors point "
+            "against the output."
+        ),
+    )
+
+
+def _head_shares(table: pd.DataFrame) -> HeatmapGrid:
+    return HeatmapGrid(
+        table=table.assign(share=table["share"] * 100),
+        values={"share": "share of the head"},
+        row="layer",
+        column="head",
+        diverging=True,
+        value_label="share of the attention output (%)",
+        caption=(
+            "What each head takes from all keys, along the attention output of its layer. The shares of a layer's heads add up "
+            "to 100% less the share of the output bias. Heads below 0% write against what the others write."
         ),
     )
 

@@ -6,7 +6,7 @@ from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.norms.published import PUBLISHED
-from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
+from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import PAIR_BUDGET, SEED, at_least
 
 
@@ -29,7 +29,7 @@ NORMS = AnalysisInfo(
     title="Vector norms",
     options=NormsOptions,
     implementation="normscope.analyses.norms.analysis:NormsAnalysis",
-    papers=(KOBAYASHI_2020, KOBAYASHI_2021),
+    papers=(KOBAYASHI_2020, KOBAYASHI_2021, CUNNINGHAM_2026),
     supports_words=True,
     supports_cross_attention=True,
     paper_tables="normscope.analyses.norms.paper_tables:paper_tables",

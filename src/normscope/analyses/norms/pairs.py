@@ -52,6 +52,11 @@ class Pairs(abc.ABC):
     def received_norms(self) -> Float[Tensor, "batch head key"]:
         """Σ_i ‖α_ij f(x_j)‖, likewise."""
 
+    @property
+    @abc.abstractmethod
+    def received_shares(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i s_ij: the signed shares of each key in the attention outputs of all queries."""
+
     @abc.abstractmethod
     def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
@@ -108,6 +113,11 @@ class TokenPairs(Pairs):
     def received_norms(self) -> Float[Tensor, "batch head key"]:
         """Σ_i ‖α_ij f(x_j)‖."""
         return self.received * self.norms
+
+    @property
+    def received_shares(self) -> Float[Tensor, "batch head key"]:
+        """Σ_i s_ij."""
+        return self.block.received_shares()
 
     def parts(self) -> Iterator[PairsPart]:
         """α of all queries."""
@@ -191,6 +201,11 @@ class WordPairs(Pairs):
     def received_norms(self) -> Float[Tensor, "batch head key"]:
         """Σ_I ‖1/|I| Σ_{i∈I} Σ_{j∈J} α_ij f(x_j)‖."""
         return self._received[1]
+
+    @property
+    def received_shares(self) -> Float[Tensor, "batch head key"]:
+        """Σ_I s_IJ: a source word has the shares of its tokens in the mean output of each target word."""
+        return self._groups.sums(self.block.received_shares(self._groups.rows))
 
     @property
     def _received(self) -> tuple[Tensor, Tensor]:

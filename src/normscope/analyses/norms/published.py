@@ -5,6 +5,10 @@ from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 _ALPHA = "α summed over the category's keys, averaged over a sequence's queries, then over sequences."
 _ALPHA_F = "‖αf(x)‖ summed over the category's keys, averaged over a sequence's queries, then over sequences."
+_SHARE = (
+    "Signed share of αf(x) in the attention output of all heads, summed over the category's keys, averaged over a sequence's "
+    "queries, then over sequences. Over all keys and heads, shares add up to 1 less the share of b_O."
+)
 _F = "‖f(x)‖ averaged over a sequence's keys of the category, then over the sequences that have any."
 _KEYS = Column("Number of keys.", kind="whole")
 _ROW = Axis(
@@ -30,14 +34,25 @@ PUBLISHED = Published(
         "by_layer": Table(
             rows=(
                 LAYER,
-                Axis("measure", "`alpha`: α; `alpha_f`: ‖αf(x)‖; `f`: ‖f(x)‖, each as defined for `norms_by_head`."),
+                Axis(
+                    "measure",
+                    "`alpha`: α; `alpha_f`: ‖αf(x)‖; `f`: ‖f(x)‖; `share`: the signed share; each as defined for "
+                    "`norms_by_head`.",
+                ),
                 CATEGORY_OF_KEY,
             ),
-            values={"sequence_mean": "Mean of the measure over heads."},
+            values={"sequence_mean": "Mean of the measure over heads; of `share`, which adds up over heads, the sum."},
         ),
         "by_head": Table(
             rows=(LAYER, HEAD, CATEGORY_OF_KEY),
-            values={"alpha": _ALPHA, "alpha_f": _ALPHA_F, "f": _F, "count": _KEYS},
+            values={"alpha": _ALPHA, "alpha_f": _ALPHA_F, "f": _F, "share": _SHARE, "count": _KEYS},
+        ),
+        "head_shares": Table(
+            rows=(LAYER, HEAD),
+            values={
+                "share": "Signed share of what the head takes from all keys in the attention output of all heads. Below 0, the "
+                "head writes against the output."
+            },
         ),
         "per_key": Table(
             rows=(LAYER, CATEGORY_OF_KEY),
@@ -115,6 +130,19 @@ PUBLISHED = Published(
             where={"measure": "f"},
         ),
         Rollup(
+            "share/<category>",
+            "Signed share of the category's keys in the attention output, summed over heads, averaged over queries and layers.",
+            of="by_layer.sequence_mean",
+            where={"measure": "share"},
+        ),
+        Rollup(
+            "share/negative_heads",
+            "Number of heads that write against the attention output: those whose mean share is negative.",
+            of="head_shares.share",
+            how=lambda rows, column: int((rows[column] < 0).sum()),
+        ),
+        Rollup("share/heads", "Number of heads of all chosen layers.", of="head_shares.share", how="count"),
+        Rollup(
             "spearman/<category>",
             "Spearman's ρ between α and ‖f(x)‖ over the pairs of all chosen layers.",
             of="correlation.spearman",
@@ -165,6 +193,13 @@ PUBLISHED = Published(
             of="by_layer.sequence_mean",
             where={"measure": "f"},
             label="‖f(x)‖",
+        ),
+        Rollup(
+            "share/<category>",
+            "Signed share of the category's keys in the attention output, summed over heads.",
+            of="by_layer.sequence_mean",
+            where={"measure": "share"},
+            label="share of the attention output",
         ),
         Rollup("expansion", "Expansion rate.", of="expansion.rate"),
     ),

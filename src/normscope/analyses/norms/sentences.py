@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from normscope.analyses.findings import Sentence
 from normscope.analyses.paper_tables import category_name
 from normscope.results.rollups import by_axes
-from normscope.rounding import enumeration, number, percentage
+from normscope.rounding import counted, enumeration, number, percentage
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -26,6 +26,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                     table="by_layer",
                 )
             )
+    sentences += _shares(metrics)
     correlations = by_axes("spearman/<category>", metrics)
     if correlations:
         parts = [
@@ -51,6 +52,37 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 f"On average over heads, the coefficient of variation of ‖f(x)‖ is {percentage(mean)} (from {percentage(low)} "
                 f"to {percentage(high)}); that of the norm ‖x‖ of the inputs is {percentage(inputs)}.",
                 table="dispersion_summary",
+            )
+        )
+    return sentences
+
+
+def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
+    """Categories whose share of the output is not what the norms suggest, and the heads that write against it."""
+    sentences = []
+    norms, shares = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha_f", "share"))
+    all_norm, all_share = norms.get("all"), shares.get("all")
+    for category, share in shares.items():
+        if category == "all" or category not in norms or not all_norm or not all_share:
+            continue
+        by_norm = norms[category] / all_norm
+        if share < 0 or abs(share / all_share - by_norm) > by_norm / 2:
+            sentences.append(
+                Sentence(
+                    f"Norms mislead about the {category_name(category)} tokens: these have {percentage(by_norm)} of Σ‖αf(x)‖, "
+                    f"but contribute {percentage(share)} along the output vectors, where contributions add up.",
+                    figure="shares",
+                    table="by_layer",
+                )
+            )
+    negative, number_of_heads = metrics.get("share/negative_heads"), metrics.get("share/heads")
+    if negative is not None and number_of_heads:
+        sentences.append(
+            Sentence(
+                f"{negative:,.0f} of {counted(number_of_heads, 'head')} {'writes' if negative == 1 else 'write'} against the "
+                "attention output of their layer: on average, what such a head takes from all tokens points away from it.",
+                figure="head_shares",
+                table="head_shares",
             )
         )
     return sentences

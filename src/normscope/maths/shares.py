@@ -1,0 +1,255 @@
+"""Signed shares: how much each of the vectors that add up to an output contributes along it.
+
+With y = Σ_j c_j, the share of c_j is
+
+    s_j = ⟨c_j, y⟩ / ⟨y, y⟩        Σ_j s_j = 1
+
+A part that points against the output has a negative share. Shares add up over tokens, heads, categories and words; ratios of
+norms do not, because contributions that cancel look as large as contributions that add.
+
+A layer normalisation is linear once σ_i is held, so what a part contributes behind it is read out before it:
+
+    ⟨γ ⊙ (v − mean(v)) / σ_i, d⟩ = ⟨v, w⟩,        w = (γ ⊙ d − mean(γ ⊙ d)) / σ_i
+
+Only one vector w is built for each token, and none for pairs of tokens.
+
+Source: Cunningham and Cirone 2026 (arXiv:2606.07604) call such projections contribution weights.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.maths.composition import Composition, Stage
+from normscope.maths.layer_composition import LayerComposition, LayerStage
+from normscope.maths.normalisation import Normalisation
+from normscope.maths.tensors import pieces
+
+ELEMENTS_AT_ONCE = {"cpu": 2**18}
+"""Elements of vectors to multiply at once, by device: 1 MiB in float32 stays in a processor's cache."""
+
+ELEMENTS_ON_ACCELERATORS = 2**28
+"""The same on other devices, which need large pieces of work to be busy."""
+
+
+class Shares(NamedTuple):
+    """The shares of the parts of an output, which add up to 1."""
+
+    others: Float[Tensor, "*token"]
+    """What comes from the other tokens."""
+    own: Float[Tensor, "*token"]
+    """What comes from the token itself, through attention; in a whole layer, through the residual connection as well."""
+    residual: Float[Tensor, "*token"]
+    """What the residual connection of the attention block carries; 0 where there is none, or it counts as `own`."""
+    bias: Float[Tensor, "*token"]
+    """What comes from no token: biases and β."""
+
+    @property
+    def sum(self) -> Float[Tensor, "*token"]:
+        """1, but for rounding."""
+        return self.others + self.own + self.residual + self.bias
+
+
+PARTS = Shares._fields
+"""Names of the parts."""
+
+
+class Readout(NamedTuple):
+    """The vectors with which parts of a block's output are read out."""
+
+    output: Float[Tensor, "batch token model"]
+    """y/⟨y, y⟩ at the stage itself."""
+    attended: Float[Tensor, "batch token model"]
+    """For the vectors that attention sums, F_ij and b_O."""
+    carried: Float[Tensor, "batch token model"]
+    """For the block's inputs, which the residual connection adds."""
+
+
+def along(output: Float[Tensor, "*batch model"]) -> Float[Tensor, "*batch model"]:
+    """y/⟨y, y⟩; 0 where y is 0."""
+    squares = _product(output, output).clamp(min=torch.finfo(output.dtype).tiny)
+    return output / squares.unsqueeze(-1)
+
+
+def block_readout(
+    composition: Composition, stage: Stage, rows: Float[Tensor, "batch word token"] | None = None
+) -> Readout:
+    """The vectors that read out shares of a block's output.
+
+    Args:
+        rows: The share of each token in its word, to read out along the outputs of words, which are the means of their tokens'.
+    """
+    direction = _direction(composition.whole(stage), rows)
+    if stage is not Stage.NORMALISED:
+        return Readout(direction, direction, direction)
+    norm = composition.normalisation
+    assert norm is not None
+    attended = _before(norm, composition.deviation, direction)
+    return Readout(direction, attended, direction if composition.norm_position == "branch" else attended)
+
+
+def block_shares(
+    composition: Composition, rows: Float[Tensor, "batch word token"] | None = None
+) -> dict[Stage, Shares]:
+    """The shares of a block's output by stage.
+
+    The other tokens' share is what the rest leaves of 1; see `share_of_others`.
+
+    Args:
+        composition: The parts of the output. For words, `preserving` is what each token takes from its own word.
+        rows: See `block_readout`; shares are then those of words.
+    """
+    if rows is None:
+        return _token_shares(composition)
+    shares = {}
+    for stage in composition.stages:
+        readout = block_readout(composition, stage, rows)
+        whole = _product(composition.whole(stage), readout.output)
+        own = _product(composition.preserving, readout.attended)
+        residual = (
+            _product(composition.inputs, readout.carried) if stage is not Stage.ATTENTION else torch.zeros_like(own)
+        )
+        bias = _product(readout.attended, composition.output_bias)
+        if stage is Stage.NORMALISED:
+            bias = bias + _of_bias(composition.normalisation, readout.output)
+        shares[stage] = _of_words(Shares(whole - own - residual - bias, own, residual, bias), rows)
+    return shares
+
+
+def _token_shares(composition: Composition) -> dict[Stage, Shares]:
+    """The shares of every token's output, from a few products of vectors, some tokens at a time."""
+    axes = composition.inputs.shape[:2]
+    vectors = [
+        part.flatten(0, 1) for part in (composition.inputs, composition.attention_output, composition.preserving)
+    ]
+    at_once = ELEMENTS_AT_ONCE.get(vectors[0].device.type, ELEMENTS_ON_ACCELERATORS) // vectors[0].shape[1]
+    parts = [
+        _stages_of(composition, *(part[some] for part in vectors)) for some in pieces(slice(0, axes.numel()), at_once)
+    ]
+    return {
+        stage: Shares(*(torch.cat(part).view(axes) for part in zip(*(each[stage] for each in parts), strict=True)))
+        for stage in composition.stages
+    }
+
+
+def _stages_of(composition: Composition, x: Tensor, attended: Tensor, own: Tensor) -> dict[Stage, Shares]:
+    """The shares of some tokens.
+
+    Args:
+        x: The block's inputs.
+        attended: Σ_j F_ij + b_O.
+        own: F_ii.
+    """
+    bias, norm = composition.output_bias, composition.normalisation
+    none, branch = x.new_zeros(len(x)), composition.norm_position == "branch"
+    own_attended, bias_attended = _product(own, attended), _product(attended, bias)
+    shares = {Stage.ATTENTION: _divided(attended, own_attended, none, bias_attended)}
+    if not branch:
+        output = x + attended
+        own_output, bias_output = own_attended + _product(own, x), bias_attended + _product(x, bias)
+        shares[Stage.RESIDUAL] = _divided(output, own_output, _product(x, output), bias_output)
+    if norm is not None:
+        normed, deviation = norm.applied(attended if branch else output)
+        output = x + normed if branch else normed
+        read = norm.centre(output * norm.weight)  # but for σ, by which products are divided instead
+        carried = _product(x, output) if branch else _product(x, read) / deviation
+        bias_output = _product(read, bias) / deviation + _product(output, norm.bias)
+        shares[Stage.NORMALISED] = _divided(output, _product(own, read) / deviation, carried, bias_output)
+    return shares
+
+
+def _divided(output: Tensor, own: Tensor, residual: Tensor, bias: Tensor) -> Shares:
+    """Shares from products with an output."""
+    squares = torch.linalg.vector_norm(output, dim=-1).square()
+    parts = torch.stack([own, residual, bias]) / squares.clamp(min=torch.finfo(output.dtype).tiny)
+    return Shares((squares > 0).to(parts) - parts.sum(dim=0), *parts)
+
+
+def share_of_others(
+    composition: Composition, stage: Stage, rows: Float[Tensor, "batch word token"] | None = None
+) -> Float[Tensor, "batch token"]:
+    """The share of the other tokens, computed from what they contribute instead of what the rest leaves.
+
+    It costs more than all of `block_shares`, and proves them.
+
+    Args:
+        rows: See `block_readout`.
+    """
+    readout = block_readout(composition, stage, rows)
+    shares = _product(composition.mixing, readout.attended)
+    return shares if rows is None else (rows.to(shares) @ shares.unsqueeze(-1)).squeeze(-1)
+
+
+def layer_shares(
+    composition: LayerComposition, rows: Float[Tensor, "batch word token"] | None = None
+) -> dict[LayerStage, Shares]:
+    """The shares of a layer's output by stage.
+
+    Args:
+        composition: The parts of the output.
+        rows: See `block_readout`; shares are then those of words.
+    """
+    block, network = composition.attention, composition.parts
+    own, others = block.last_parts
+    constant = block.constant(block.stages[-1])
+    norm, deviation = composition.last_norm, composition.last_deviation
+    shares = {}
+    for stage in composition.stages:
+        direction = _direction(composition.whole(stage), rows)
+        of_network = of_block = direction
+        bias = torch.zeros_like(direction[..., 0])
+        if stage is LayerStage.NORMALISED and norm is not None and deviation is not None:
+            of_network = _before(norm, deviation, direction)
+            of_block = direction if composition.norm_position == "branch" else of_network
+            bias = _of_bias(norm, direction)
+        parts = [torch.zeros_like(bias) for _ in range(3)]
+        if stage is not LayerStage.NETWORK:
+            parts = [
+                part + _product(vectors, of_block) for part, vectors in zip(parts, (others, own, constant), strict=True)
+            ]
+        if stage is not LayerStage.BLOCK:
+            made = network.others, network.own, network.constant
+            parts = [part + _product(vectors, of_network) for part, vectors in zip(parts, made, strict=True)]
+        shares[stage] = _of_words(Shares(parts[0], parts[1], torch.zeros_like(bias), parts[2] + bias), rows)
+    return shares
+
+
+def pair_readout(
+    readout: Float[Tensor, "batch query model"], output_weight: Float[Tensor, "head head_dim model"]
+) -> Float[Tensor, "batch head query head_dim"]:
+    """The vectors r^h_i with which each head's values are read out: the share of token j is Σ_h α^h_ij ⟨v^h_j, r^h_i⟩."""
+    heads, head_dim, model = output_weight.shape
+    read = readout @ output_weight.reshape(heads * head_dim, model).T.to(readout)
+    return read.unflatten(-1, (heads, head_dim)).transpose(1, 2)
+
+
+def _direction(output: Tensor, rows: Tensor | None) -> Tensor:
+    if rows is None:
+        return along(output)
+    rows = rows.to(output)
+    # Every token belongs to one word, so that the word's direction reaches each of its tokens once.
+    return (rows > 0).to(output).transpose(1, 2) @ along(rows @ output)
+
+
+def _of_words(shares: Shares, rows: Tensor | None) -> Shares:
+    if rows is None:
+        return shares
+    return Shares(*((rows.to(part) @ part.unsqueeze(-1)).squeeze(-1) for part in shares))
+
+
+def _before(norm: Normalisation, deviation: Tensor, direction: Tensor) -> Tensor:
+    """What reads out a norm's input as `direction` reads out its output; centring is symmetric."""
+    return norm.centre(direction * norm.weight).div(deviation.unsqueeze(-1))
+
+
+def _of_bias(norm: Normalisation | None, direction: Tensor) -> Tensor:
+    return _product(direction, None if norm is None else norm.bias)
+
+
+def _product(one: Tensor, other: Tensor | None) -> Tensor:
+    """Products of vectors with others or with a single one; 0 without one."""
+    if other is None:
+        return torch.zeros_like(one[..., 0])
+    return one @ other if other.dim() == 1 else torch.linalg.vecdot(one, other)
