@@ -31,6 +31,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     correlation = _correlation(specimen, ranked, layers, categories)
     values, rates = _spectra(specimen, layers)
     sample = pairs[["layer", "head", "category", "alpha", "f"]].set_index(["layer", "head", "category"])
+    pruning = _pruned(specimen, layers) if options.pruning else None
     curves = {
         f"{measure}/{category}": by_layer.xs((category, measure), level=("category", "measure"))[
             "sequence_mean"
@@ -39,6 +40,10 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for category in present
     }
     heads = {"share/negative_heads": int((head_shares["share"] < 0).sum()), "share/heads": len(head_shares)}
+    if pruning is not None:
+        together = pruning["error"].xs(0, level="head")
+        for (score, dropped, weights), errors in together.groupby(["score", "dropped", "weights"]):
+            curves[f"pruning/{weights}/{score}/{dropped}"] = errors.droplevel(["score", "dropped", "weights"]).to_dict()
     metrics = heads | _metrics(curves, dispersion, input_dispersion, correlation, rates)
     return Expected(
         tables={
@@ -54,10 +59,12 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
             "singular_values": values,
             "expansion": rates,
             "sample": sample,
-        },
+        }
+        | ({} if pruning is None else {"pruning": pruning}),
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, head_shares, per_key, pairs, values, rates),
+        figures=_figures(by_layer, by_head, head_shares, per_key, pairs, values, rates)
+        | ({} if pruning is None else {"pruning": _pruning_picture(pruning)}),
         summary=_summary(by_layer, correlation, present),
         sentences=_sentences(metrics),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
@@ -339,7 +346,7 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
                 f"The {spoken(category)} tokens receive {percent(weight)} of the attention weight {but} {percent(vector)} of "
                 "Σ‖αf(x)‖."
             )
-    sentences += _of_shares(metrics)
+    sentences += [*_of_shares(metrics), *_of_pruning(metrics)]
     rhos = {name[9:]: three_digits(rho) for name, rho in metrics.items() if name.startswith("spearman/")}
     if rhos:
         tendency = " Where it is negative, shorter vectors tend to get larger weights."
@@ -357,6 +364,77 @@ def _sentences(metrics: dict[str, float]) -> list[str]:
         f"On average over heads, the coefficient of variation of ‖f(x)‖ is {mean} (from {low} to {high}); that of the norm ‖x‖ "
         f"of the inputs is {inputs}."
     )
+    return sentences
+
+
+RANKED_BY = {
+    "alpha": ("Σα: weight", "weight"),
+    "alpha_v": ("Σα‖v‖: weight × value norm", "α‖v‖"),
+    "alpha_f": ("Σα‖f(x)‖: weight × vector norm", "α‖f(x)‖"),
+    "share": ("signed share of the output", "their share of the output"),
+}
+"""Scores of keys, in figures and in sentences."""
+
+
+def _pruned(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    """Every key dropped one by one, for every head alone and all together."""
+    rows = []
+    for layer in layers:
+        for sequence in specimen.sequences:
+            block = sequence.blocks[layer - 1]
+            values = block.entering @ block.weights.value + block.weights.value_bias[:, None]
+            received = block.alpha.sum(axis=1)
+            scores = {
+                "alpha": received,
+                "alpha_v": received * np.linalg.norm(values, axis=-1),
+                "alpha_f": received * np.linalg.norm(block.f, axis=-1),
+                "share": block.pair_shares().sum(axis=1),
+            }
+            output = np.einsum("hqk,hkm->qm", block.alpha, block.f) + block.weights.output_bias
+            for score, dropped in ((score, dropped) for score in RANKED_BY for dropped in (50, 80)):
+                kept = np.repeat(np.ones_like(block.visible, dtype=bool)[None], len(received), axis=0)
+                for head, ranked in enumerate(np.argsort(scores[score], axis=-1, kind="stable")):
+                    for key in ranked[: len(ranked) * dropped // 100]:
+                        kept[head, :, key] = False
+                kept |= block.own_keys
+                for weights in ("unchanged", "renormalised"):
+                    alpha = block.alpha * kept
+                    if weights == "renormalised":
+                        sums = alpha.sum(axis=-1, keepdims=True)
+                        alpha = np.divide(alpha, sums, out=np.zeros_like(alpha), where=sums > 0)
+                    changes = np.einsum("hqk,hkm->hqm", block.alpha - alpha, block.f)
+                    for head, change in enumerate([changes.sum(axis=0), *changes]):
+                        error = np.linalg.norm(change, axis=-1) / np.linalg.norm(output, axis=-1)
+                        rows.append((layer, score, f"{dropped}%", weights, head, error.mean()))
+    columns = ["layer", "score", "dropped", "weights", "head", "error"]
+    return pd.DataFrame(rows, columns=columns).groupby(columns[:-1], sort=False).mean()
+
+
+def _pruning_picture(pruning: pd.DataFrame) -> Picture:
+    return Picture(
+        {
+            (f"{dropped} dropped, {weights}", RANKED_BY[score][0], layer): error * 100
+            for (layer, score, dropped, weights, head), error in pruning["error"].items()
+            if head == 0
+        }
+    )
+
+
+def _of_pruning(metrics: dict[str, float]) -> list[str]:
+    sentences = []
+    errors = {tuple(name.split("/")[1:]): value for name, value in metrics.items() if name.startswith("pruning/")}
+    for dropped in ("50%", "80%") if errors else ():
+        for weights, rest in (
+            ("unchanged", "leaves the weights of the others unchanged"),
+            ("renormalised", "renormalises the others"),
+        ):
+            of = {score: errors[weights, score, dropped] for score in RANKED_BY}
+            least = min(of, key=of.get)
+            by_weight = "" if least == "alpha" else f"; by weight, it changes by {percent(of['alpha'])}"
+            sentences.append(
+                f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are ranked "
+                f"by {RANKED_BY[least][1]}: by {percent(of[least])} on average{by_weight}."
+            )
     return sentences
 
 

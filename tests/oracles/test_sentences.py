@@ -298,6 +298,24 @@ CASES = {
                 (12.0, 1200.0, "12 of 1,200 heads write"),
             )
         ),
+        *(
+            (
+                {f"pruning/{weights}/alpha/80%": by_weight, f"pruning/{weights}/alpha_f/80%": 0.25},
+                [
+                    f"If every head drops 80% of its keys and {rest}, the attention output changes least where keys are ranked "
+                    f"by {written}."
+                ],
+            )
+            for weights, rest in (
+                ("unchanged", "leaves the weights of the others unchanged"),
+                ("renormalised", "renormalises the others"),
+            )
+            for by_weight, written in (
+                (0.2, "weight: by 20.0% on average"),
+                (0.25, "weight: by 25.0% on average"),
+                (0.3, "α‖f(x)‖: by 25.0% on average; by weight, it changes by 30.0%"),
+            )
+        ),
         ({"share/negative_heads": 0.0, "share/heads": 0.0}, []),
         ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
         (NORMS, ["The [CLS] tokens receive 25.0% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),

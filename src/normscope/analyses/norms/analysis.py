@@ -14,6 +14,7 @@ from normscope.analyses.norms.options import NORMS, NormsOptions
 from normscope.analyses.norms.pair_correlation import PairCorrelation
 from normscope.analyses.norms.pair_sample import PairSample
 from normscope.analyses.norms.pairs import pairs_of
+from normscope.analyses.norms.pruning import Pruning, pruning_figure
 from normscope.analyses.norms.sentences import sentences_of
 from normscope.analyses.ratio_table import overall_rows
 from normscope.data.batching import Batch
@@ -53,6 +54,9 @@ class NormsAnalysis(Analysis):
             "sample": self._sample.accumulator,
             "queries": self._pairs.queries,
         }
+        self._pruning = Pruning(layers, heads) if options.pruning else None
+        if self._pruning is not None:
+            self.accumulators["pruning"] = self._pruning.accumulator
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of a block."""
@@ -73,6 +77,8 @@ class NormsAnalysis(Analysis):
         self._norms.update(layer, norms.transpose(0, 1), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
         self._sample.update(pairs)
+        if self._pruning is not None:
+            self._pruning.update(layer, block, batch)
 
     def result(self) -> Findings:
         """Tables and figures of sections 4.1 to 4.3, and the spectra of the weights."""
@@ -97,13 +103,17 @@ class NormsAnalysis(Analysis):
             "expansion": rates,
             "sample": sample,
         }
+        figures = describe_figures(by_layer, by_head, tables["head_shares"], per_key, sample, values, rates)
+        if self._pruning is not None:
+            tables["pruning"] = self._pruning.table(self.context.layers)
+            figures["pruning"] = pruning_figure(tables["pruning"])
         rolled = roll_up(self.info.published, tables)
         return Findings(
             tables=tables,
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            figures=describe_figures(by_layer, by_head, tables["head_shares"], per_key, sample, values, rates),
+            figures=figures,
             summary=_summary(by_layer, rolled.metrics),
             summary_caption="mean weight and vector norms by token category, and the rank correlation of weights with norms",
             notes=self._pairs.notes(),

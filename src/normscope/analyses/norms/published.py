@@ -109,6 +109,27 @@ PUBLISHED = Published(
             values={"alpha": "α of the pair.", "f": "‖f(x)‖ of the key."},
             repeats=True,
         ),
+        "pruning": Table(
+            rows=(
+                LAYER,
+                Axis(
+                    "score",
+                    "What ranks the keys of a head: `alpha` (Σα over queries), `alpha_v` (Σα‖v‖), `alpha_f` (Σα‖f(x)‖) or "
+                    "`share` (their signed share of the attention outputs).",
+                ),
+                Axis("dropped", "The part of the keys that score lowest and are dropped.", "dropped part"),
+                Axis(
+                    "weights",
+                    "Whether the remaining weights are left `unchanged` or are `renormalised`.",
+                    "kind of weights",
+                ),
+                HEAD.but("Head that is pruned, from 1; 0 if all heads are."),
+            ),
+            values={
+                "error": "Norm of the change of the attention output, relative to its own: the mean over a sequence's queries, "
+                "then over sequences."
+            },
+        ),
     },
     metrics=(
         Rollup(
@@ -140,6 +161,12 @@ PUBLISHED = Published(
             "Number of heads that write against the attention output: those whose mean share is negative.",
             of="head_shares.share",
             how=lambda rows, column: int((rows[column] < 0).sum()),
+        ),
+        Rollup(
+            "pruning/<weights>/<score>/<dropped>",
+            "Relative error of the attention output if all heads drop the keys that score lowest, averaged over layers.",
+            of="pruning.error",
+            where={"head": 0},
         ),
         Rollup("share/heads", "Number of heads of all chosen layers.", of="head_shares.share", how="count"),
         Rollup(
@@ -200,6 +227,13 @@ PUBLISHED = Published(
             of="by_layer.sequence_mean",
             where={"measure": "share"},
             label="share of the attention output",
+        ),
+        Rollup(
+            "pruning/<weights>/<score>/<dropped>",
+            "Relative error of the attention output if all heads drop the keys that score lowest.",
+            of="pruning.error",
+            where={"head": 0},
+            label="relative error",
         ),
         Rollup("expansion", "Expansion rate.", of="expansion.rate"),
     ),

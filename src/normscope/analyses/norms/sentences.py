@@ -27,6 +27,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 )
             )
     sentences += _shares(metrics)
+    sentences += _pruning(metrics)
     correlations = by_axes("spearman/<category>", metrics)
     if correlations:
         parts = [
@@ -86,3 +87,27 @@ def _shares(metrics: Mapping[str, float]) -> list[Sentence]:
             )
         )
     return sentences
+
+
+def _pruning(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The score of keys that tells best which can be dropped, beside the accumulated weight."""
+    sentences = []
+    errors = by_axes("pruning/<weights>/<score>/<dropped>", metrics)
+    for weights, dropped in dict.fromkeys((weights, dropped) for weights, _, dropped in errors):
+        by_score = {score: errors[weights, score, dropped] for score in _SCORES if (weights, score, dropped) in errors}
+        best = min(by_score, key=lambda score: by_score[score])
+        others = "" if best == "alpha" else f"; by weight, it changes by {percentage(by_score['alpha'])}"
+        rest = "renormalises the others" if weights == "renormalised" else "leaves the weights of the others unchanged"
+        sentences.append(
+            Sentence(
+                f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are "
+                f"ranked by {_SCORES[best]}: by {percentage(by_score[best])} on average{others}.",
+                figure="pruning",
+                table="pruning",
+            )
+        )
+    return sentences
+
+
+_SCORES = {"alpha": "weight", "alpha_v": "α‖v‖", "alpha_f": "α‖f(x)‖", "share": "their share of the output"}
+"""What keys are ranked by, in words."""
