@@ -432,8 +432,8 @@ def _of_pruning(metrics: dict[str, float]) -> list[str]:
             least = min(of, key=of.get)
             by_weight = "" if least == "alpha" else f"; by weight, it changes by {percent(of['alpha'])}"
             sentences.append(
-                f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are ranked "
-                f"by {RANKED_BY[least][1]}: by {percent(of[least])} on average{by_weight}."
+                f"If every head drops {dropped} of its keys and {rest}, the attention output changes least where keys are "
+                f"ranked by {RANKED_BY[least][1]}: by {percent(of[least])} on average{by_weight}."
             )
     return sentences
 

@@ -31,7 +31,7 @@ from normscope.statistics.accumulator import Accumulator
 C = TypeVar("C", bound=AnalysisConfig)
 
 
-HELD_ROUTING = "the weights that routers give to experts are held at their values"
+HELD_ROUTING = "the weights that routers give to experts are held fixed"
 """A note for decompositions of mixtures of experts."""
 
 

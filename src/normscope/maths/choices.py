@@ -13,10 +13,10 @@ class NetworkBias(enum.StrEnum):
 
 
 class Routing(enum.StrEnum):
-    """What becomes of the weights that the router of a mixture of experts gives its experts."""
+    """How the weights that the router of a mixture gives its experts are treated."""
 
     held = "held"
-    """They are held at their values, as σ of a layer normalisation is."""
+    """They are held fixed, as σ of a layer normalisation is."""
 
 
 class ValueBias(enum.StrEnum):

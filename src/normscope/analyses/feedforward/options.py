@@ -24,7 +24,7 @@ class FeedForwardOptions(AnalysisConfig):
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences."""
     routing: Routing = Routing.held
-    """What becomes of the weights that the router of a mixture gives its experts: they are held at their values (`held`)."""
+    """How the router's weights in a mixture of experts are treated: they are held fixed (`held`)."""
 
 
 FEEDFORWARD = AnalysisInfo(

@@ -86,7 +86,7 @@ def _head_shares(table: pd.DataFrame) -> HeatmapGrid:
         value_label="share of the attention output (%)",
         caption=(
             "What each head takes from all keys, along the attention output of its layer. The shares of a layer's heads add up "
-            "to 100% less the share of the output bias. Heads below 0% write against what the others write."
+            "to 100% less the share of the output bias. Heads below 0% write against the output of all heads."
         ),
     )
 
