@@ -177,3 +177,44 @@ def test_an_encoder_decoder_with_experts_is_refused(monkeypatch):
         frozen_translation(tiny_model(STACK_CONFIGS["t5"], torch.float64), {}),
     ):
         pass
+
+
+class Mixture(torch.nn.Module):
+    """Experts as transformers stores them, on fixed routes, and a network beside them."""
+
+    def __init__(self, experts: torch.nn.Module, shared: torch.nn.Module) -> None:
+        super().__init__()
+        self.experts, self.shared = experts, shared
+
+    def forward(self, vectors):
+        flat = vectors.flatten(0, 1)
+        chosen = torch.zeros(len(flat), 1, dtype=torch.long, device=flat.device)
+        weights = torch.ones(len(flat), 1, dtype=flat.dtype, device=flat.device)
+        return self.experts(flat, chosen, weights).view_as(vectors) + self.shared(vectors)
+
+
+@pytest.mark.parametrize(
+    ("shared", "reason"),
+    [
+        (
+            lambda size: torch.nn.Sequential(
+                torch.nn.Linear(size, 8, bias=False), torch.nn.SiLU(), torch.nn.Linear(8, size)
+            ),
+            "biases",
+        ),
+        (
+            lambda size: torch.nn.Sequential(
+                torch.nn.Linear(size, 8, bias=False), torch.nn.SiLU(), torch.nn.Linear(8, size, bias=False)
+            ),
+            "only one is gated",
+        ),
+    ],
+)
+def test_a_network_beside_the_experts_of_another_form_is_refused(shared, reason):
+    model = tiny_architecture("mixtral")
+    size = model.config.hidden_size
+    for layer in model.layers:
+        layer.mlp = Mixture(layer.mlp.experts, shared(size).double())
+    layout = layout_of_model(model.eval())
+    assert not layout.has_networks
+    assert reason in str(layout.unknown_network)

@@ -129,6 +129,12 @@ def _beside(graph: Graph, experts: NetworkForm, shared: NetworkForm, gate: Proje
     reads = [shared.reads, *([] if gate is None else [gate.reads])]
     if any(graph.same(read) is not graph.same(experts.reads) for read in reads):
         raise NotInferredError("experts and the network beside them read different vectors")
+    module = graph.trace.calls[0].module.get_submodule
+    layers = [module(path) for path in (shared.input, shared.multiplier, shared.output) if path is not None]
+    if any(layer.bias is not None for layer in layers):
+        raise NotInferredError("the network beside the experts has biases")
+    if (shared.fused or shared.multiplier is not None) != bool(module(experts.input).has_gate):
+        raise NotInferredError("of the experts and the network beside them, only one is gated")
     return dataclasses.replace(experts, shared=shared, shared_gate=None if gate is None else gate.path)
 
 
@@ -153,6 +159,8 @@ def experts_call(graph: Graph, value: Value) -> Call | None:
 
 def _of_experts(call: Call) -> NetworkForm:
     reason = why_not_linear(call.module)
+    if len(call.inputs) != 3 or call.inputs[1].tensor.is_floating_point():
+        reason = "its experts are not given vectors, the numbers of the chosen experts, and their weights"
     if reason is not None:
         raise NotInferredError(
             f"the feed-forward network is a mixture that cannot be decomposed: {reason} ({call.path})"
