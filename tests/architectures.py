@@ -8,6 +8,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from docs.architectures import LAYERS
 from normscope.models.loading import run_experts_in_float64
+from normscope.models.pointwise import replace_pointwise
 
 SMALL: dict[int, tuple[str, ...]] = {
     99: ("vocab_size",),
@@ -34,6 +35,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
     "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16, "embedding_size": 16},
+    "squeezebert": {"embedding_size": 32, "q_groups": 2, "intermediate_groups": 2},
     "ctrl": {"n_embd": 32},
     "ministral": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
@@ -52,11 +54,14 @@ OWN: dict[str, dict[str, Any]] = {
 """Further values that some architectures need."""
 
 
-def tiny_architecture(model_type: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+def tiny_architecture(
+    model_type: str, dtype: torch.dtype = torch.float64, *, as_observed: bool = True
+) -> PreTrainedModel:
     """A model in which all parameters are random.
 
     Args:
         model_type: The name of the architecture in transformers.
+        as_observed: Whether convolutions that read one token are linear layers, as in every model that is observed.
     """
     config: Any = CONFIG_MAPPING[model_type]()
     for number, names in SMALL.items():
@@ -76,4 +81,6 @@ def tiny_architecture(model_type: str, dtype: torch.dtype = torch.float64) -> Pr
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     run_experts_in_float64(model)
+    if as_observed:
+        replace_pointwise(model)
     return model.eval().requires_grad_(False)

@@ -18,6 +18,7 @@ from normscope.models.graph import NotInferredError
 from normscope.models.layer_hooks import layer_hooks
 from normscope.models.layout import BlockLayout
 from normscope.models.plain_operations import PlainOperations
+from normscope.models.pointwise import replace_pointwise
 from normscope.rounding import counted
 
 Inputs = Callable[[Tensor, Tensor], Any]
@@ -53,14 +54,15 @@ class AnyModule(PreTrainedModel):
         config.model_type, config.name_or_path = type(module).__name__, type(module).__name__
         config.pad_token_id, config._attn_implementation = None, "eager"
         super().__init__(config)
+        replace_pointwise(module)
         self.model = module
         self.inputs = inputs
         self.plain = True
         """Whether the module runs in plain operations."""
         self.vectors: str | None = None
         """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
-        self.tokens_first = False
-        """Whether these vectors have the shape (token, text, dimension)."""
+        self.swapped: tuple[int, int] | None = None
+        """The two axes of these vectors to swap, if their shape is not (text, token, dimension)."""
         self.reads_vectors = False
         """Whether it is that submodule's input instead."""
         self.embedding: nn.Embedding | None = None
@@ -93,7 +95,7 @@ class AnyModule(PreTrainedModel):
         with self.operations(), self._captured() as captured:
             output = self._explained(input_ids, mask)
         vectors = captured[-1] if captured else self._vectors(output, input_ids.shape)
-        return BaseModelOutput(last_hidden_state=vectors.transpose(0, 1) if self.tokens_first else vectors)
+        return BaseModelOutput(last_hidden_state=vectors if self.swapped is None else vectors.transpose(*self.swapped))
 
     def operations(self) -> contextlib.AbstractContextManager[object]:
         """Context in which the module, or a part of it, runs as it does in `forward`."""
@@ -144,7 +146,7 @@ class AnyModule(PreTrainedModel):
             handle.remove()
 
     def _vectors(self, output: Any, size: torch.Size) -> Tensor:
-        size = size[::-1] if self.tokens_first else size
+        size = size[::-1] if self.swapped == (0, 1) else size
         if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
             output = vars(output)
         tensors = [each for each in tree_iter(output) if isinstance(each, Tensor)]
@@ -194,7 +196,7 @@ class AnyModule(PreTrainedModel):
         try:
             self._vectors(output, size)
         except InputError as error:
-            self.tokens_first = True
+            self.swapped = (0, 1)
             try:
                 self._vectors(output, size)
             except InputError:
@@ -226,10 +228,10 @@ class AnyModule(PreTrainedModel):
             returned = self(ids).last_hidden_state
             self.vectors = layout.final_norm or (layout.end if layout.places else layout.layers[-1]) or None
             self.reads_vectors = bool(layout.places) and layout.final_norm is None
-            returns_tokens_first, self.tokens_first = self.tokens_first, "stream" in layout.tokens_first
+            returned_with, self.swapped = self.swapped, layout.swapped.get("stream")
             made = self(ids).last_hidden_state
         if returned.shape == made.shape and torch.equal(returned, made):
-            self.vectors, self.tokens_first = None, returns_tokens_first
+            self.vectors, self.swapped = None, returned_with
         self._check_rest(layout)
         self.pads = self._ignores_padding()
         return layout if self.vectors is None else dataclasses.replace(layout, output_projection=None)

@@ -25,6 +25,7 @@ from normscope.models.layout import (
     weight_and_bias,
 )
 from normscope.models.plain_operations import BareLinear
+from normscope.models.pointwise import PointwiseLinear
 from normscope.models.stored_weights import weight_values, weights_present
 
 
@@ -194,7 +195,8 @@ def _of_form(form: FeedForwardLayout, layout: BlockLayout, parts: LayerParts, na
 
 
 def _holds_weights(module: Any) -> bool:
-    return isinstance(module, nn.Linear | Conv1D | BareLinear) or (isinstance(module, nn.Module) and is_mixture(module))
+    linear = isinstance(module, nn.Linear | Conv1D | BareLinear | PointwiseLinear)
+    return linear or (isinstance(module, nn.Module) and is_mixture(module))
 
 
 def _activation(form: FeedForwardLayout, parts: LayerParts) -> Callable[[Tensor], Tensor]:

@@ -35,6 +35,9 @@ _REDUCTIONS = frozenset(
 )
 
 
+_TURNS = frozenset({"transpose", "permute", "t"})
+
+
 @dataclasses.dataclass(eq=False)
 class Atom:
     """A module that is a single step of the computation."""
@@ -395,7 +398,8 @@ def _atom(call: Call, trace: Trace) -> Atom | None:
         return Projection(call, read, given)
     inside = trace.operations[call.first : call.end]
     names = {operation.name for operation in inside}
-    if given.shape == read.shape and names & _REDUCTIONS and not names & PRODUCTS and _only_vectors(call.module):
+    other = names & (PRODUCTS | _TURNS)  # what turns the axes is no norm of the last one
+    if given.shape == read.shape and names & _REDUCTIONS and not other and _only_vectors(call.module):
         return Norm(call, read, given)
     return None
 

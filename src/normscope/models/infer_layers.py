@@ -146,8 +146,8 @@ def _check_vectors(graph: Graph, value: Value, what: str) -> None:
         )
 
 
-def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Point]:
-    """Where vectors have the shape (token, text, dimension)."""
+def swapped_axes(graph: Graph, layers: Sequence[Layer], end: Value | None) -> dict[Point, tuple[int, int]]:
+    """Where vectors have the shape (token, text, dimension) or (text, dimension, token), and the axes that differ."""
     block = layers[0].block
     values: dict[Point, Value] = {
         "stream": layers[0].call.inputs[0],
@@ -156,10 +156,18 @@ def tokens_first(graph: Graph, layers: Sequence[Layer]) -> frozenset[Point]:
     }
     if isinstance(block.network, InferredNetwork):
         values["network"] = block.network.form.reads
-    texts = graph.trace.texts
-    return frozenset(
-        point for point, value in values.items() if len(value.shape) == 3 and value.shape[1] == texts != value.shape[0]
-    )
+    if end is not None:
+        values["end"] = end
+    texts, size = graph.trace.texts, block.output.gives.shape[-1]
+    swapped: dict[Point, tuple[int, int]] = {}
+    for point, value in values.items():
+        if len(value.shape) != 3:
+            continue
+        if value.shape[1] == texts != value.shape[0]:
+            swapped[point] = (0, 1)
+        elif point in ("stream", "end") and value.shape[1] == size != value.shape[2]:
+            swapped[point] = (1, 2)
+    return swapped
 
 
 def _depth(graph: Graph, calls: Sequence[Call], leaving: Value) -> int | None:
@@ -206,7 +214,9 @@ def _entry(graph: Graph, block: InferredBlock, blocks: Sequence[InferredBlock]) 
     _check_vectors(graph, carried, "the residual connection carries")
     for call in graph.trace.calls:
         alone = not any(call.holds(other.attention) for other in blocks if other is not block)
-        if call.parent is not None and alone and call.inputs and graph.same(call.inputs[0]) is carried:
+        if call.parent is None or not alone or not call.inputs or graph.same(call.inputs[0]) is not carried:
+            continue
+        if call.inputs[0].shape == block.stream.carried.shape:  # with the same axes as in other layers
             return call
     raise NotInferredError("no module runs a whole layer, and none reads its input")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normscope.models.graph import Graph, Node, Norm, NotInferredError, Projection, is_movement
 from normscope.models.infer import InferredBlock, infer
 from normscope.models.infer_heads import Heads
-from normscope.models.infer_layers import Layer, layers_of, stream_of, tokens_first
+from normscope.models.infer_layers import Layer, layers_of, stream_of, swapped_axes
 from normscope.models.infer_network import InferredNetwork, NetworkForm, NoNetworkError
 from normscope.models.infer_scores import planes_of
 from normscope.models.layout import BlockLayout, Columns, FeedForwardLayout, Stack, is_measured
@@ -47,6 +47,7 @@ class _Stack:
         final = self._final_norm()
         parts = self._parts()
         self._places.check_lists(self._graph.trace)
+        end, read_at_end = self._end(final)
         return BlockLayout(
             model_type=self._model_type,
             stack=self._kind,
@@ -54,8 +55,8 @@ class _Stack:
             start=_START.get(self._model_type, "token"),
             layers=tuple(layer.call.path for layer in self._layers),
             places=self._places.of_layers,
-            end=self._end(final),
-            tokens_first=tokens_first(self._graph, self._layers),
+            end=end,
+            swapped=swapped_axes(self._graph, self._layers, read_at_end),
             changes_stream=self._changes_stream(),
             heads=len(scores.query.columns),
             key_heads=len(scores.key.columns),
@@ -282,20 +283,24 @@ class _Stack:
         ]
         return norms[0].path if len(norms) == 1 else None
 
-    def _end(self, final: str | None) -> str | None:
-        """The module that reads the last layer's output, if no module runs that layer; empty if the model returns it."""
+    def _end(self, final: str | None) -> tuple[str | None, Value | None]:
+        """The module that reads the last layer's output, if no module runs that layer, and what it reads.
+
+        Its path is empty if the model returns the output.
+        """
         if not self._places.of_layers:
-            return None
+            return None, None
         if final is not None:
-            return final
+            read = next(norm.reads for norm in self._graph.norms if norm.path == final)
+            return final, read
         leaves = stream_of(self._graph, self._layers[-1].call.outputs[0])
         returned = self._returned()
         if returned is not None and stream_of(self._graph, returned) is leaves:
-            return ""
+            return "", returned
         for call in self._graph.trace.calls:
             after = call.first >= self._layers[-1].call.end
             if after and call.inputs and stream_of(self._graph, call.inputs[0]) is leaves:
-                return call.path
+                return call.path, call.inputs[0]
         raise NotInferredError("no module reads the output of the last layer, which no module runs")
 
     def _output_projection(self, final: str | None) -> str | None:

@@ -40,8 +40,12 @@ def hook_on_end(model: nn.Module, layout: BlockLayout, take: Callable[[Tensor], 
     """Register a hook that takes the last layer's output, which it may replace, where no module runs the layers."""
     assert layout.end is not None
 
+    def taken(vectors: Tensor) -> Tensor | None:
+        replaced = take(layout.by_text(layout.by_text(vectors, "end")))  # with the axes that layers read
+        return None if replaced is None else layout.by_text(layout.by_text(replaced), "end")
+
     def returned(_module: nn.Module, _args: Any, output: Any) -> Any:
-        replaced = take(output[0])
+        replaced = taken(output[0])
         if replaced is None:
             return None
         if isinstance(output, tuple):
@@ -50,7 +54,7 @@ def hook_on_end(model: nn.Module, layout: BlockLayout, take: Callable[[Tensor], 
         return output
 
     def read(_module: nn.Module, args: tuple[Any, ...]) -> Any:
-        replaced = take(args[0])
+        replaced = taken(args[0])
         return None if replaced is None else (replaced, *args[1:])
 
     if layout.end:

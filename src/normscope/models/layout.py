@@ -56,8 +56,9 @@ BESIDE = ", "
 """Separates the paths of linear layers that together stand for one, as when every head has its own."""
 
 
-Point = Literal["stream", "attention input", "attention output", "network"]
-"""Where vectors are observed: what layers read and return, what W_K reads, what W_O returns, or in the network."""
+Point = Literal["stream", "attention input", "attention output", "network", "end"]
+"""Where vectors are observed: what layers read and return, what W_K reads, what W_O returns, in the network, or after the last
+layer if no module runs it."""
 
 Stack = Literal["encoder", "decoder", "cross"]
 """An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
@@ -186,8 +187,8 @@ class BlockLayout:
     the first layer that has the part."""
     end: str | None = None
     """If no module runs a whole layer, the module whose input is the last layer's output; empty if the model returns it."""
-    tokens_first: frozenset["Point"] = frozenset()
-    """Where the axis of tokens comes before that of texts."""
+    swapped: Mapping["Point", tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """Where the axes are not (text, token, dimension): the two that must be swapped."""
     changes_stream: bool = False
     """Whether layers add to hidden vectors in place, so that what is kept of them must be copied."""
     routed: bool = False
@@ -248,7 +249,8 @@ class BlockLayout:
 
     def by_text(self, vectors: Tensor, point: "Point" = "stream") -> Tensor:
         """Vectors with axes (text, token, dimension). Applying it twice restores the original order."""
-        return vectors.transpose(0, 1) if point in self.tokens_first and vectors.ndim == 3 else vectors
+        axes = self.swapped.get(point)
+        return vectors if axes is None or vectors.ndim != 3 else vectors.transpose(*axes)
 
     def parts(self, model: Any) -> "list[LayerParts]":
         """The parts of every layer of a model, in order. A layer that runs twice appears twice.

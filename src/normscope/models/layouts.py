@@ -25,6 +25,7 @@ from normscope.models.attention_function import IMPLEMENTATION, AttentionCall, a
 from normscope.models.graph import NotInferredError
 from normscope.models.inferred import layout_from
 from normscope.models.layout import BlockLayout, Stack, embeddings_of
+from normscope.models.pointwise import replace_pointwise
 from normscope.models.stored_weights import execution_device
 from normscope.models.trace import Trace, trace
 
@@ -319,6 +320,7 @@ def _built(given: PretrainedConfig, dtype: torch.dtype, stack: Stack | None) -> 
                     "it cannot run without weights, and is too large to be built with random weights"
                 )
         model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype).eval()
+        replace_pointwise(model)
     except NotInferredError:
         raise
     except Exception as error:  # each architecture fails on an invalid config in its own way

@@ -34,6 +34,7 @@ from normscope.models.memory_estimate import Memory, compare, estimate
 from normscope.models.model_info import ModelInfo
 from normscope.models.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.options import DeviceOptions, DType, ModelOptions, Quantization
+from normscope.models.pointwise import replace_pointwise
 from normscope.models.quantisation import bitsandbytes_config, quantise_to_int8
 from normscope.models.quantised_checkpoints import (
     check_loadable,
@@ -299,6 +300,7 @@ class OpenedModel:
                 set_dtype(model, dtype)
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
+        replace_pointwise(model)
         if self.layout.stack == "encoder":
             return model.get_encoder()
         tower = text_tower(model)

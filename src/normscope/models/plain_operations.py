@@ -16,6 +16,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
+from normscope.models.pointwise import PointwiseLinear
+
 _OWN_PRODUCTS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd, Conv1D)
 """Modules that compute the product with their weight themselves."""
 
@@ -127,7 +129,7 @@ class PlainOperations(TorchFunctionMode):
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 self.layers[_storage(module.weight)] = module
-            if not isinstance(module, (BareLinear, BareNorm, *_OWN_PRODUCTS)):
+            if not isinstance(module, (BareLinear, BareNorm, PointwiseLinear, *_OWN_PRODUCTS)):
                 for name, parameter in module.named_parameters(recurse=False):
                     self._owners[_storage(parameter)] = (module, name, parameter)
         self._pending: list[_Pending] = []

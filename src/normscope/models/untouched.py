@@ -186,8 +186,11 @@ class _Recorder:
 
     def _by_text(self, vectors: Tensor) -> Tensor:
         """Vectors with the axes (text, token, dimension)."""
-        turned = vectors.ndim == 3 and vectors.shape[:2] == self._size[::-1] != self._size
-        return vectors.transpose(0, 1) if turned else vectors
+        if vectors.ndim != 3 or vectors.shape[:2] == self._size:
+            return vectors
+        if vectors.shape[:2] == self._size[::-1]:
+            return vectors.transpose(0, 1)
+        return vectors.mT if (vectors.shape[0], vectors.shape[2]) == self._size else vectors
 
     def _read_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         vectors = _first(args) if args else kwargs.get("hidden_states")

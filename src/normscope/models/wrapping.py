@@ -27,6 +27,7 @@ from normscope.models.layout import BlockLayout, Stack, embeddings_of
 from normscope.models.layouts import inference_explained, layout_of_model, observed_stack
 from normscope.models.loaded import LoadedModel
 from normscope.models.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
+from normscope.models.pointwise import replace_pointwise
 from normscope.models.stored_weights import (
     is_quantised,
     is_quantised_weight,
@@ -226,6 +227,7 @@ class _Copy:
             merge_active_adapters(self.model)
             self.model.requires_grad_(False)
             verify_same_outputs(self.model, unmerged, name, "with its adapters merged into its weights")
+        replace_pointwise(self.model)
         self._state = _state(original, self._own)
 
     def require_current(self) -> None:
