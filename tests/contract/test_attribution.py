@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.straightforward import decomposition
 from normscope.attribution.scalars import attribute_scalars
-from normscope.attribution.vectors import carried
+from normscope.attribution.vectors import carried, vector_maps
 from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.layout import normalisation
@@ -48,6 +48,12 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
         assert float(found.error.max()) < exact["atol"]
         assert float(found.remainder.abs().max() / scale) < 1e-12
         assert (found.scores[~tokens] == 0).all()
+    shares = vector_maps(family_model, layout_of(family), inputs, rule).shares
+    read = torch.einsum("kbtm,btm->btk", vectors, hidden / hidden.square().sum(dim=-1, keepdim=True))
+    torch.testing.assert_close(shares[tokens], read[tokens], **EXACT)
+    torch.testing.assert_close(
+        shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=exact["rtol"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,15 @@ def test_the_users_text_is_truncated_as_well(encoder):
 
 
 def test_the_window_is_what_the_explorer_can_hold_of_so_many_layers(encoder, monkeypatch):
-    monkeypatch.setattr(exploration, "_BUDGET", 4 * 3 * 30**2)
+    monkeypatch.setattr(exploration, "_BUDGET", exploration._MAPS * 3 * 30**2)
     assert shape(chosen(encoder, words(100), examples=1, tokens=512, layers=3)) == [(30, True)]
 
 
 def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkeypatch):
     texts = chosen(encoder, words(8), words(8), words(8), words(1), words(90), examples=5, tokens=10)
-    layers, heads, pairs = [1, 2, 3], 4, 100
+    layers, heads, pairs, maps = [1, 2, 3], 4, 100, exploration._MAPS
     monkeypatch.setattr(
-        exploration, "_BUDGET", len(layers) * pairs * (4 + heads) + len(layers) * (pairs * 4 + 9 * 4) + 1
+        exploration, "_BUDGET", len(layers) * pairs * (maps + heads) + len(layers) * (pairs * maps + 9 * maps) + 1
     )
     sentences, notes = token_maps(model, encoder, texts, layers)
     assert [sentence.heads for sentence in sentences] == [heads, 0, 0]
@@ -132,8 +132,9 @@ def unpacked(packed, shape):
     """What the page's script decodes."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["codes"])), dtype=np.uint8).astype(float)
     codes = 256 * planes[: len(planes) // 2] + planes[len(planes) // 2 :]
-    shares = np.minimum(codes, 1000) / 65535 * 1.001 ** np.maximum(codes - 1000, 0)
-    return shares.reshape(shape) * np.reshape(packed["largest"], (-1, *(1 for _ in shape[1:])))
+    sign, codes = np.where(codes >= 2**15, -1, 1), codes % 2**15
+    sizes = sign * np.minimum(codes, 1000) / 65535 * 1.001 ** np.maximum(codes - 1000, 0)
+    return sizes.reshape(shape) * np.reshape(packed["largest"], (-1, *(1 for _ in shape[1:])))
 
 
 def test_the_page_keeps_three_digits_of_every_map():
@@ -151,6 +152,15 @@ def test_the_page_keeps_three_digits_of_every_map():
     for name, expected in sentence.maps.items():
         np.testing.assert_allclose(unpacked(packed["maps"][name], expected.shape), expected, rtol=6e-4, atol=8e-6)
     np.testing.assert_allclose(unpacked(packed["norms"], sentence.norms.shape), sentence.norms, rtol=6e-4, atol=8e-6)
+
+
+def test_the_page_keeps_signs():
+    values = np.random.default_rng(5).normal(size=(2, 9, 9)).astype(np.float32)
+    values[1] = -np.abs(values[1])
+    sentence = dataclasses.replace(random_sentence(np.random.default_rng(4), 2, 3, 9), maps={"share": values})
+    (packed,) = payload([sentence])["sentences"]
+    np.testing.assert_allclose(unpacked(packed["maps"]["share"], values.shape), values, rtol=6e-4, atol=3e-5)
+    assert set(payload([sentence])["signed_measures"]) <= MEASURES.keys()
 
 
 @pytest.mark.parametrize(
@@ -234,9 +244,9 @@ def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, 
 
 
 def test_maps_through_the_whole_layer_take_room(model):
-    assert maps_per_layer(model.layout, None) == 4
-    assert maps_per_layer(model.layout, NetworkBias.summand) == 7
-    assert maps_per_layer(layout_of("gpt2"), NetworkBias.inside) == 6
+    assert maps_per_layer(model.layout, None) == 5
+    assert maps_per_layer(model.layout, NetworkBias.summand) == 8
+    assert maps_per_layer(layout_of("gpt2"), NetworkBias.inside) == 7
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])

@@ -79,11 +79,15 @@ def test_without_heads_the_page_has_blocks_only(model):
 def test_it_shows_every_stage_of_the_layer(model):
     result = normscope.decompose(model, TEXT, feed_forward=True)
     page = result.explorer().page
-    assert list(data_of(page)["sentences"][0]["maps"]) == [name for name in result.maps if name != "attn_w"]
+    assert list(data_of(page)["sentences"][0]["maps"]) == [
+        *(name for name in result.maps if name != "attn_w"),
+        "share",
+    ]
     assert "atbffresln_n" in result.maps
-    pd.testing.assert_series_equal(
-        pairs_table(result.explorer().sentences)["atbffresln_n"], result.pairs["atbffresln_n"], check_dtype=False
-    )
+    for name in ("atbffresln_n", "share"):
+        pd.testing.assert_series_equal(
+            pairs_table(result.explorer().sentences)[name], result.pairs[name], check_dtype=False
+        )
 
 
 def test_many_texts_share_a_page(model):

@@ -356,6 +356,14 @@ def test_decompositions_and_attributions_of_words(saved_model):
     torch.testing.assert_close(rollout[1], merged(rollout[0]))
     assert maps[1]["decompx"].total.shape == (7, 8)
     assert maps[1]["decompx"].sources[-1] == "bias"
+    assert maps[1]["rollout"].shares is None
+    for of in maps:
+        np.testing.assert_allclose(of["decompx"].shares.sum(axis=1), 1, atol=1e-5)
+        assert of["decompx"].table["share"].tolist() == of["decompx"].shares.ravel().tolist()
+    words_alone = np.flatnonzero(np.bincount(units) == 1)  # outputs that are single tokens, whose sources are merged
+    of_tokens = maps[0]["decompx"].shares[[list(units).index(word) for word in words_alone]]
+    merged_shares = np.stack([np.bincount([*units, max(units) + 1], row) for row in of_tokens])
+    np.testing.assert_allclose(maps[1]["decompx"].shares[words_alone], merged_shares, atol=1e-6)
     with pytest.raises(InputError, match="level='letter': expected one of token, word"):
         decompose(model, text, level="letter")
 

@@ -60,6 +60,9 @@ class AttributionMap:
     """Whether rows and columns are tokens or words."""
     source_tokens: tuple[str, ...] | None = None
     """For a translation, the source's tokens, which are the first columns; otherwise None."""
+    shares: Float[np.ndarray, "query key"] | None = None
+    """The signed share of each source in each output, read out along the output vector, with a column for the bias. Those of an
+    output add up to 1. Only `decompx` has the vectors for it; None otherwise."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -83,6 +86,7 @@ class AttributionMap:
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
                 "key_token": np.array(self.sources, dtype=object),
                 "value": self.total,
+                **({} if self.shares is None else {"share": self.shares}),
             },
             query=range(len(self.tokens)),
             key=range(len(self.sources)),
@@ -192,4 +196,5 @@ def _attribution_map(
         cumulative=np.stack([layer[0].cpu().numpy() for layer in maps.cumulative]),
         level=level,
         source_tokens=source,
+        shares=None if maps.shares is None else maps.shares[0].cpu().numpy(),
     )

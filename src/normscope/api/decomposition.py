@@ -234,7 +234,11 @@ class Decomposition:
             single_heads=self.head_weights is not None,
             weights=weights.float().numpy(),
             norms=norms.float().numpy(),
-            maps={name: values.float().numpy() for name, values in self.maps.items() if name != "attn_w"},
+            maps={
+                name: values.float().numpy()
+                for name, values in (self.maps | ({} if self.shares is None else {"share": self.shares})).items()
+                if name != "attn_w"
+            },
             query_words=self.words,
             key_words=self.key_words,
             unit=str(self.level),

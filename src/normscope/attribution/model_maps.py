@@ -9,7 +9,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.layer_maps import attention_map, layer_map
 from normscope.attribution.methods import NEEDS_FEED_FORWARD, MapMethod, MapStage, check_defined
-from normscope.attribution.vectors import vector_norms
+from normscope.attribution.vectors import vector_maps
 from normscope.maths.choices import ValueBias
 from normscope.maths.words import WordGroups
 from normscope.models.block import AttentionBlock
@@ -29,6 +29,8 @@ class ModelMaps:
     """Of each layer alone; None where a method has no such maps, or they are not kept."""
     cumulative: list[Float[Tensor, "batch query key"]] | None = None
     """From the input up to each layer; None if they are not kept."""
+    shares: Float[Tensor, "batch query key"] | None = None
+    """The signed share of each source in each output, through all layers, with a column for the bias; of `decompx` alone."""
 
     def of_words(self, groups: WordGroups) -> "ModelMaps":
         """Shares of words: summed over the tokens of a source, averaged over those of an output. Rows keep their sums."""
@@ -75,8 +77,8 @@ def model_maps(
     if groups is not None:
         maps = {method: of_tokens.of_words(groups) for method, of_tokens in maps.items()}
     if MapMethod.DECOMPX in methods:
-        norms = vector_norms(model, layout, inputs, bias, keep=keep, groups=groups)
-        maps[MapMethod.DECOMPX] = ModelMaps(norms[-1], cumulative=norms if keep else None)
+        norms, shares = vector_maps(model, layout, inputs, bias, keep=keep, groups=groups)
+        maps[MapMethod.DECOMPX] = ModelMaps(norms[-1], cumulative=norms if keep else None, shares=shares)
     return {method: maps[method] for method in methods}
 
 

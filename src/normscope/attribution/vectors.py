@@ -7,6 +7,7 @@ Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +16,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.methods import check_supported
 from normscope.maths.choices import ValueBias
+from normscope.maths.shares import along
 from normscope.maths.tensors import wide
 from normscope.maths.words import WordGroups
+from normscope.models.block import full_precision
 from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.layout import BlockLayout
 
@@ -27,7 +30,16 @@ ENTRIES_AT_ONCE_ON_ACCELERATORS = 2**27
 """The same on other devices."""
 
 
-def vector_norms(
+class VectorMaps(NamedTuple):
+    """How much of each output comes from each source. The last column is the bias."""
+
+    norms: list[Float[Tensor, "batch query key"]]
+    """‖x_{i⇐k}‖ after every layer, or after the last alone."""
+    shares: Float[Tensor, "batch query key"]
+    """⟨x_{i⇐k}, y_i⟩ / ⟨y_i, y_i⟩ in the last hidden vector y_i; those of a query add up to 1."""
+
+
+def vector_maps(
     model: PreTrainedModel,
     layout: BlockLayout,
     inputs: Mapping[str, Tensor],
@@ -35,8 +47,8 @@ def vector_norms(
     *,
     keep: bool = False,
     groups: WordGroups | None = None,
-) -> list[Float[Tensor, "batch query key"]]:
-    """‖x_{i⇐k}‖ after the last layer, or after every layer, in float64. The last column is the bias.
+) -> VectorMaps:
+    """Norms and signed shares of the vectors x_{i⇐k}, in float64.
 
     The last hidden vectors are those that the model returns, after its final norm.
 
@@ -49,14 +61,18 @@ def vector_norms(
             the vectors of tokens.
     """
     by_group: list[list[Tensor]] = []
+    shares: list[Tensor] = []
     check_supported(layout)
     units = None if groups is None else groups.units.of_token
 
+    def of_outputs(vectors: Tensor) -> Tensor:
+        return vectors if groups is None else groups.like(vectors).rows @ vectors
+
     def measured(vectors: Tensor) -> Tensor:
-        vectors = vectors if groups is None else groups.like(vectors).rows @ vectors
-        return wide(torch.linalg.vector_norm(vectors, dim=-1))
+        return wide(torch.linalg.vector_norm(of_outputs(vectors), dim=-1))
 
     with frozen_pass(model, layout, inputs) as passed:
+        direction = along(wide(of_outputs(full_precision(passed.hidden.detach()))))
         for group in groups_of_sources(passed.embeddings, None if groups is None else groups.count):
             norms: list[Tensor] = []
 
@@ -65,7 +81,9 @@ def vector_norms(
 
             last = carried(passed, group, bias, note if keep else None, units)
             by_group.append([*norms[:-1], measured(last)])
-    return [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
+            shares.append(torch.linalg.vecdot(wide(of_outputs(last)), direction))
+    norms = [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
+    return VectorMaps(norms, torch.cat(shares).movedim(0, -1))
 
 
 def pooled_vectors(

@@ -16,6 +16,7 @@ MEASURES = {
     "attn_n": "‖αf(x)‖ (weighted vector)",
     "attnres_n": "‖αf(x) + x‖ (with the residual connection)",
     "attnresln_n": "‖LN(αf(x) + x)‖ (the attention block)",
+    "share": "share (of the block's output, signed)",
     "atbff_n": "‖FF‖ (the feed-forward network)",
     "atbffres_n": "‖FF + T‖ (with its residual connection)",
     "atbffresln_n": "‖LN(FF + T)‖ (the whole layer)",
@@ -27,6 +28,12 @@ MEASURES = {
     "decompx": "DecompX (norms of vectors, up to this layer)",
 }
 """Titles of all measures by their names in `TokenMaps.maps`, in order: the symbol, then words in brackets."""
+
+SIGNED_MEASURES = ("share",)
+"""Measures whose values may be negative, which are drawn on a diverging scale."""
+
+_NEGATIVE = 1 << 15
+"""The bit of a code that stands for a minus sign."""
 
 _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
@@ -64,8 +71,8 @@ class TokenMaps:
     norms: np.ndarray
     """‖f(x)‖: layer, head, key. Between words, ‖αf(x)‖: layer, head, query, key."""
     maps: Mapping[str, np.ndarray]
-    """Norms of the vectors that the attention block and the feed-forward network pass from key to query, by method: layer,
-    query, key."""
+    """What the attention block and the feed-forward network pass from key to query, by measure: layer, query, key. Norms of
+    vectors by method, and the signed shares of the block's output (`share`)."""
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
@@ -120,6 +127,7 @@ def payload(sentences: Sequence[TokenMaps]) -> dict[str, Any]:
         "sentences": [_packed(sentence) for sentence in sentences],
         "measures": MEASURES,
         "head_measures": HEAD_MEASURES,
+        "signed_measures": SIGNED_MEASURES,
     }
 
 
@@ -149,13 +157,15 @@ def _scaled(values: np.ndarray) -> dict[str, Any]:
 
     Up to 1000 steps of 1/65535 of the layer's largest value, a code is the number of steps; above that, each code is larger by
     a thousandth than the one before. Errors are at most half a step, or 0.05% above the knee. High and low bytes stand apart,
-    since only the former compress well.
+    since only the former compress well. Of a negative value, the magnitude is coded, with the highest bit set.
     """
-    largest = values.reshape(len(values), -1).max(axis=1).astype(float)
+    sizes = np.abs(values)
+    largest = sizes.reshape(len(values), -1).max(axis=1).astype(float)
     shape = (-1, *(1 for _ in values.shape[1:]))
-    steps = values / np.maximum(largest, 1e-30).reshape(shape) * 65535
+    steps = sizes / np.maximum(largest, 1e-30).reshape(shape) * 65535
     above = _KNEE + np.log(np.maximum(steps, _KNEE) / _KNEE) / np.log1p(1 / _KNEE)
     codes = np.rint(np.where(steps <= _KNEE, steps, above)).astype(np.uint16).ravel()
+    codes |= np.where(values < 0, _NEGATIVE, 0).astype(np.uint16).ravel()
     planes = np.concatenate([codes >> 8, codes & 255]).astype(np.uint8)
     return {
         "largest": [float(f"{value:.9g}") for value in largest],

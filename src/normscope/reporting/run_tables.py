@@ -55,6 +55,8 @@ RUN_TABLES = {
             "attn_n": "‖αf(x)‖; for all heads together, ‖F‖, the norm of the sum.",
             "attnres_n": "‖R‖: with the residual connection; only for all heads together.",
             "attnresln_n": "‖T‖: with the residual connection and the layer normalisation; only for all heads together.",
+            "share": "Signed share of the key in the query's output at the end of the attention block; with the biases, those "
+            "of a query add up to 1. Only for all heads together.",
             "atbff_n": "‖FF‖: what the feed-forward network makes of it, if an analysis needs the networks. This and the next "
             "two are only for all heads together.",
             "atbffres_n": "‖FF + T‖: with the network's residual connection.",

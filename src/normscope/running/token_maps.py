@@ -32,9 +32,9 @@ _SEARCHED = 500
 
 # Values of all texts together, so that a report stays below 3 MB: three texts of 64 tokens with six layers of twelve heads
 # fit. Each takes at most 2.1 bytes in the report and ten in the table.
-_BUDGET = 1_200_000
-# Maps per block: the mean weights, and the norms of F, R and T.
-_MAPS = 4
+_BUDGET = 1_260_000
+# Maps per block: the mean weights, the norms of F, R and T, and the shares.
+_MAPS = 5
 
 
 def maps_per_layer(layout: BlockLayout, rule: NetworkBias | None) -> int:
@@ -200,15 +200,17 @@ def _sentence(
     groups = batch.to(model.device).groups
 
     def visit(block: AttentionBlock) -> None:
-        of_block = block.pair_maps() if groups is None else WordBlock(block, groups).maps()
-        maps = {str(method): values[0].float().numpy() for method, values in of_block.items()}
+        words = None if groups is None else WordBlock(block, groups)
+        of_block = block.pair_maps() if words is None else words.maps()
+        shares = block.pair_shares() if words is None else words.pair_shares()
+        maps = {str(name): values[0].float().numpy() for name, values in (of_block | {"share": shares}).items()}
         mean = maps.pop(Method.ATTN_W)
         block_maps.append(maps)
         if not single_heads:
             weights.append(mean[None])
             norms.append(np.zeros_like(mean[:1]))
             return
-        of_heads = (block.weights, block.transformed_norms) if groups is None else WordBlock(block, groups).head_maps()
+        of_heads = (block.weights, block.transformed_norms) if words is None else words.head_maps()
         for kept, values in zip((weights, norms), of_heads, strict=True):
             kept.append(values[0].float().cpu().numpy())
 

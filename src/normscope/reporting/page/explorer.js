@@ -117,9 +117,14 @@ class Explorer {
     offer("scale", [["all", "all layers"], ["map", "this map"], ["row", "each row"]].map(([value, text]) =>
       [value, value === "all" && this.measuredHead !== BLOCK ? "all layers, heads" : text]));
     for (const name of TICKS) this.boxes[name].checked = state[name];
-    this.boxes.log.disabled = Boolean(state.minus);
+    this.boxes.log.disabled = this.signed;
     this.boxes.words.closest("label").hidden = !sentence.query_words;
     this.boxes.hideSelf.closest("label").hidden = sentence.is_cross_attention;
+  }
+
+  // Whether values may be negative: differences, and measures with a sign.
+  get signed() {
+    return Boolean(this.state.minus) || this.data.signed_measures.includes(this.state.measure);
   }
 
   // EVERY_HEAD offers what single heads have.
@@ -135,7 +140,7 @@ class Explorer {
     this.every.hidden = !side;
     this.map = mapOf(this.data, this.selection);
     this.pinned ??= this.map.rows.length > 1 ? 1 : 0;
-    this.colours = palette(this.root, this.state.minus ? "--diverging" : "--sequential");
+    this.colours = palette(this.root, this.signed ? "--diverging" : "--sequential");
     this.scale = this.scaleOf(this.map);
     if (side) this.drawHeads();
     else this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
@@ -158,10 +163,10 @@ class Explorer {
   }
 
   scaleOf(map) {
-    const { scale, log, minus, hideSelf } = this.state;
+    const { scale, log, hideSelf } = this.state;
     const hidden = hideSelf && !this.sentence.is_cross_attention;
     const largest = scale === "all" ? this.largestOfAll(hidden) : largestOf(map.values, map.columns.length, hidden);
-    return { largest, perRow: scale === "row", difference: Boolean(minus), log: log && !minus, hideSelf: hidden };
+    return { largest, perRow: scale === "row", difference: this.signed, log: log && !this.signed, hideSelf: hidden };
   }
 
   // Over all layers, and over all heads if single heads are shown.
@@ -209,7 +214,7 @@ class Explorer {
   reading(at) {
     const columns = this.map.columns.length;
     const [row, column] = [Math.floor(at / columns), at % columns];
-    const value = formatNumber(this.map.values[at], Boolean(this.state.minus));
+    const value = formatNumber(this.map.values[at], this.signed);
     const tokens = `${this.map.rows[row]} (${row}) ← ${this.map.columns[column]} (${column})`;
     this.live.textContent = `${this.map.rows[row]} (${row}) receives ${value} from ${this.map.columns[column]} (${column})`;
     return { value, tokens };
@@ -233,13 +238,13 @@ class Explorer {
     if (!this.sentence.is_cross_attention) {
       lists.push([`“${token}” contributes to${where}`, ranking(map.rows, map.rows.map((_, row) => map.values[row * columns + pinned]))]);
     }
-    this.lists.replaceChildren(...valueLists(lists, this.state.minus ? this.colours : undefined));
+    this.lists.replaceChildren(...valueLists(lists, this.signed ? this.colours : undefined));
   }
 
   save(kind) {
     const { sentence, layer, head, measure } = this.selection;
     const name = `sentence${sentence + 1}_layer${this.sentence.layers[layer]}_${head ? `head${head}` : "block"}_${measure}`;
-    const onPaper = palette(this.root, this.state.minus ? "--paper-diverging" : "--paper-sequential");
+    const onPaper = palette(this.root, this.signed ? "--paper-diverging" : "--paper-sequential");
     const svg = () => mapSvg(this.map, this.scale, onPaper, `${this.measureTitle()}, layer ${this.sentence.layers[layer]}`);
     if (kind === "csv") download(`${name}.csv`, "text/csv", mapCsv(this.map));
     else if (kind === "svg") download(`${name}.svg`, "image/svg+xml", svg());

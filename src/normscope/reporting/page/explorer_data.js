@@ -19,7 +19,13 @@ async function unpackData(data) {
   return data;
 }
 
-const unpack = (packed, layer, at) => SHARES[packed.codes[at]] * packed.largest[layer];
+// The highest bit of a code is a minus sign.
+const NEGATIVE = 1 << 15;
+function unpack(packed, layer, at) {
+  const code = packed.codes[at];
+  const size = SHARES[code & ~NEGATIVE] * packed.largest[layer];
+  return code & NEGATIVE ? -size : size;
+}
 
 // Values of one map, row by row: `layer` is an index, `head` is BLOCK or a number from 1.
 function tokenValues(sentence, measure, layer, head) {
