@@ -28,6 +28,7 @@ for _name in ("torchao", "torch.utils._pytree"):
 
 if TYPE_CHECKING:
     from normscope.api import (
+        Answer,
         Attribution,
         AttributionMap,
         Callback,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Answer",
     "Attribution",
     "AttributionMap",
     "Callback",

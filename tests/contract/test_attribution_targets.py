@@ -306,7 +306,7 @@ def test_the_next_token_of_a_translation(translator):
     assert found.error < 1e-10
     assert found.scores.sum() + found.bias == pytest.approx(found.target, rel=1e-9)
     sources, targets = batch.source.input_ids.shape[1], batch.input_ids.shape[1]
-    assert found.sources == sources
+    assert found.sides == {"source": sources, "target": targets}
     assert found.table["side"].tolist() == ["source"] * sources + ["target"] * targets
     assert found.table["position"].tolist() == [*range(sources), *range(targets)]
     assert found._repr_html_().count("<p style") == 3

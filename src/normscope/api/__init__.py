@@ -10,11 +10,12 @@ from normscope.api.models import DEFAULT_MODEL, load, wrap
 from normscope.api.observation import observe
 from normscope.api.picture import Picture
 from normscope.api.results import Results
-from normscope.api.targets import Label, MaskedToken, NextToken, SimilarityTo
+from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
 
 __all__ = [
     "DEFAULT_MODEL",
+    "Answer",
     "Attribution",
     "AttributionMap",
     "Callback",

@@ -1,4 +1,4 @@
-"""Targets of attribution: a class, a token, a similarity, or any function of the last hidden vectors."""
+"""Targets of attribution: a class, a token, an answer, a similarity, or any function of the last hidden vectors."""
 
 import dataclasses
 from collections.abc import Callable
@@ -36,6 +36,24 @@ class NextToken:
 
     token: str | int | None = None
     """A word that is one token, or a token's name or number; the most likely one by default."""
+    position: int | None = None
+    """The position of the token that it follows, from 0; the last one by default."""
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a causal language model says after the text: the sum over the answer's tokens, each predicted from all before it."""
+
+    answer: str | list[int] | None = None
+    """A text, with the space that it may begin with, or token ids; by default, the model's own answer: at each step, the most
+    likely token."""
+    tokens: int = 20
+    """The longest answer that the model may give itself, in tokens."""
+    measure: str = "logit"
+    """What is added up: `logit` or `log_probability`."""
+    matrix: bool = False
+    """Whether to attribute each of the answer's tokens as well as their sum."""
 
 
 @checked
@@ -59,7 +77,7 @@ class SimilarityTo:
     """`mean`, `cls` or `last`. By default, what the model's sentence-transformers files say."""
 
 
-Target = Label | NextToken | MaskedToken | SimilarityTo | Callable[[Float[Tensor, "token model"]], Tensor]
+Target = Label | NextToken | Answer | MaskedToken | SimilarityTo | Callable[[Float[Tensor, "token model"]], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,33 +90,38 @@ class PreparedTarget:
     """Returns the target's value and its description."""
 
 
-def prepared(model: LoadedModel, batch: Batch, target: object) -> PreparedTarget:
+def prepared(model: LoadedModel, batch: Batch, target: object, against: str | int | None = None) -> PreparedTarget:
     """Check a target and prepare to evaluate it.
 
     Args:
         model: See `load`.
         batch: The text.
-        target: See `attribute`.
+        target: See `attribute`; but for an `Answer`, which is more than one number.
+        against: A class or token whose logit is subtracted.
 
     Raises:
-        InputError: If `target` is not a target, or the model has no head for it.
+        InputError: If `target` is not a target, the model has no head for it, or nothing can be subtracted from it.
     """
     match target:
         case Label():
-            return _class(model, target)
+            return _class(model, target, against)
         case NextToken():
-            return _next_token(model, target)
+            return _next_token(model, batch, target, against)
         case MaskedToken():
-            return _masked_token(model, batch, target)
+            return _masked_token(model, batch, target, against)
+        case _ if against is not None and not (isinstance(target, str | int) and not isinstance(target, bool)):
+            raise InputError(
+                f"against={against!r}: expected a target that is a class, a token or an answer, got {describe_type(target)}"
+            )
         case SimilarityTo():
             return _similarity(model, target)
         case str() | int() if not isinstance(target, bool):
-            return _class(model, Label(target))
+            return _class(model, Label(target), against)
         case _ if callable(target):
             return PreparedTarget(None, lambda passed: (_own_scalar(target, passed.hidden), "the target"))
     raise InputError(
-        "target: expected a Label, NextToken, MaskedToken or SimilarityTo, a label, or a function of the last hidden vectors; "
-        f"got {describe_type(target)}"
+        "target: expected a Label, NextToken, Answer, MaskedToken or SimilarityTo, a label, or a function of the last hidden "
+        f"vectors; got {describe_type(target)}"
     )
 
 
@@ -111,43 +134,78 @@ def embedding_pooling(model: LoadedModel, pooling: str | None) -> Pooling:
     return pooling_of(model.folder, model.name) if pooling is None else chosen("pooling", pooling, Pooling)
 
 
-def _class(model: LoadedModel, target: Label) -> PreparedTarget:
+def _class(model: LoadedModel, target: Label, against: str | int | None) -> PreparedTarget:
     head = _required(model.classifier, model, "text classifier", "Label")
     labels = {int(number): str(label) for number, label in (head.config.id2label or {}).items()}
-    number = _class_number(target.label, labels)
+    number = _class_number("label", target.label, labels)
+    other = _class_number("against", against, labels)
 
     def evaluate(passed: FrozenPass) -> tuple[Tensor, str]:
-        logits = passed.output.logits[0]
-        best = int(logits.argmax()) if number is None else number
-        return logits[best][None], f"logit of the class {labels.get(best, best)}"
+        return _chosen_logit(passed.output.logits[0], number, other, lambda each: f"the class {labels.get(each, each)}")
 
     return PreparedTarget(head, evaluate)
 
 
-def _class_number(label: str | int | None, labels: dict[int, str]) -> int | None:
+def _chosen_logit(
+    logits: Float[Tensor, " choice"],
+    number: int | None,
+    against: int | None,
+    name: Callable[[int], str],
+    where: str = "",
+) -> tuple[Float[Tensor, "1"], str]:
+    """One logit, or by how much it exceeds another, and its description.
+
+    Args:
+        logits: Those of all classes or tokens.
+        number: Which one; None for the largest.
+        against: The one that is subtracted; None for none.
+        name: The name of each.
+        where: What follows its name.
+    """
+    best = int(logits.argmax()) if number is None else number
+    if against is None:
+        return logits[best][None], f"logit of {name(best)}{where}"
+    return (logits[best] - logits[against])[None], f"logit of {name(best)} minus that of {name(against)}{where}"
+
+
+def _class_number(argument: str, label: str | int | None, labels: dict[int, str]) -> int | None:
     if label is None or (isinstance(label, int) and label in labels):
         return label
     numbers = [number for number, name in labels.items() if name == label]
     if len(numbers) != 1:
         names = ", ".join(f"{name} ({number})" for number, name in labels.items())
-        raise InputError(f"label={label!r}: expected one of {names}")
+        raise InputError(f"{argument}={label!r}: expected one of {names}")
     return numbers[0]
 
 
-def _next_token(model: LoadedModel, target: NextToken) -> PreparedTarget:
+def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: str | int | None) -> PreparedTarget:
+    head = next_token_head(model, "NextToken")
+    number, other = token_number(model, target.token), token_number(model, against, "against")
+    last = batch.input_ids.shape[1] - 1
+    position = last if target.position is None else target.position
+    if not 0 <= position <= last:
+        raise InputError(f"NextToken: expected a position from 0 to {last}, the last token of the text, got {position}")
+    where = "as the next token" if position == last else f"after token {position}"
+    return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), where))
+
+
+def next_token_head(model: LoadedModel, target: str) -> PreTrainedModel:
+    """The causal language model around a base model.
+
+    Raises:
+        InputError: If there is none.
+    """
     if model.translates:
         raise InputError(
-            f"target=NextToken: the encoder of {model.name} predicts no token; load the model with stack='cross', and pass the "
+            f"target={target}: the encoder of {model.name} predicts no token; load the model with stack='cross', and pass the "
             "source and the target so far as a pair (tuple)"
         )
-    head = _required(model.next_token_head, model, "causal language model", "NextToken")
-    number = token_number(model, target.token)
-    return PreparedTarget(head, lambda passed: _logit(model, passed, -1, number, "as the next token"))
+    return _required(model.next_token_head, model, "causal language model", target)
 
 
-def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken) -> PreparedTarget:
+def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against: str | int | None) -> PreparedTarget:
     head = _required(model.masked_language_head, model, "masked language model", "MaskedToken")
-    number = token_number(model, target.token)
+    number, other = token_number(model, target.token), token_number(model, against, "against")
     masks = (batch.input_ids[0] == model.tokenizer.mask_token_id).nonzero().flatten().tolist()
     if not masks or (target.position is not None and target.position not in masks):
         found = ", ".join(map(str, masks)) or "none"
@@ -156,17 +214,23 @@ def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken) -> Prep
             f"{'' if target.position is None else f' at token {target.position}'}; got masks at: {found}"
         )
     position = masks[0] if target.position is None else target.position
-    return PreparedTarget(head, lambda passed: _logit(model, passed, position, number, f"at token {position}"))
+    return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), f"at token {position}"))
 
 
-def _logit(model: LoadedModel, passed: FrozenPass, position: int, number: int | None, where: str) -> tuple[Tensor, str]:
-    logits = passed.output.logits[0, position]
-    best = int(logits.argmax()) if number is None else number
-    return logits[best][None], f"logit of {model.tokenizer.convert_ids_to_tokens(best)!r} {where}"
+def _logit(
+    model: LoadedModel, passed: FrozenPass, position: int, numbers: tuple[int | None, int | None], where: str
+) -> tuple[Tensor, str]:
+    def name(number: int) -> str:
+        return repr(model.tokenizer.convert_ids_to_tokens(number))
+
+    return _chosen_logit(passed.output.logits[0, position], *numbers, name, f" {where}")
 
 
-def token_number(model: LoadedModel, token: str | int | None) -> int | None:
+def token_number(model: LoadedModel, token: str | int | None, argument: str = "token") -> int | None:
     """The number of a token; None for None.
+
+    Args:
+        argument: The name of the argument, for messages.
 
     Raises:
         InputError: If there is no such token, or the word is several.
@@ -183,8 +247,10 @@ def token_number(model: LoadedModel, token: str | int | None) -> int | None:
         pieces = tokenizer.encode(token, add_special_tokens=False)
         if len(pieces) == 1:
             return int(pieces[0])
-        raise InputError(f"token={token!r}: expected a single token, got {len(pieces)}: {tokenizer.tokenize(token)}")
-    raise InputError(f"token={token!r}: expected a token, or its number from 0 to {len(tokenizer) - 1}")
+        raise InputError(
+            f"{argument}={token!r}: expected a single token, got {len(pieces)}: {tokenizer.tokenize(token)}"
+        )
+    raise InputError(f"{argument}={token!r}: expected a token, or its number from 0 to {len(tokenizer) - 1}")
 
 
 def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:

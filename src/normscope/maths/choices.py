@@ -28,6 +28,15 @@ class ValueBias(enum.StrEnum):
     """Those of the first layer with the tokens whose values they belong to, as in the official code of DecompX."""
 
 
+class AnswerMeasure(enum.StrEnum):
+    """What is added up over the tokens of an answer."""
+
+    logit = "logit"
+    """Their logits."""
+    log_probability = "log_probability"
+    """The logarithms of their probabilities."""
+
+
 class Pooling(enum.StrEnum):
     """The last hidden vectors that an embedding is made of."""
 

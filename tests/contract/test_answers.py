@@ -1,0 +1,168 @@
+"""Whole answers: sums over their tokens against single targets and the untouched model, in float64 on tiny random models."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import normscope
+from normscope.api.arguments import single_text
+from normscope.errors import InputError
+from normscope.models.loaded import LoadedModel
+from normscope.models.loading import run_experts_in_float64
+from normscope.models.task_heads import Head
+from tests.contract.test_attribution_targets import with_head
+from tests.tiny import layout_of
+
+PROMPT = "the lady cracked three eggs"
+ANSWER = "onions the film"
+EXACT = {"rtol": 0, "atol": 1e-10}
+
+
+def causal(model_type, tokenizer):
+    head = with_head(AutoModelForCausalLM, model_type, vocab_size=len(tokenizer))
+    run_experts_in_float64(head)
+    layout = layout_of(model_type, config=head.config)
+    return LoadedModel(
+        head.base_model, tokenizer, layout, "tiny", None, None, 30,
+        load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def model(tokenizer):
+    return causal("llama", tokenizer)
+
+
+def ids_of(model, answer=ANSWER):
+    return model.tokenizer(PROMPT)["input_ids"], model.tokenizer.encode(answer, add_special_tokens=False)
+
+
+def logits_of(model, ids):
+    inputs = single_text(model, model.tokenizer.pad({"input_ids": [ids]}), "a test").model_inputs()
+    with torch.inference_mode():
+        return model.next_token_head(**inputs).logits[0]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "gpt_neox", "opt", "qwen3", "mixtral", "qwen2_moe"])
+def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
+    """One target at a time, each after the prompt and the answer so far, gives the rows of the matrix and their sum."""
+    model = causal(model_type, tokenizer)
+    prompt, answer = ids_of(model)
+    whole = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER))
+    each = normscope.attribute(model, PROMPT, normscope.Answer(answer, matrix=True))
+    assert whole.tokens == tuple(tokenizer.convert_ids_to_tokens([*prompt, *answer[:-1]]))
+    assert dict(whole.sides) == {"prompt": len(prompt), "answer": len(answer) - 1}
+    text = tokenizer.pad({"input_ids": [[*prompt, *answer[:-1]]]})
+    logits = logits_of(model, [*prompt, *answer[:-1]])
+    scores, values = [], []
+    for number, token in enumerate(answer):
+        position = len(prompt) - 1 + number
+        one = normscope.attribute(model, text, normscope.NextToken(token, position=position))
+        scores.append(one.scores)
+        values.append(float(logits[position, token]))
+        assert one.target == pytest.approx(values[-1], rel=1e-5)  # Qwen's norms round to float32
+    np.testing.assert_allclose(each.matrix.to_numpy(), scores, **EXACT)
+    for found in (whole, each):
+        np.testing.assert_allclose(found.scores, np.sum(scores, axis=0), **EXACT)
+        assert found.target == pytest.approx(sum(values), rel=1e-5)
+        assert abs(found.remainder) < 1e-10
+        assert found.error < 1e-12
+    assert list(each.matrix.index) == tokenizer.convert_ids_to_tokens(answer)
+    assert list(each.table["side"]) == ["prompt"] * len(prompt) + ["answer"] * (len(answer) - 1)
+
+
+def test_what_a_log_probability_leaves_over_is_the_entropy(model):
+    prompt, answer = ids_of(model)
+    found = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER, measure="log_probability"))
+    logits = logits_of(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
+    logarithms = logits.log_softmax(dim=-1)
+    assert found.target == pytest.approx(float(logarithms.gather(1, torch.tensor(answer)[:, None]).sum()))
+    assert found.remainder == pytest.approx(float((logarithms.exp() * logarithms).sum()))
+    means = (logarithms.exp() * logits).sum(dim=-1)
+    rest = float((logits.gather(1, torch.tensor(answer)[:, None])[:, 0] - means).sum())
+    assert found.scores.sum() + found.bias == pytest.approx(rest)
+    assert "minus the entropy" in repr(found)
+
+
+def test_the_models_own_answer_is_its_most_likely_continuation(model):
+    found = normscope.attribute(model, PROMPT, normscope.Answer(tokens=4))
+    ids, answer = list(ids_of(model)[0]), []
+    for _ in range(4):
+        answer.append(int(logits_of(model, ids)[-1].argmax()))
+        ids.append(answer[-1])
+    given = normscope.attribute(model, PROMPT, normscope.Answer(answer))
+    assert found.tokens == given.tokens
+    assert found.target == pytest.approx(given.target)
+    model.next_token_head.generation_config.eos_token_id = answer[1]
+    end = answer.index(answer[1])  # the answer may have begun with this token
+    ended = normscope.attribute(model, PROMPT, normscope.Answer(tokens=4))
+    assert ended.sides["answer"] == end
+    long = normscope.attribute(model, PROMPT, normscope.Answer(answer[:1] * 20))
+    assert len(long.tokens) <= model.max_length
+
+
+def test_why_this_and_not_that(model):
+    """Differences of targets are differences of everything that is published about them."""
+    this, that = (normscope.attribute(model, PROMPT, normscope.NextToken(token)) for token in ("film", "onions"))
+    found = normscope.attribute(model, PROMPT, normscope.NextToken("film"), against="onions")
+    np.testing.assert_allclose(found.scores, this.scores - that.scores, **EXACT)
+    assert found.target == pytest.approx(this.target - that.target)
+    assert found.what == "logit of 'film' minus that of 'onions' as the next token"
+    answers = ("onions film", "the lady film")
+    this, that = (normscope.attribute(model, PROMPT, normscope.Answer(answer)) for answer in answers)
+    found = normscope.attribute(model, PROMPT, normscope.Answer(answers[0]), against=answers[1])
+    length = this.sides["prompt"]
+    assert dict(found.sides) == {"prompt": length, "answer": 1, "against": 2}
+    expected = [*(this.scores[:length] - that.scores[:length]), *this.scores[length:], *-that.scores[length:]]
+    np.testing.assert_allclose(found.scores, expected, **EXACT)
+    assert found.target == pytest.approx(this.target - that.target)
+    assert found.error < 1e-12
+
+
+def test_spans_add_up_their_tokens(model):
+    spans = {"eggs": (23, 27), "lady": (4, 16)}  # the lady cracked three eggs
+    found = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER), spans=spans)
+    words = ["rest", "rest", "lady", "lady", "rest", "eggs", "rest"]
+    assert found.tokens[: len(words)] == ("[CLS]", "the", "lady", "cracked", "three", "eggs", "[SEP]")
+    assert list(found.spans) == ["lady", "eggs", "rest"]
+    for name, value in found.spans.items():
+        members = [at for at, word in enumerate(words) if word == name]
+        assert value == pytest.approx(found.scores[members].sum())
+    one = normscope.attribute(model, PROMPT, normscope.NextToken("film"), spans=spans)
+    assert sum(one.spans.values()) == pytest.approx(one.scores.sum())
+    assert "by span: lady" in repr(one)
+    by_word = normscope.attribute(model, PROMPT, normscope.NextToken("film"), spans=spans, level="word")
+    assert by_word.spans == pytest.approx(one.spans)
+
+
+@pytest.mark.parametrize(
+    ("target", "others", "message"),
+    [
+        (normscope.Answer(""), {}, "answer: expected at least one token, got none"),
+        (normscope.Answer([3, 10**6]), {}, "answer: expected token ids from 0 to"),
+        (normscope.Answer(tokens=0), {}, "tokens=0: expected at least 1"),
+        (normscope.Answer([5] * 40), {}, "answer: 7 tokens of the text and 40 of the answer are more than 30"),
+        (normscope.Answer("film", measure="nats"), {}, "measure='nats': expected one of logit, log_probability"),
+        (normscope.Answer("film"), {"against": 3}, "against=3: expected another answer"),
+        (normscope.NextToken("film"), {"against": [3]}, "expected a class or a token"),
+        (
+            normscope.NextToken("film"),
+            {"against": "extraordinary onions"},
+            "against='extraordinary onions': expected a single",
+        ),
+        (normscope.NextToken("film", position=7), {}, "expected a position from 0 to 6"),
+        (lambda hidden: hidden.sum(), {"against": "film"}, "against='film': expected a target that is a class"),
+        (
+            normscope.Answer("film"),
+            {"spans": {"a": (0, 99)}},
+            "spans: expected 'a' to be a part of 0 to 27, got 0 to 99",
+        ),
+        (normscope.Answer("film"), {"spans": {"a": (0, 9), "b": (8, 12)}}, "'a' and 'b' overlap at 8"),
+        (normscope.Answer("film"), {"spans": {"a": (1, 2)}}, "no token begins in 'a'"),
+        (normscope.Answer("film"), {"spans": {"rest": (0, 3)}}, "expected another name than 'rest'"),
+    ],
+)
+def test_invalid_answers_and_spans_are_refused(model, target, others, message):
+    with pytest.raises(InputError, match=message):
+        normscope.attribute(model, PROMPT, target, **others)
