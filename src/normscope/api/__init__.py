@@ -2,7 +2,8 @@
 
 from normscope.api.analysing import run
 from normscope.api.attributed_maps import AttributionMap, attribution_maps
-from normscope.api.attributed_scores import Attribution, attribute
+from normscope.api.attributed_scores import attribute
+from normscope.api.attribution import Attribution
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.embedding_similarity import Similarity, similarity
 from normscope.api.explorers import Explorer

@@ -1,9 +1,12 @@
 """Attribution of a whole answer: the sum of what a causal language model gives each of its tokens."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +14,10 @@ from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.api.arguments import chosen, single_text
+from normscope.api.attribution import Attribution, table_of_effects
+from normscope.api.spans import sums_of_spans
 from normscope.api.targets import Answer, next_token_head
+from normscope.attribution.effects import Effects, effects_of
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
@@ -21,9 +27,78 @@ from normscope.models.frozen_pass import FrozenPass, frozen_pass
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import require_unicode
 from normscope.rounding import counted
+from normscope.running.token_maps import numbers_of, texts_of
+
+_SUMMED = {
+    AnswerMeasure.logit: "logit of",
+    AnswerMeasure.log_probability: "log-probability (the remainder is minus the entropy of the predictions) of",
+}
+"""What is said of the number that an answer's tokens add up to."""
 
 
-class AttributedAnswer(NamedTuple):
+def attributed_answer(
+    model: LoadedModel,
+    prompt: Batch,
+    asked: tuple[Answer, str | int | list[int] | None],
+    owners: Sequence[str] | None,
+    bias: ValueBias,
+    level: Level,
+    direct: bool | None,
+) -> Attribution:
+    """Attribute an answer, or the difference between two answers to the same prompt.
+
+    Args:
+        prompt: What the answers follow.
+        asked: The answer, and the one that is subtracted, if there is one.
+        owners: The span of each token of the prompt; None without spans.
+        direct: Whether to find direct or total effects; None for neither.
+    """
+    target, against = asked
+    if isinstance(against, int):
+        raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
+    _ = model.layers_verification
+    found = [_attribute(model, prompt, target, bias, level, direct)]
+    if against is not None:
+        found.append(_attribute(model, prompt, dataclasses.replace(target, answer=against, matrix=False), bias, level))
+    length = prompt.input_ids.shape[1]
+    names, numbers = [texts_of(model, each.batch) for each in found], [numbers_of(each.batch) for each in found]
+    asked_units = len({*numbers[0][:length].tolist()})
+    signed = [sign * each.parts.scores[0].cpu().numpy() for sign, each in zip((1, -1), found, strict=False)]
+    of_units = [np.bincount(units, scores) for units, scores in zip(numbers, signed, strict=True)]
+    by_token, effects = found[0].by_token, found[0].effects
+    matrix = None
+    if by_token is not None:
+        rows = model.tokenizer.convert_ids_to_tokens(list(found[0].answer))
+        matrix = pd.DataFrame([np.bincount(numbers[0], row) for row in by_token.cpu().numpy()], rows, list(names[0]))
+    in_prompt = np.sum([scores[:length] for scores in signed], axis=0)
+    said = " minus that of ".join(repr(model.tokenizer.decode(each.answer)) for each in found)
+    counts = [asked_units, *(len(each) - asked_units for each in names)]
+    return Attribution(
+        tokens=(*names[0], *itertools.chain.from_iterable(each[asked_units:] for each in names[1:])),
+        scores=np.concatenate(
+            [
+                np.sum([scores[:asked_units] for scores in of_units], axis=0),
+                *(scores[asked_units:] for scores in of_units),
+            ]
+        ),
+        bias=_difference(found, "bias"),
+        remainder=_difference(found, "remainder"),
+        target=_difference(found, "target"),
+        what=f"{_SUMMED[AnswerMeasure(target.measure)]} {said}",
+        error=max(float(each.parts.error) for each in found),
+        sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
+        matrix=matrix,
+        spans=None if owners is None else sums_of_spans(in_prompt, owners),
+        effects=None if effects is None else table_of_effects(effects, names[0], numbers[0]),
+    )
+
+
+def _difference(found: "Sequence[_Found]", part: str) -> float:
+    """A part of an answer, less that of the answer that it is compared with."""
+    return sum(sign * float(getattr(each.parts, part)) for sign, each in zip((1, -1), found, strict=False))
+
+
+class _Found(NamedTuple):
     """An answer, and what its tokens come from."""
 
     batch: Batch
@@ -34,15 +109,18 @@ class AttributedAnswer(NamedTuple):
     """Those of the sum."""
     by_token: Float[Tensor, "answer token"] | None
     """The scores for each token of the answer; None unless `Answer.matrix`."""
+    effects: Effects | None
+    """What the parts of the model add to the sum; None unless asked for."""
 
 
-def attribute_answer(
-    model: LoadedModel, prompt: Batch, target: Answer, bias: ValueBias, level: Level
-) -> AttributedAnswer:
+def _attribute(
+    model: LoadedModel, prompt: Batch, target: Answer, bias: ValueBias, level: Level, direct: bool | None = None
+) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
     Args:
         prompt: What the answer follows.
+        direct: Whether to find direct or total effects; None for neither.
 
     Raises:
         InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
@@ -65,8 +143,9 @@ def attribute_answer(
         torch.enable_grad(),
     ):
         values = _values(passed, len(asked) - 1, answer, measure)
+        effects = None if direct is None else effects_of(passed, values.sum(), direct=direct)
         if not target.matrix:
-            return AttributedAnswer(batch, answer, attribute_scalars(passed, values.sum()[None], bias), None)
+            return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], bias), None, effects)
         each = [attribute_scalars(passed, value[None], bias) for value in values]
     parts = ScalarAttribution(
         *(
@@ -74,7 +153,7 @@ def attribute_answer(
             for field in dataclasses.fields(ScalarAttribution)
         )
     )
-    return AttributedAnswer(batch, answer, parts, torch.cat([one.scores for one in each]))
+    return _Found(batch, answer, parts, torch.cat([one.scores for one in each]), effects)
 
 
 def _values(

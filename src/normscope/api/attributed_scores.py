@@ -1,104 +1,33 @@
-"""Attribution of one number to the tokens of a text."""
+"""Attribution of one number to the tokens of a text, and to the parts of the model."""
 
 import dataclasses
-import html
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.answers import attribute_answer
+from normscope.api.answers import attributed_answer
 from normscope.api.arguments import chosen, single_text
+from normscope.api.attribution import Attribution, table_of_effects
 from normscope.api.calls import checked, in_turn
-from normscope.api.coloured_tokens import LEGEND, coloured, signed
 from normscope.api.spans import span_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, NextToken, Target, prepared, token_number
+from normscope.attribution.effects import effects_of
 from normscope.attribution.methods import check_supported
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.translations import attribute_translation
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.maths.choices import AnswerMeasure, ValueBias
+from normscope.maths.choices import ValueBias
 from normscope.models.frozen_pass import frozen_pass
 from normscope.models.frozen_translation import frozen_translation
 from normscope.models.loaded import LoadedModel
 from normscope.models.text_batches import Text, describe_type
-from normscope.running.token_maps import texts_of
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Attribution:
-    """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
-
-    tokens: tuple[str, ...]
-    """The tokens of the text; for a translation, those of the source, then those of the target so far."""
-    scores: Float[np.ndarray, " token"]
-    """How much each token adds to the target."""
-    bias: float
-    """What the model's biases add."""
-    remainder: float
-    """What remains if the target is not linear in the last hidden vectors; otherwise 0 up to rounding."""
-    target: float
-    """The target's value."""
-    what: str
-    """What the target is, in words."""
-    error: float
-    """How far the parts miss the target, relative to the sum of their sizes: rounding error only."""
-    sides: Mapping[str, int] | None = None
-    """What the tokens belong to, in order, with the number of tokens of each: `source` and `target` of a translation; for an
-    `Answer`, the `prompt`, the `answer` and, with a minus sign, what it is compared with (`against`). None for a single text.
-    The last token of an answer predicts nothing and is left out."""
-    matrix: pd.DataFrame | None = None
-    """For an `Answer` with `matrix=True`: the score of every token (column) for each of the answer's tokens (row)."""
-    spans: Mapping[str, float] | None = None
-    """The sum of the scores in each span of the text, and in the `rest`; None without spans."""
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per token; tokens are numbered from 0 on each `side`, if there is more than one."""
-        table = pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
-        if self.sides is not None:
-            table.insert(0, "side", [side for side, count in self.sides.items() for _ in range(count)])
-            table["position"] = [number for count in self.sides.values() for number in range(count)]
-        return table
-
-    @property
-    def _sum(self) -> str:
-        rounding = 1e-5 * (np.abs(self.scores).sum() + abs(self.bias))
-        rest = "" if abs(self.remainder) <= rounding else f" + remainder {signed(self.remainder)}"
-        rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
-        scores = float(self.scores.sum())
-        what = f"{self.what[0].upper()}{self.what[1:]}"
-        return f"{what} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"
-
-    def _repr_html_(self) -> str:
-        largest = float(np.abs(self.scores).max(initial=0))
-        ends = [len(self.tokens)] if self.sides is None else list(itertools.accumulate(self.sides.values()))
-        parts = [slice(*ends) for ends in itertools.pairwise([0, *ends])]
-        texts = "".join(coloured(self.tokens[part], self.scores[part], largest) for part in parts)
-        return (
-            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
-            f"<p>{html.escape(self._sum)}</p>{texts}{LEGEND}</div>"
-        )
-
-    def __repr__(self) -> str:
-        return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
-
-
-_SUMMED = {
-    AnswerMeasure.logit: "logit of",
-    AnswerMeasure.log_probability: "log-probability (the remainder is minus the entropy of the predictions) of",
-}
-"""What is said of the number that an answer's tokens add up to."""
-
-
-def _listed(spans: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {signed(value)}" for name, value in spans.items())
+from normscope.running.token_maps import numbers_of, texts_of
 
 
 @checked
@@ -110,6 +39,8 @@ def attribute(
     *,
     against: str | int | list[int] | None = None,
     spans: Mapping[str, tuple[int, int]] | None = None,
+    by: str | Iterable[str] | None = None,
+    direct: bool = False,
     bias: str = "token",
     level: str = "token",
 ) -> Attribution:
@@ -125,14 +56,17 @@ def attribute(
             translation, by a model loaded with `stack="cross"`: the source, and the target so far.
         target: What to attribute. `Label`, or a class's name or number, is the logit of a class; `NextToken` and `MaskedToken`
             are the logit of a token; `Answer` is the sum over the tokens of an answer; `SimilarityTo` is the cosine similarity
-            with another text. A function of the last hidden
-            vectors (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the
-            rest.
+            with another text. A function of the last hidden vectors (token, model) must return a scalar tensor; it is
+            linearised at these vectors, and `.remainder` holds the rest.
         against: A class, a token or an answer of the same kind as the target: its value is subtracted, so that scores say why
             the target and not this. For an `Answer`, it is attributed in a pass of its own.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
-            of token ids, numbers of tokens. A token belongs to the span that its first character, spaces apart, lies in. See
-            `.spans`.
+            of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
+            See `.spans`.
+        by: Also find what the parts of the model add, by `layer`, `head` and `token` or some of them; see `.effects`. The
+            tokens of a head are those whose values it reads; those of a network are the ones whose vectors it changes.
+        direct: Whether these effects are direct: what a part writes into the output by itself, along the residual connections
+            and their norms (direct logit attribution). By default they are total: through all later layers.
         bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
             belong to (`decompx`), as in the official code of DecompX.
         level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.
@@ -142,19 +76,45 @@ def attribute(
 
     Source: Modarressi et al. 2023, DecompX (arXiv:2306.02873).
     """
-    rule, of_level = chosen("bias", bias, ValueBias), chosen("level", level, Level)
+    asked = _Asked(
+        target,
+        against,
+        spans,
+        _columns(by, direct=direct),
+        direct,
+        chosen("bias", bias, ValueBias),
+        chosen("level", level, Level),
+    )
     if model.layout.reads_target:
-        if against is not None or spans is not None:
-            name = "spans" if against is None else "against"
-            raise InputError(
-                f"{name}: expected none for a translation, which has no other answer or spans yet; leave it out"
-            )
-        return _next_of_translation(model, text, target, rule, of_level)
+        return _next_of_translation(model, text, asked)
+    found = _of_text(model, text, asked)
+    return found if found.effects is None else _grouped(found, asked)
+
+
+class _Asked(NamedTuple):
+    """What is attributed, and what it is attributed to; see `attribute`."""
+
+    target: object
+    against: str | int | list[int] | None
+    spans: Mapping[str, tuple[int, int]] | None
+    columns: tuple[str, ...] | None
+    """Those of the table of effects; None without one."""
+    direct: bool
+    bias: ValueBias
+    level: Level
+
+
+def _of_text(model: LoadedModel, text: object, asked: _Asked) -> Attribution:
+    """The attribution of a number of a single stack, with all its effects."""
+    target, against = asked.target, asked.against
+    direct = None if asked.columns is None else asked.direct
     check_supported(model.layout)
-    batch = single_text(model, text, "attribute", of_level)
-    owners = None if spans is None else span_of_tokens(model, text, batch, spans)
+    batch = single_text(model, text, "attribute", asked.level)
+    owners = None if asked.spans is None else span_of_tokens(model, text, batch, asked.spans)
     if isinstance(target, Answer):
-        return _answer(model, batch, (target, against), owners, rule, of_level)
+        if against is not None and direct is not None:
+            raise InputError("by: expected a single answer; leave out against, or compare two results")
+        return attributed_answer(model, batch, (target, against), owners, asked.bias, asked.level, direct)
     if isinstance(against, list):
         raise InputError(f"against={against!r}: expected a class or a token; token ids are for target=Answer(…)")
     ready = prepared(model, batch, target, against)
@@ -165,81 +125,46 @@ def attribute(
         torch.enable_grad(),
     ):
         value, what = ready.evaluate(passed)
-        parts = attribute_scalars(passed, value, rule)
+        parts = attribute_scalars(passed, value, asked.bias)
+        effects = None if direct is None else effects_of(passed, value[0], direct=direct)
+    scores, tokens = parts.scores[0].cpu().numpy(), texts_of(model, batch)
     return Attribution(
-        tokens=texts_of(model, batch),
-        scores=_of_units(parts.scores[0].cpu().numpy(), batch),
+        tokens=tokens,
+        scores=_of_units(scores, batch),
         bias=float(parts.bias),
         remainder=float(parts.remainder),
         target=float(parts.target),
         what=what,
         error=float(parts.error),
-        spans=None if owners is None else sums_of_spans(parts.scores[0].cpu().numpy(), owners),
+        spans=None if owners is None else sums_of_spans(scores, owners),
+        effects=None if effects is None else table_of_effects(effects, tokens, numbers_of(batch)),
     )
 
 
-def _answer(
-    model: LoadedModel,
-    prompt: Batch,
-    asked: tuple[Answer, str | int | list[int] | None],
-    owners: Sequence[str] | None,
-    bias: ValueBias,
-    level: Level,
-) -> Attribution:
-    """Attribute an answer, or the difference between two answers to the same prompt."""
-    target, against = asked
-    if isinstance(against, int):
-        raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
-    _ = model.layers_verification
-    found = [attribute_answer(model, prompt, target, bias, level)]
-    if against is not None:
-        other = dataclasses.replace(target, answer=against, matrix=False)
-        found.append(attribute_answer(model, prompt, other, bias, level))
-    length, signs = prompt.input_ids.shape[1], (1, -1)
-    scores = [sign * each.parts.scores[0].cpu().numpy() for sign, each in zip(signs, found, strict=False)]
-    of_prompt = np.sum([of_pass[:length] for of_pass in scores], axis=0)
-    names = [texts_of(model, each.batch) for each in found]
-    numbers = [_numbers(each.batch) for each in found]
-    asked_units = len(set(numbers[0][:length]))
-    parts = [np.bincount(of_pass, of_scores) for of_pass, of_scores in zip(numbers, scores, strict=True)]
-    whole = np.sum([part[:asked_units] for part in parts], axis=0)
-    by_token, matrix = found[0].by_token, None
-    if by_token is not None:
-        rows = model.tokenizer.convert_ids_to_tokens(list(found[0].answer))
-        matrix = pd.DataFrame([np.bincount(numbers[0], row) for row in by_token.cpu().numpy()], rows, list(names[0]))
-    size = sum(
-        float(np.abs(of_pass).sum() + each.parts.bias.abs()) for of_pass, each in zip(scores, found, strict=True)
-    )
-    sums = {
-        name: sum(sign * float(getattr(each.parts, name)) for sign, each in zip(signs, found, strict=False))
-        for name in ("bias", "remainder", "target")
-    }
-    total = sum(float(of_pass.sum()) for of_pass in scores)
-    said = [model.tokenizer.decode(each.answer) for each in found]
-    return Attribution(
-        tokens=(*names[0], *(names[1][asked_units:] if len(names) > 1 else ())),
-        scores=np.concatenate([whole, *(part[asked_units:] for part in parts)]),
-        **sums,
-        what=f"{_SUMMED[AnswerMeasure(target.measure)]} " + " minus that of ".join(map(repr, said)),
-        error=abs(total + sums["bias"] + sums["remainder"] - sums["target"]) / max(size, np.finfo(float).tiny),
-        sides=dict(
-            zip(
-                ("prompt", "answer", "against"),
-                [asked_units, *(len(each) - asked_units for each in names)],
-                strict=False,
-            )
-        ),
-        matrix=matrix,
-        spans=None if owners is None else sums_of_spans(of_prompt, owners),
-    )
+_BY = ("layer", "head", "token")
 
 
-def _numbers(batch: Batch) -> Int[np.ndarray, " token"]:
-    """The number of each token of a batch of one, or of its word if these are measured."""
-    if batch.units is None:
-        return np.arange(batch.input_ids.shape[1])
-    numbers: np.ndarray = batch.units[0].cpu().numpy()
-    return numbers
+def _columns(by: str | Iterable[str] | None, *, direct: bool) -> tuple[str, ...] | None:
+    """The columns of the table of effects."""
+    if by is None:
+        return None
+    names = {by} if isinstance(by, str) else {*by}
+    if not names or not names <= {*_BY}:
+        raise InputError(f"by={by!r}: expected some of {', '.join(_BY)}")
+    if not direct and "layer" not in names:
+        raise InputError(
+            "by: expected `layer` among them, because total effects of different layers do not add up; add it, or set "
+            "direct=True"
+        )
+    of_tokens = ("position", "token") if "token" in names else ()
+    return (*(["layer"] if "layer" in names else []), "part", *(["head"] if "head" in names else []), *of_tokens)
+
+
+def _grouped(found: Attribution, asked: _Asked) -> Attribution:
+    assert found.effects is not None
+    assert asked.columns is not None
+    table = found.effects.groupby(list(asked.columns), sort=False, dropna=False)["value"].sum().reset_index()
+    return dataclasses.replace(found, effects=table, direct=asked.direct)
 
 
 def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.ndarray, " unit"]:
@@ -252,19 +177,22 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     return np.concatenate(added)
 
 
-def _next_of_translation(
-    model: LoadedModel, text: object, target: object, bias: ValueBias, level: Level
-) -> Attribution:
+def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Attribution:
+    target = asked.target
     if not isinstance(target, NextToken):
         raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")
-    if bias is not ValueBias.token:
+    if asked.bias is not ValueBias.token:
         raise InputError("bias=decompx is not defined for translations; use bias=token")
+    refused = {"against": asked.against, "spans": asked.spans, "by": asked.columns, "position": target.position}
+    for name, value in refused.items():
+        if value is not None:
+            raise InputError(f"{name}: not defined for translations; leave it out")
     head = model.translator
     if head is None:
         raise InputError(
             f"target=NextToken: {model.name} has no weights of a translator; load a checkpoint that has them"
         )
-    batch = single_text(model, text, "attribute", level)
+    batch = single_text(model, text, "attribute", asked.level)
     assert batch.source is not None
     number = token_number(model, target.token)
     with frozen_translation(head, batch.model_inputs()) as passed:

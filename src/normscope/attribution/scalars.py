@@ -50,7 +50,7 @@ def attribute_scalars(
     Raises:
         InputError: If the activation of a network is unknown.
     """
-    after = _from_head(passed, targets)
+    after = from_head(passed, targets)
     (gradient,) = torch.autograd.grad(targets.sum(), passed.hidden, retain_graph=True)
     gradient = gradient * passed.token_mask.unsqueeze(-1)
     back = passed.transposed(gradient)
@@ -68,7 +68,7 @@ def attribute_scalars(
     return ScalarAttribution(scores * wide(mask), from_biases, target - linear - after, target)
 
 
-def _from_head(passed: FrozenPass, targets: Tensor) -> Tensor:
+def from_head(passed: FrozenPass, targets: Tensor) -> Tensor:
     """What the biases after the last hidden vectors add to each target: gradient × bias."""
     if not passed.biases:
         return torch.zeros_like(wide(targets.detach()))

@@ -156,17 +156,39 @@ class FrozenAttention:
 
     def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
         """The gradient at what W_V reads. Values that receive no weight from a token get none."""
-        heads, model, head_dim = self.value_weight.shape
-        context = (gradient @ self.output_weight.flatten(0, 1).T).unflatten(-1, (heads, head_dim)).transpose(1, 2)
-        value = torch.zeros_like(context)
-        for queries, weights in self.strips():
-            value += weights.transpose(-1, -2) @ context[:, :, queries]
-        side_by_side = value.transpose(1, 2).flatten(2)
+        model = self.value_weight.shape[1]
+        side_by_side = self.at_values(gradient).transpose(1, 2).flatten(2)
         return Gradient(
             inputs=side_by_side @ self.value_weight.transpose(0, 1).reshape(model, -1).T,
             bias=_product(gradient, self.output_bias),
             value_bias=side_by_side @ self.value_bias.flatten(),
         )
+
+    def at_values(self, gradient: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch head token head_dim"]:
+        """The gradient at the values of every head."""
+        heads, _, head_dim = self.value_weight.shape
+        context = (gradient @ self.output_weight.flatten(0, 1).T).unflatten(-1, (heads, head_dim)).transpose(1, 2)
+        value = torch.zeros_like(context)
+        for queries, weights in self.strips():
+            value += weights.transpose(-1, -2) @ context[:, :, queries]
+        return value
+
+
+class LayerGradients(NamedTuple):
+    """The gradients of a scalar at the parts of a layer.
+
+    Where everything else is held fixed, the scalar is gradient × value summed over the heads, gradient × input summed over what
+    bypasses attention, and the bias.
+    """
+
+    values: Float[Tensor, "batch head token head_dim"]
+    """At the values of every head."""
+    network: Float[Tensor, "batch token model"]
+    """At the output of the feed-forward network."""
+    bypass: Float[Tensor, "batch token model"]
+    """At the layer's input, by all ways but through attention."""
+    bias: Float[Tensor, " batch"]
+    """What constants add that come after the values."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,25 +258,41 @@ class FrozenLayer:
             return output
         return _affine(self.beside_norm, output + self.beside.constant(like))
 
-    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
-        """The gradient at the layer's input of a scalar with this gradient at its output."""
+    def transposed(
+        self,
+        gradient: Float[Tensor, "batch token model"],
+        note: Callable[[LayerGradients], None] | None = None,
+        *,
+        direct: bool = False,
+    ) -> Gradient:
+        """The gradient at the layer's input of a scalar with this gradient at its output.
+
+        Args:
+            note: Receives the gradients at the layer's parts.
+            direct: Whether to go back along the residual connections and their norms alone.
+        """
         beside = torch.zeros_like(gradient)
         bias = gradient.new_zeros(len(gradient))
         if self.beside is not None:
             gradient, bias = _back(self.beside_norm, gradient, bias)
             beside, bias = _back(self.beside, gradient, bias)
         block, bias = _back(self.output_norm, gradient, bias)
-        added, bias = _back(self.feed_forward_output_norm, block, bias)
-        added, bias = _back(self.feed_forward, added, bias)
-        read, bias = _back(self.feed_forward_norm, added, bias)
+        network, bias = _back(self.feed_forward_output_norm, block, bias)
         inputs = beside
-        if self.parallel:
-            inputs = inputs + read
-        else:
-            block = block + read
+        if not direct:
+            read, bias = _back(self.feed_forward, network, bias)
+            read, bias = _back(self.feed_forward_norm, read, bias)
+            if self.parallel:
+                inputs = inputs + read
+            else:
+                block = block + read
         block, bias = _back(self.block_norm, block, bias)
         attended, bias = _back(self.attention_output_norm, block, bias)
         at_values = self.attention.transposed(attended)
+        if note is not None:
+            note(LayerGradients(self.attention.at_values(attended), network, inputs + block, bias + at_values.bias))
+        if direct:
+            return Gradient(inputs + block, bias + at_values.bias)
         read, bias = _back(self.attention_norm, at_values.inputs, bias + at_values.bias)
         return Gradient(inputs + block + read, bias, at_values.value_bias)
 

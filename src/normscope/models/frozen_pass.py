@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient
+from normscope.maths.frozen import FrozenLayer, FrozenNorm, Gradient, LayerGradients
 from normscope.models.block import full_precision
 from normscope.models.feed_forward import FeedForwardBlock
 from normscope.models.feed_forward_modules import bind_feed_forward
@@ -85,11 +85,20 @@ class FrozenPass:
         with torch.inference_mode():
             return self._freezer.layer(block)
 
-    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
+    def transposed(
+        self,
+        gradient: Float[Tensor, "batch token model"],
+        note: Callable[[FeedForwardBlock, LayerGradients], None] | None = None,
+        *,
+        direct: bool = False,
+    ) -> Gradient:
         """Carry the gradient of a scalar from the last hidden vectors back to the first layer's inputs.
 
         Args:
             gradient: At `hidden`; zero at padding.
+            note: Receives each layer, from the last to the first, and the gradients at its parts. Their bias includes that of
+                all later layers.
+            direct: Whether to go back along the residual connections and their norms alone.
 
         Returns:
             The gradient at `embeddings`, the part of the scalar that comes from biases other than those of the first layer's
@@ -103,11 +112,18 @@ class FrozenPass:
             bias = gradient.new_zeros(len(gradient))
             if self.final_norm is not None:
                 gradient, bias, _ = self.final_norm.transposed(gradient)
+            value_bias: Tensor | None = None
             for number in range(self.layers, 0, -1):
-                gradient, added, value_bias = self.layer(number).transposed(gradient)
-                assert value_bias is not None
+                block = self.block(number)
+
+                def noted(parts: LayerGradients, block: FeedForwardBlock = block, later: Tensor = bias) -> None:
+                    assert note is not None
+                    note(block, parts._replace(bias=parts.bias + later))
+
+                layer = self._freezer.layer(block)
+                gradient, added, value_bias = layer.transposed(gradient, None if note is None else noted, direct=direct)
                 bias = bias + added
-                if number > 1:
+                if number > 1 and value_bias is not None:
                     bias = bias + value_bias.sum(dim=-1)
             return Gradient(gradient, bias, value_bias)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
@@ -196,7 +197,6 @@ def _sentence(
     weights: list[np.ndarray] = []
     norms: list[np.ndarray] = []
     block_maps: list[dict[str, np.ndarray]] = []
-
     groups = batch.to(model.device).groups
 
     def visit(block: AttentionBlock) -> None:
@@ -289,6 +289,14 @@ def texts_of(model: LoadedModel, side: Batch) -> tuple[str, ...]:
     """The tokens of a batch of one, or its words if these are measured."""
     units = None if side.units is None else side.units[0].tolist()
     return unit_texts(model.tokenizer, side.input_ids[0].tolist(), units)
+
+
+def numbers_of(batch: Batch) -> Int[np.ndarray, " token"]:
+    """The number of each token of a batch of one, or of its word if these are measured."""
+    if batch.units is None:
+        return np.arange(batch.input_ids.shape[1])
+    numbers: np.ndarray = batch.units[0].cpu().numpy()
+    return numbers
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

@@ -93,6 +93,7 @@ def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any
         "Callback.figure": (callback.figure, {"metric": "mixing"}),
         "Label": (_attribute(stock.wrapped, normscope.Label), {"label": 0}),
         "NextToken": (_attribute(stock.causal, normscope.NextToken), {"token": None}),
+        "Answer": (_attribute(stock.causal, normscope.Answer), {"answer": None}),
         "MaskedToken": (_attribute(stock.masked, normscope.MaskedToken, "the [MASK] river"), {"token": None}),
         "SimilarityTo": (_attribute(stock.wrapped, normscope.SimilarityTo), {"text": OTHER, "pooling": "mean"}),
         "Decomposition.figure": (decomposition.figure, {}),

@@ -1,0 +1,159 @@
+"""The parts of a number that a model computes."""
+
+import dataclasses
+import html
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.analyses.findings import HeatmapGrid
+from normscope.api.coloured_tokens import LEGEND, coloured, signed
+from normscope.api.picture import Picture
+from normscope.attribution.effects import Effects
+from normscope.errors import InputError
+from normscope.statistics.tidy import tidy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attribution:
+    """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
+
+    tokens: tuple[str, ...]
+    """The tokens of the text; for a translation, those of the source, then those of the target so far."""
+    scores: Float[np.ndarray, " token"]
+    """How much each token adds to the target."""
+    bias: float
+    """What the model's biases add."""
+    remainder: float
+    """What remains if the target is not linear in the last hidden vectors; otherwise 0 up to rounding."""
+    target: float
+    """The target's value."""
+    what: str
+    """What the target is, in words."""
+    error: float
+    """How far the parts miss the target, relative to the sum of their sizes: rounding error only."""
+    sides: Mapping[str, int] | None = None
+    """What the tokens belong to, in order, with the number of tokens of each: `source` and `target` of a translation; for an
+    `Answer`, the `prompt`, the `answer` and, with a minus sign, what it is compared with (`against`). None for a single text.
+    The last token of an answer predicts nothing and is left out."""
+    matrix: pd.DataFrame | None = None
+    """For an `Answer` with `matrix=True`: the score of every token (column) for each of the answer's tokens (row)."""
+    spans: Mapping[str, float] | None = None
+    """The sum of the scores in each span of the text, and in the `rest`; None without spans."""
+    effects: pd.DataFrame | None = None
+    """What the parts of the model add, grouped as `attribute(by=…)` says: `layer`, `part` (`attention`, `network`,
+    `embeddings`, `bypass`, `bias`), `head`, `position`, `token` and `value`. With the remainder, direct effects add up to the
+    target over all rows; total effects add up to it in every layer, without its `network`. None without `by`."""
+    direct: bool = False
+    """Whether these effects are direct."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per token; tokens are numbered from 0 on each `side`, if there is more than one."""
+        table = pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
+        if self.sides is not None:
+            table.insert(0, "side", [side for side, count in self.sides.items() for _ in range(count)])
+            table["position"] = [number for count in self.sides.values() for number in range(count)]
+        return table
+
+    def strongest(self, count: int = 10) -> pd.DataFrame:
+        """The heads that add or subtract most, over all tokens.
+
+        Raises:
+            InputError: If the effects are not known by layer and head.
+        """
+        heads = self._heads()
+        order = heads["value"].abs().sort_values(ascending=False, kind="stable").index
+        return heads.loc[order].head(count).reset_index(drop=True)
+
+    def figure(self) -> Picture:
+        """What every head adds to the target, over all tokens.
+
+        Raises:
+            InputError: If the effects are not known by layer and head.
+        """
+        kind = (
+            "written into the output directly, along the residual connections and their norms"
+            if self.direct
+            else "directly and through all later layers"
+        )
+        return Picture(
+            HeatmapGrid(
+                table=self._heads(),
+                values={"value": "effect of each head"},
+                row="layer",
+                column="head",
+                diverging=True,
+                value_label="effect",
+                caption=f"What each attention head adds to the {self.what} ({self.target:.3g}), {kind}. Orange raises it, "
+                "purple lowers it.",
+            )
+        )
+
+    def _heads(self) -> pd.DataFrame:
+        effects = self.effects
+        if effects is None or not {"layer", "head"} <= {*effects}:
+            raise InputError("expected effects by layer and head; call attribute with by=['layer', 'head']")
+        of_heads = effects[effects["part"] == "attention"].astype({"head": int})
+        return of_heads.groupby(["layer", "head"])["value"].sum().reset_index()
+
+    @property
+    def _sum(self) -> str:
+        rounding = 1e-5 * (np.abs(self.scores).sum() + abs(self.bias))
+        rest = "" if abs(self.remainder) <= rounding else f" + remainder {signed(self.remainder)}"
+        rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
+        scores = float(self.scores.sum())
+        what = f"{self.what[0].upper()}{self.what[1:]}"
+        return f"{what} {signed(self.target)} = tokens {signed(scores)} + biases {signed(self.bias)}{rest}"
+
+    def _repr_html_(self) -> str:
+        largest = float(np.abs(self.scores).max(initial=0))
+        ends = [len(self.tokens)] if self.sides is None else list(itertools.accumulate(self.sides.values()))
+        parts = [slice(*ends) for ends in itertools.pairwise([0, *ends])]
+        texts = "".join(coloured(self.tokens[part], self.scores[part], largest) for part in parts)
+        return (
+            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
+            f"<p>{html.escape(self._sum)}</p>{texts}{LEGEND}</div>"
+        )
+
+    def __repr__(self) -> str:
+        return f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}"
+
+
+def _listed(spans: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {signed(value)}" for name, value in spans.items())
+
+
+def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.ndarray, " token"]) -> pd.DataFrame:
+    """One row per layer, part, head and token.
+
+    Args:
+        tokens: The text's tokens, or its words.
+        numbers: Which of these each token belongs to.
+    """
+
+    def rows(part: str, values: Tensor, **axes: range) -> pd.DataFrame:
+        merged = torch.zeros(*values.shape[:-1], len(tokens), dtype=values.dtype)
+        merged.index_add_(-1, torch.as_tensor(numbers), values.cpu())
+        table = tidy({"value": merged.numpy()}, **axes, position=range(len(tokens)))
+        return table.assign(part=part, token=[tokens[at] for at in table["position"]])
+
+    layers, heads, _ = effects.heads.shape
+    all_layers = range(1, layers + 1)
+    before = range(1) if effects.direct else all_layers
+    bias = pd.DataFrame({"layer": list(before), "part": "bias", "value": effects.bias.cpu().numpy()})
+    table = pd.concat(
+        [
+            rows("attention", effects.heads, layer=all_layers, head=range(1, heads + 1)),
+            rows("network", effects.networks, layer=all_layers),
+            rows("embeddings" if effects.direct else "bypass", effects.rest, layer=before),
+            bias,
+        ],
+        ignore_index=True,
+    )
+    return table.astype({"head": "Int64", "position": "Int64"})[["layer", "part", "head", "position", "token", "value"]]
