@@ -182,8 +182,8 @@ def _given(model: LoadedModel, answer: str | list[int]) -> tuple[int, ...]:
         answer = list(map(int, model.tokenizer.encode(answer, add_special_tokens=False)))
     if not answer:
         raise InputError("answer: expected at least one token, got none")
-    if any(not 0 <= number < model.vocabulary for number in answer):
-        raise InputError(f"answer: expected token ids from 0 to {model.vocabulary - 1}, got {answer}")
+    if any(type(number) is not int or not 0 <= number < model.vocabulary for number in answer):
+        raise InputError(f"answer: expected token ids from 0 to {model.vocabulary - 1}, got {str(answer)[:80]}")
     return tuple(answer)
 
 

@@ -148,9 +148,9 @@ def _columns(by: str | Iterable[str] | None, *, direct: bool) -> tuple[str, ...]
     """The columns of the table of effects."""
     if by is None:
         return None
-    names = {by} if isinstance(by, str) else {*by}
-    if not names or not names <= {*_BY}:
-        raise InputError(f"by={by!r}: expected some of {', '.join(_BY)}")
+    names = [by] if isinstance(by, str) else list(by)
+    if not names or any(name not in _BY for name in names):
+        raise InputError(f"by={str(by)[:80]!r}: expected some of {', '.join(_BY)}")
     if not direct and "layer" not in names:
         raise InputError(
             "by: expected `layer` among them, because total effects of different layers do not add up; add it, or set "

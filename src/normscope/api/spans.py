@@ -27,6 +27,9 @@ def span_of_tokens(model: LoadedModel, text: object, batch: Batch, spans: Mappin
         InputError: If a span is empty, leaves the text or overlaps another, or its tokens cannot be found.
     """
     length = _length(text)
+    for name, span in spans.items():
+        if not (isinstance(span, tuple | list) and len(span) == 2 and all(type(end) is int for end in span)):
+            raise InputError(f"spans: expected a start and an end for {name!r}, got {str(span)[:80]}")
     ordered = sorted((start, end, name) for name, (start, end) in spans.items())
     for start, end, name in ordered:
         if not 0 <= start < end <= length:
