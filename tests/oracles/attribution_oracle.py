@@ -34,7 +34,7 @@ PANELS = {
     "map": "rows of the map",
 }
 WORDS = {
-    "probability": "the probability of the predicted class",
+    "probability": "the probability of the predicted class or token",
     "cosine": "the cosine with the untouched embedding",
 }
 

@@ -29,6 +29,9 @@ class Attributed:
         self.layers = self.base.encoder.layer if self.is_bert else self.base.layers
         self.tokens = len(sequence.ids)
         self.classifier = None if options.pooling is not None else specimen.loaded.load_head(Head.CLASS)
+        self.language_model = None
+        if options.pooling is None and self.classifier is None:
+            self.language_model = specimen.loaded.load_head(Head.NEXT_TOKEN)
         self._maps: dict[str, list[np.ndarray]] = {}
         self._scores: dict[str, np.ndarray] = {}
 
@@ -139,6 +142,8 @@ class Attributed:
             inputs = self._inputs(ids, segments)
             if self.classifier is not None:
                 return self.classifier(**inputs).logits[0].numpy()
+            if self.language_model is not None:
+                return self.language_model(**inputs).logits[0, -1].numpy()
             hidden = self.base(**inputs).last_hidden_state[0].numpy()
         return self._pooling(len(ids)) @ hidden
 
@@ -149,11 +154,11 @@ class Attributed:
 
     @property
     def quantity(self) -> str:
-        return "cosine" if self.classifier is None else "probability"
+        return "cosine" if self.classifier is None and self.language_model is None else "probability"
 
     def value(self, answer: np.ndarray) -> float:
-        """The probability of the class of the whole text, or the cosine with its embedding."""
-        if self.classifier is not None:
+        """The probability of the class of the whole text, or of the token that follows it, or the cosine with its embedding."""
+        if self.quantity == "probability":
             powers = np.exp(answer - answer.max())
             return float(powers[self.untouched.argmax()] / powers.sum())
         norms = np.linalg.norm(answer) * np.linalg.norm(self.untouched)
@@ -167,6 +172,10 @@ class Attributed:
     @cached_property
     def gradient(self) -> np.ndarray:
         """Of what is attributed, at each last hidden vector, with the slopes of the head held fixed: token model."""
+        if self.language_model is not None:
+            gradient = np.zeros_like(self.sequence.hidden[-1])
+            gradient[-1] = self.language_model.lm_head.weight.numpy()[self.untouched.argmax()]
+            return gradient
         if self.classifier is None:
             direction = self.untouched / np.linalg.norm(self.untouched)
             return self._pooling(self.tokens)[:, None] * direction
@@ -201,9 +210,11 @@ class Attributed:
         for point, weight in points:
             vectors = (point * whole).requires_grad_()
             with hooked(module, lambda _module, _args, _output, vectors=vectors: vectors):
-                output = (self.classifier or self.base)(**self._inputs(self.sequence.ids))
+                output = (self.classifier or self.language_model or self.base)(**self._inputs(self.sequence.ids))
             if self.classifier is not None:
                 target = output.logits[0, self.untouched.argmax()]
+            elif self.language_model is not None:
+                target = output.logits[0, -1, self.untouched.argmax()]
             else:
                 direction = torch.tensor(self.untouched / np.linalg.norm(self.untouched))
                 target = torch.tensor(self._pooling(self.tokens)) @ output.last_hidden_state[0] @ direction

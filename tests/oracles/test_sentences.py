@@ -63,10 +63,11 @@ FALLS = {"decompx": 0.5, "alti": 0.45, "globenc": 0.4, "random": 0.25}
 ABOVE = {"decompx": 0.1, "alti": 0.1, "globenc": 0.1, "random": NAN}
 NOT_DETECTABLE = (
     "On this sample, no method is detectably more faithful than a random order: without the tokens that rank highest, the "
-    "probability of the predicted class falls by at most {} on average ({})"
+    "probability of the predicted class or token falls by at most {} on average ({})"
 )
 NOTHING_MATTERS = (
-    "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted class"
+    "No method finds tokens that matter: without the tokens that rank highest, the probability of the predicted class or "
+    "token"
 )
 DRAINS = {
     "drains/sink/f_norm": 0.53,
@@ -512,7 +513,7 @@ CASES = {
                 (
                     1e-9,
                     "Rollout of weights is more faithful than a random order on this sample: without the tokens that it ranks "
-                    "highest, the probability of the predicted class falls by 0.250 on average",
+                    "highest, the probability of the predicted class or token falls by 0.250 on average",
                 ),
                 *((low, NOT_DETECTABLE.format("0.250", "rollout of weights")) for low in (0.0, -1e-9, NAN)),
             )
@@ -566,7 +567,8 @@ CASES = {
             {"above_random": {"alti": 0.1}},
             [
                 "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-                "probability of the predicted class falls by 0.250 on average, and rises by 0.125 without as many random "
+                "probability of the predicted class or token falls by 0.250 on average, and rises by 0.125 without as many "
+                "random "
                 "tokens.",
             ],
         ),
@@ -580,7 +582,7 @@ CASES = {
                 (
                     1e-9,
                     "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-                    "probability of the predicted class falls by 1.00×10⁻⁹ on average",
+                    "probability of the predicted class or token falls by 1.00×10⁻⁹ on average",
                     "rises ",
                 ),
                 (0.0, f"{NOTHING_MATTERS} falls by at most 0 on average (ALTI)", "rises "),
@@ -591,7 +593,8 @@ CASES = {
             {"probability/comprehensiveness/alti": -0.25, "probability/comprehensiveness/random": 0.125},
             [
                 "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
-                "highest, the probability of the predicted class rises by at least 0.250 on average (ALTI), and falls by 0.125 "
+                "highest, the probability of the predicted class or token rises by at least 0.250 on average (ALTI), "
+                "and falls by 0.125 "
                 "without as many random tokens.",
             ],
         ),

@@ -14,10 +14,12 @@ from normscope.analyses.attribution.analysis import AttributionAnalysis
 from normscope.analyses.attribution.erasures import by_score, random_orders, trials, without
 from normscope.analyses.attribution.options import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.base import AnalysisContext
-from normscope.attribution.readouts import ClassReadout, EmbeddingReadout
+from normscope.attribution.readouts import ClassReadout, EmbeddingReadout, NextTokenReadout, readout_of
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling
+from normscope.maths.choices import Pooling, ReadoutTarget
+from normscope.models.loaded import LoadedModel
 from normscope.models.model_info import ModelInfo
+from normscope.models.task_heads import Head
 from normscope.running.options import RunOptions
 from normscope.statistics.intervals import mean_interval
 from tests.tiny import layout_of
@@ -97,6 +99,43 @@ def test_of_a_single_logit_the_side_of_the_whole_text_counts(untouched, sign):
     assert readout.scalars(left, torch.tensor([[untouched]])).tolist() == [sign * 0.5]
     expected = 1 / (1 + np.exp(-sign * 0.5))
     assert readout.values(left, torch.tensor([[untouched]])).tolist() == pytest.approx([expected])
+
+
+def test_a_language_model_is_tested_by_the_token_that_follows_the_whole_text():
+    readout = NextTokenReadout(classifier().model)
+    logits = torch.tensor([[[0.0, 1.0], [4.0, 3.0], [9.0, 9.0]], [[0.0, 1.0], [5.0, 3.0], [1.0, 2.0]]])
+    answers = readout.answers(SimpleNamespace(logits=logits), torch.tensor([[True, True, False], [True] * 3]))
+    assert answers.tolist() == [[4.0, 3.0], [1.0, 2.0]]
+    untouched = torch.tensor([[0.0, 1.0], [7.0, 1.0]])
+    assert readout.scalars(answers, untouched).tolist() == [3.0, 1.0]
+    assert readout.values(answers, untouched).tolist() == pytest.approx([1 / (1 + np.e)] * 2)
+
+
+def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
+    model, head = classifier().model.eval().base_model, classifier().model
+
+    def loaded(*kinds):
+        return LoadedModel(
+            model,
+            None,
+            layout_of("bert", config=model.config),
+            "tiny",
+            None,
+            None,
+            9,
+            load_head=lambda kind: head if kind in kinds else None,
+        )
+
+    both = loaded(Head.CLASS, Head.NEXT_TOKEN)
+    assert isinstance(readout_of(both, None)[0], ClassReadout)
+    assert isinstance(readout_of(loaded(Head.NEXT_TOKEN), None)[0], NextTokenReadout)
+    assert isinstance(readout_of(both, None, ReadoutTarget.next)[0], NextTokenReadout)
+    assert isinstance(readout_of(both, None, ReadoutTarget.embedding)[0], EmbeddingReadout)
+    assert isinstance(readout_of(both, Pooling.cls)[0], EmbeddingReadout)
+    with pytest.raises(InputError, match=r"analysis\.attribution\.target=next: tiny has no weights for it"):
+        readout_of(loaded(), None, ReadoutTarget.next)
+    with pytest.raises(InputError, match=r"analysis\.attribution\.pooling=mean: expected none with .*target=label"):
+        readout_of(both, Pooling.mean, ReadoutTarget.label)
 
 
 def test_an_embedding_is_tested_by_its_cosine():

@@ -1,10 +1,11 @@
-"""What a model computes from a whole text: the probability of a class, or an embedding.
+"""What a model computes from a whole text: the probability of a class or of the next token, or an embedding.
 
 A readout does two things for a text: it is the scalar that scores attribute to tokens, and it measures how far the model's
 answer moves when tokens are erased.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling
+from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.tensors import wide
 from normscope.models.block import full_precision
 from normscope.models.loaded import LoadedModel
@@ -107,6 +108,32 @@ class ClassReadout(Readout):
         return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
+class NextTokenReadout(Readout):
+    """The token that a causal language model predicts after the text: its logit, and its probability."""
+
+    quantity = "probability"
+
+    @property
+    def head(self) -> PreTrainedModel:
+        """The language model."""
+        return self.model
+
+    def answers(self, output: Any, token_mask: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch _"]:
+        """The logits after the last token."""
+        logits: Tensor = output.logits
+        return logits[torch.arange(len(logits), device=logits.device), token_mask.sum(dim=1) - 1]
+
+    def scalars(
+        self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
+    ) -> Float[Tensor, " batch"]:
+        """The logit of the most likely token."""
+        return answers.gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+
+    def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
+        """The probability of the token that was most likely after the whole text."""
+        return wide(answers).softmax(dim=1).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+
+
 class EmbeddingReadout(Readout):
     """The embedding of a text: its length along the untouched embedding, and its cosine with it."""
 
@@ -132,20 +159,46 @@ class EmbeddingReadout(Readout):
         return torch.nn.functional.cosine_similarity(wide(answers), wide(untouched), dim=-1)
 
 
-def readout_of(model: LoadedModel, pooling: Pooling | None) -> tuple[Readout, bool]:
-    """The classifier's class if the model has one, otherwise its embedding.
+def readout_of(
+    model: LoadedModel, pooling: Pooling | None, target: ReadoutTarget | None = None
+) -> tuple[Readout, bool]:
+    """What a model's checkpoint computes.
 
     Args:
-        pooling: How an embedding is pooled; it is then read out even if the model has a classifier. None leaves it to the
-            model's sentence-transformers files, or to a guess: the last token's vector of a causal model, the mean of others.
+        pooling: How an embedding is pooled; by default, it is then what is read out. None leaves it to the model's
+            sentence-transformers files, or to a guess: the last token's vector of a causal model, the mean of others.
+        target: What to read out. By default, the class if the model has a classifier; otherwise the next token if it is a
+            causal language model; otherwise the embedding.
 
     Returns:
         The readout, and whether the pooling is a guess.
+
+    Raises:
+        InputError: If the model has no weights of what is read out, or a pooling is given for something else.
     """
+    if target not in (None, ReadoutTarget.embedding) and pooling is not None:
+        raise InputError(
+            f"analysis.attribution.pooling={pooling}: expected none with analysis.attribution.target={target}; leave one "
+            "of them out"
+        )
+    heads: dict[ReadoutTarget, Callable[[], Readout | None]] = {
+        ReadoutTarget.label: lambda: None if model.classifier is None else ClassReadout(model.classifier),
+        ReadoutTarget.next: lambda: None if model.next_token_head is None else NextTokenReadout(model.next_token_head),
+    }
+    if target in heads:
+        readout = heads[target]()
+        if readout is None:
+            raise InputError(
+                f"analysis.attribution.target={target}: {model.name} has no weights for it; leave it out, or set model.name to "
+                "a checkpoint that has them"
+            )
+        return readout, False
+    if target is None and pooling is None:
+        found = next((readout for head in heads.values() if (readout := head()) is not None), None)
+        if found is not None:
+            return found, False
     if pooling is not None:
         return EmbeddingReadout(model.model, pooling), False
-    if model.classifier is not None:
-        return ClassReadout(model.classifier), False
     try:
         return EmbeddingReadout(model.model, pooling_of(model.folder, model.name)), False
     except InputError:

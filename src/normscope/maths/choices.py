@@ -37,6 +37,17 @@ class AnswerMeasure(enum.StrEnum):
     """The logarithms of their probabilities."""
 
 
+class ReadoutTarget(enum.StrEnum):
+    """What a checkpoint computes from a text, which is attributed to the text's tokens."""
+
+    label = "label"
+    """The class that a classifier predicts."""
+    next = "next"
+    """The token that a causal language model predicts after the text."""
+    embedding = "embedding"
+    """The text's embedding."""
+
+
 class Pooling(enum.StrEnum):
     """The last hidden vectors that an embedding is made of."""
 

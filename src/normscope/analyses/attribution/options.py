@@ -19,7 +19,7 @@ from normscope.analyses.papers import (
 )
 from normscope.config.rules import SEED, at_least, listed, rule
 from normscope.errors import InputError
-from normscope.maths.choices import Pooling, ValueBias
+from normscope.maths.choices import Pooling, ReadoutTarget, ValueBias
 
 
 class AttributionMethod(enum.StrEnum):
@@ -72,8 +72,8 @@ class AttributionOptions(AnalysisConfig):
     sequences: int = dataclasses.field(default=8, metadata=at_least(1))
     """Number of random sequences. The memory for maps grows with the square of a sequence's length."""
     pooling: Pooling | None = None
-    """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is tested even for a classifier. By default,
-    as the model's files say; if they do not, causal models use the last token's vector, and others the mean."""
+    """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is attributed whatever heads the checkpoint
+    has. By default, as the model's files say; if they do not, the last token's vector of causal models, the mean of others."""
     shares: list[float] = dataclasses.field(
         default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0],
         metadata=rule(
@@ -92,6 +92,9 @@ class AttributionOptions(AnalysisConfig):
     """Number of steps of `integrated_gradients`."""
     seed: int = dataclasses.field(default=II("seed"), metadata=SEED)
     """Seed of the sampled sequences and the random orders."""
+    target: ReadoutTarget | None = None
+    """What is attributed: the `label` that a classifier predicts, the `next` token of a causal language model, or the length
+    of the `embedding`. By default, what the checkpoint has weights for, in this order."""
 
     def validate(self, _run: RunSettings) -> None:
         """Check that Captum is installed if a method needs it."""

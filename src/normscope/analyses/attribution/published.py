@@ -23,7 +23,7 @@ METHODS = {
 """Titles of the methods."""
 
 QUANTITIES = {
-    "probability": "the probability of the predicted class",
+    "probability": "the probability of the predicted class or token",
     "cosine": "the cosine with the untouched embedding",
 }
 """What `<quantity>` stands for, in sentences."""
@@ -102,8 +102,8 @@ PUBLISHED = Published(
                 Axis("share", "Percentage of the ordinary tokens that are erased or kept.", kind="number"),
             ),
             values={
-                "mean": "Mean fall over sequences of the probability of the predicted class, or of the cosine with the "
-                "untouched embedding.",
+                "mean": "Mean fall over sequences of the probability of the predicted class or next token, or of the cosine "
+                "with the untouched embedding.",
                 "low": _LOW,
                 "high": _HIGH,
                 "count": _SEQUENCES,
@@ -150,8 +150,8 @@ PUBLISHED = Published(
         ),
         Rollup(
             "<quantity>/comprehensiveness/<method>",
-            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class, or the `cosine` with the "
-            "untouched embedding.",
+            "AOPC of comprehensiveness; the quantity is the `probability` of the predicted class or next token, or the "
+            "`cosine` with the untouched embedding.",
             of="ranking.comprehensiveness",
         ),
         Rollup("<quantity>/sufficiency/<method>", "AOPC of sufficiency.", of="ranking.sufficiency"),

@@ -62,7 +62,7 @@ class SampleAttribution:
         model = runner.model
         self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
-        self.readout, self.pooling_is_guessed = readout_of(model, options.pooling)
+        self.readout, self.pooling_is_guessed = readout_of(model, options.pooling, options.target)
         self._mask_token = None if options.erasure is Erasure.remove else context.vocabulary.mask
         names = [str(method) for method in self._methods]
         self.shares = Shares(context.layers, context.names, context.categories)
