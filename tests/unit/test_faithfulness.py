@@ -22,7 +22,7 @@ from normscope.models.model_info import ModelInfo
 from normscope.models.task_heads import Head
 from normscope.running.options import RunOptions
 from normscope.statistics.intervals import mean_interval
-from tests.tiny import layout_of
+from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
 
 def test_the_highest_scores_are_erased_or_all_others():
@@ -112,19 +112,11 @@ def test_a_language_model_is_tested_by_the_token_that_follows_the_whole_text():
 
 
 def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
-    model, head = classifier().model.eval().base_model, classifier().model
+    model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
 
     def loaded(*kinds):
-        return LoadedModel(
-            model,
-            None,
-            layout_of("bert", config=model.config),
-            "tiny",
-            None,
-            None,
-            9,
-            load_head=lambda kind: head if kind in kinds else None,
-        )
+        heads = dict.fromkeys(kinds, model)
+        return LoadedModel(model, None, layout_of("gpt2"), "tiny", None, None, 9, load_head=heads.get)
 
     both = loaded(Head.CLASS, Head.NEXT_TOKEN)
     assert isinstance(readout_of(both, None)[0], ClassReadout)
