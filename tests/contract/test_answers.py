@@ -142,7 +142,7 @@ def test_spans_add_up_their_tokens(model):
         (normscope.Answer(""), {}, "answer: expected at least one token, got none"),
         (normscope.Answer([3, 10**6]), {}, "answer: expected token ids from 0 to"),
         (normscope.Answer(tokens=0), {}, "tokens=0: expected at least 1"),
-        (normscope.Answer([5] * 40), {}, "answer: 7 tokens of the text and 40 of the answer are more than 30"),
+        (normscope.Answer([5] * 40), {}, "the text \\(7 tokens\\) and the answer \\(40\\) exceed 30 tokens"),
         (normscope.Answer("film", measure="nats"), {}, "measure='nats': expected one of logit, log_probability"),
         (normscope.Answer("film"), {"against": 3}, "against=3: expected another answer"),
         (normscope.NextToken("film"), {"against": [3]}, "expected a class or a token"),
@@ -156,11 +156,11 @@ def test_spans_add_up_their_tokens(model):
         (
             normscope.Answer("film"),
             {"spans": {"a": (0, 99)}},
-            "spans: expected 'a' to be a part of 0 to 27, got 0 to 99",
+            "spans: expected 'a' to lie between 0 and 27, got 0 to 99",
         ),
         (normscope.Answer("film"), {"spans": {"a": (0, 9), "b": (8, 12)}}, "'a' and 'b' overlap at 8"),
-        (normscope.Answer("film"), {"spans": {"a": (1, 2)}}, "no token begins in 'a'"),
-        (normscope.Answer("film"), {"spans": {"rest": (0, 3)}}, "expected another name than 'rest'"),
+        (normscope.Answer("film"), {"spans": {"a": (1, 2)}}, "no token starts in 'a'"),
+        (normscope.Answer("film"), {"spans": {"rest": (0, 3)}}, "'rest' is the name for tokens outside"),
     ],
 )
 def test_invalid_answers_and_spans_are_refused(model, target, others, message):

@@ -132,8 +132,8 @@ def _attribute(
     ids = [*asked, *answer[:-1]]
     if model.max_length is not None and len(ids) > model.max_length:
         raise InputError(
-            f"answer: {counted(len(asked), 'token')} of the text and {len(answer)} of the answer are more than "
-            f"{model.max_length}, the limit of {model.name}"
+            f"answer: the text ({counted(len(asked), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
+            f"tokens, the limit of {model.name}"
         )
     encoding = BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
     batch = single_text(model, encoding, "attribute", level)

@@ -33,19 +33,19 @@ def span_of_tokens(model: LoadedModel, text: object, batch: Batch, spans: Mappin
     ordered = sorted((start, end, name) for name, (start, end) in spans.items())
     for start, end, name in ordered:
         if not 0 <= start < end <= length:
-            raise InputError(f"spans: expected {name!r} to be a part of 0 to {length}, got {start} to {end}")
+            raise InputError(f"spans: expected {name!r} to lie between 0 and {length}, got {start} to {end}")
     for (_, end, name), (start, _, other) in itertools.pairwise(ordered):
         if start < end:
-            raise InputError(f"spans: {name!r} and {other!r} overlap at {start}; expected spans that do not")
+            raise InputError(f"spans: {name!r} and {other!r} overlap at {start}; expected spans that do not overlap")
     if REST in spans:
-        raise InputError(f"spans: expected another name than {REST!r}, which is what lies in no span")
+        raise InputError(f"spans: {REST!r} is the name for tokens outside all spans; choose another")
     owners = [
         next((name for start, end, name in ordered if place is not None and start <= place < end), REST)
         for place in _places(model, text, batch)
     ]
     empty = [name for name in spans if name not in owners]
     if empty:
-        raise InputError(f"spans: no token begins in {empty[0]!r}; expected spans of whole words")
+        raise InputError(f"spans: no token starts in {empty[0]!r}; extend it to whole words")
     return owners
 
 
@@ -69,10 +69,12 @@ def _places(model: LoadedModel, text: object, batch: Batch) -> list[int | None]:
     if not isinstance(text, str):
         return list(range(len(ids)))
     if not model.tokenizer.is_fast:
-        raise InputError("spans: expected a fast tokenizer, which knows where its tokens are in the text")
+        raise InputError("spans: expected a fast tokenizer, because only these know where their tokens are in the text")
     encoding = model.tokenizer(text, return_offsets_mapping=True)
     if list(encoding["input_ids"]) != ids:
-        raise InputError("spans: the tokenizer reads this text in another way here; pass a single plain text")
+        raise InputError(
+            "spans: the model's tokenizer does not read this text the way it was tokenized here; pass a plain text"
+        )
     return [
         None if start == end else start + len(text[start:end]) - len(text[start:end].lstrip())
         for start, end in encoding["offset_mapping"]

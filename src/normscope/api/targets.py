@@ -43,13 +43,13 @@ class NextToken:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a causal language model says after the text: the sum over the answer's tokens, each predicted from all before it."""
+    """An answer that follows the text, from a causal language model: the sum over its tokens."""
 
     answer: str | list[int] | None = None
-    """A text, with the space that it may begin with, or token ids; by default, the model's own answer: at each step, the most
-    likely token."""
+    """A text, including any leading space, or token ids; by default, the model's own answer: the most likely token at each
+    step."""
     tokens: int = 20
-    """The longest answer that the model may give itself, in tokens."""
+    """Maximum length of the model's own answer, in tokens."""
     measure: str = "logit"
     """What is added up: `logit` or `log_probability`."""
     matrix: bool = False

@@ -178,8 +178,8 @@ def readout_of(
     """
     if target not in (None, ReadoutTarget.embedding) and pooling is not None:
         raise InputError(
-            f"analysis.attribution.pooling={pooling}: expected none with analysis.attribution.target={target}; leave one "
-            "of them out"
+            f"analysis.attribution.pooling={pooling}: it applies to embeddings only, got "
+            f"analysis.attribution.target={target}; leave one of them out"
         )
     heads: dict[ReadoutTarget, Callable[[], Readout | None]] = {
         ReadoutTarget.label: lambda: None if model.classifier is None else ClassReadout(model.classifier),
