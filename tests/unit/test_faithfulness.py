@@ -127,7 +127,7 @@ def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
     with pytest.raises(InputError, match=r"analysis\.attribution\.target=next: tiny has no weights for it"):
         readout_of(loaded(), None, ReadoutTarget.next)
     with pytest.raises(
-        InputError, match=r"analysis\.attribution\.pooling=mean: applies to embeddings only, got .*target=label"
+        InputError, match=r"analysis\.attribution\.pooling=mean: it applies to embeddings only, got .*target=label"
     ):
         readout_of(both, Pooling.mean, ReadoutTarget.label)
 
