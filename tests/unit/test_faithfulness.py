@@ -124,12 +124,11 @@ def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
     assert isinstance(readout_of(both, None, ReadoutTarget.next)[0], NextTokenReadout)
     assert isinstance(readout_of(both, None, ReadoutTarget.embedding)[0], EmbeddingReadout)
     assert isinstance(readout_of(both, Pooling.cls)[0], EmbeddingReadout)
-    with pytest.raises(InputError, match=r"analysis\.attribution\.target=next: tiny has no weights for it"):
-        readout_of(loaded(), None, ReadoutTarget.next)
-    with pytest.raises(
-        InputError, match=r"analysis\.attribution\.pooling=mean: it applies to embeddings only, got .*target=label"
-    ):
-        readout_of(both, Pooling.mean, ReadoutTarget.label)
+    assert readout_of(loaded(), None, ReadoutTarget.next) is None
+    assert readout_of(loaded(Head.NEXT_TOKEN), None, ReadoutTarget.label) is None
+    options = AttributionOptions(enabled=True, pooling=Pooling.mean, target=ReadoutTarget.label)
+    with pytest.raises(InputError, match=r"pooling=mean: it applies to embeddings only, got .*target=label"):
+        options.validate(None)
 
 
 def test_an_embedding_is_tested_by_its_cosine():

@@ -5,7 +5,6 @@ answer moves when tokens are erased.
 """
 
 import abc
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -161,8 +160,8 @@ class EmbeddingReadout(Readout):
 
 def readout_of(
     model: LoadedModel, pooling: Pooling | None, target: ReadoutTarget | None = None
-) -> tuple[Readout, bool]:
-    """What a model's checkpoint computes.
+) -> tuple[Readout, bool] | None:
+    """What a model's checkpoint computes; None if it has no weights of the target.
 
     Args:
         pooling: How an embedding is pooled; by default, it is then what is read out. None leaves it to the model's
@@ -172,33 +171,15 @@ def readout_of(
 
     Returns:
         The readout, and whether the pooling is a guess.
-
-    Raises:
-        InputError: If the model has no weights of what is read out, or a pooling is given for something else.
     """
-    if target not in (None, ReadoutTarget.embedding) and pooling is not None:
-        raise InputError(
-            f"analysis.attribution.pooling={pooling}: it applies to embeddings only, got "
-            f"analysis.attribution.target={target}; leave one of them out"
-        )
-    heads: dict[ReadoutTarget, Callable[[], Readout | None]] = {
-        ReadoutTarget.label: lambda: None if model.classifier is None else ClassReadout(model.classifier),
-        ReadoutTarget.next: lambda: None if model.next_token_head is None else NextTokenReadout(model.next_token_head),
-    }
-    if target in heads:
-        readout = heads[target]()
-        if readout is None:
-            raise InputError(
-                f"analysis.attribution.target={target}: {model.name} has no weights for it; leave it out, or set model.name to "
-                "a checkpoint that has them"
-            )
-        return readout, False
-    if target is None and pooling is None:
-        found = next((readout for head in heads.values() if (readout := head()) is not None), None)
-        if found is not None:
-            return found, False
     if pooling is not None:
         return EmbeddingReadout(model.model, pooling), False
+    if target in (None, ReadoutTarget.label) and model.classifier is not None:
+        return ClassReadout(model.classifier), False
+    if target in (None, ReadoutTarget.next) and model.next_token_head is not None:
+        return NextTokenReadout(model.next_token_head), False
+    if target not in (None, ReadoutTarget.embedding):
+        return None
     try:
         return EmbeddingReadout(model.model, pooling_of(model.folder, model.name)), False
     except InputError:

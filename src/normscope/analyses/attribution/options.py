@@ -97,7 +97,12 @@ class AttributionOptions(AnalysisConfig):
     of the `embedding`. By default, what the checkpoint has weights for, in this order."""
 
     def validate(self, _run: RunSettings) -> None:
-        """Check that Captum is installed if a method needs it."""
+        """Check that Captum is installed if a method needs it, and that what is pooled is an embedding."""
+        if self.enabled and self.pooling is not None and self.target not in (None, ReadoutTarget.embedding):
+            raise InputError(
+                f"analysis.attribution.pooling={self.pooling}: it applies to embeddings only, got "
+                f"analysis.attribution.target={self.target}; leave one of them out"
+            )
         wanted = [method for method in self.methods or () if method in CAPTUM]
         if self.enabled and wanted and importlib.util.find_spec("captum") is None:
             raise InputError(

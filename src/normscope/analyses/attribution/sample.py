@@ -21,6 +21,7 @@ from normscope.attribution.readouts import Readout, readout_of
 from normscope.attribution.token_scores import token_scores
 from normscope.data.batching import Batch
 from normscope.data.words import unit_texts
+from normscope.errors import InputError
 from normscope.maths.words import WordGroups
 from normscope.models.interventions import InterventionRunner
 
@@ -62,7 +63,13 @@ class SampleAttribution:
         model = runner.model
         self._map_methods = defined_methods(model.layout, wanted, self._stage, model.model)
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
-        self.readout, self.pooling_is_guessed = readout_of(model, options.pooling, options.target)
+        found = readout_of(model, options.pooling, options.target)
+        if found is None:
+            raise InputError(
+                f"analysis.attribution.target={options.target}: {model.name} has no weights for it; leave it out, or set "
+                "model.name to a checkpoint that has them"
+            )
+        self.readout, self.pooling_is_guessed = found
         self._mask_token = None if options.erasure is Erasure.remove else context.vocabulary.mask
         names = [str(method) for method in self._methods]
         self.shares = Shares(context.layers, context.names, context.categories)
