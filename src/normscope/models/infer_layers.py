@@ -212,13 +212,17 @@ def _entry(graph: Graph, block: InferredBlock, blocks: Sequence[InferredBlock]) 
     """The call of the first module of a layer that reads its input, and runs no other layer."""
     carried = graph.same(block.stream.carried)
     _check_vectors(graph, carried, "the residual connection carries")
+    moved: Call | None = None
     for call in graph.trace.calls:
         alone = not any(call.holds(other.attention) for other in blocks if other is not block)
         if call.parent is None or not alone or not call.inputs or graph.same(call.inputs[0]) is not carried:
             continue
         if call.inputs[0].shape == block.stream.carried.shape:  # with the same axes as in other layers
             return call
-    raise NotInferredError("no module runs a whole layer, and none reads its input")
+        moved = moved or call
+    if moved is None:
+        raise NotInferredError("no module runs a whole layer, and none reads its input")
+    return moved
 
 
 def _leaving(block: InferredBlock) -> Value | None:
