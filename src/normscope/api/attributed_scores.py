@@ -59,7 +59,7 @@ def attribute(
             with another text. A function of the last hidden vectors (token, model) must return a scalar tensor; it is
             linearised at these vectors, and `.remainder` holds the rest.
         against: A class, a token or an answer of the same kind as the target: its value is subtracted, so that scores say why
-            the target and not this. For an `Answer`, it is attributed in a pass of its own.
+            the target and not this. For an `Answer`, it is attributed in a separate pass.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
             of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
             See `.spans`.
@@ -173,7 +173,7 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     for side in sides:
         of_side = scores[start : start + side.input_ids.shape[1]]
         start += len(of_side)
-        added.append(of_side if side.units is None else np.bincount(side.units[0].cpu().numpy(), of_side))
+        added.append(np.bincount(numbers_of(side), of_side))
     return np.concatenate(added)
 
 

@@ -154,24 +154,23 @@ class FrozenAttention:
         """b_O of every token."""
         return torch.zeros_like(like) if self.output_bias is None else self.output_bias.expand_as(like)
 
-    def transposed(self, gradient: Float[Tensor, "batch token model"]) -> Gradient:
-        """The gradient at what W_V reads. Values that receive no weight from a token get none."""
-        model = self.value_weight.shape[1]
-        side_by_side = self.at_values(gradient).transpose(1, 2).flatten(2)
-        return Gradient(
-            inputs=side_by_side @ self.value_weight.transpose(0, 1).reshape(model, -1).T,
-            bias=_product(gradient, self.output_bias),
-            value_bias=side_by_side @ self.value_bias.flatten(),
-        )
-
     def at_values(self, gradient: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch head token head_dim"]:
-        """The gradient at the values of every head."""
+        """The gradient at the values of every head. Values that receive no weight from a token get none."""
         heads, _, head_dim = self.value_weight.shape
         context = (gradient @ self.output_weight.flatten(0, 1).T).unflatten(-1, (heads, head_dim)).transpose(1, 2)
         value = torch.zeros_like(context)
         for queries, weights in self.strips():
             value += weights.transpose(-1, -2) @ context[:, :, queries]
         return value
+
+    def before_values(
+        self, values: Float[Tensor, "batch head token head_dim"]
+    ) -> tuple[Float[Tensor, "batch token model"], Float[Tensor, "batch token"]]:
+        """The gradient at what W_V reads, from that at the values; and what b_V adds to the scalar, by token."""
+        model = self.value_weight.shape[1]
+        side_by_side = values.transpose(1, 2).flatten(2)
+        inputs = side_by_side @ self.value_weight.transpose(0, 1).reshape(model, -1).T
+        return inputs, side_by_side @ self.value_bias.flatten()
 
 
 class LayerGradients(NamedTuple):
@@ -288,13 +287,15 @@ class FrozenLayer:
                 block = block + read
         block, bias = _back(self.block_norm, block, bias)
         attended, bias = _back(self.attention_output_norm, block, bias)
-        at_values = self.attention.transposed(attended)
+        values = self.attention.at_values(attended)
+        bias = bias + _product(attended, self.attention.output_bias)
         if note is not None:
-            note(LayerGradients(self.attention.at_values(attended), network, inputs + block, bias + at_values.bias))
+            note(LayerGradients(values, network, inputs + block, bias))
         if direct:
-            return Gradient(inputs + block, bias + at_values.bias)
-        read, bias = _back(self.attention_norm, at_values.inputs, bias + at_values.bias)
-        return Gradient(inputs + block + read, bias, at_values.value_bias)
+            return Gradient(inputs + block, bias)
+        read, value_bias = self.attention.before_values(values)
+        read, bias = _back(self.attention_norm, read, bias)
+        return Gradient(inputs + block + read, bias, value_bias)
 
 
 def _linear(part: FrozenMap | None, vectors: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class AttributionOptions(AnalysisConfig):
     """Number of random sequences. The memory for maps grows with the square of a sequence's length."""
     pooling: Pooling | None = None
     """How an embedding is pooled (`mean`, `cls` or `last`); if set, the embedding is attributed whatever heads the checkpoint
-    has. By default, as the model's files say; if they do not, the last token's vector of causal models, the mean of others."""
+    has. By default, as the model's files say; otherwise causal models use the last token's vector, and others the mean."""
     shares: list[float] = dataclasses.field(
         default_factory=lambda: [1.0, 5.0, 10.0, 20.0, 50.0],
         metadata=rule(
@@ -97,7 +97,7 @@ class AttributionOptions(AnalysisConfig):
     of the `embedding`. By default, what the checkpoint has weights for, in this order."""
 
     def validate(self, _run: RunSettings) -> None:
-        """Check that Captum is installed if a method needs it, and that what is pooled is an embedding."""
+        """Check that Captum is installed if a method needs it, and that a pooling is given for embeddings only."""
         if self.enabled and self.pooling is not None and self.target not in (None, ReadoutTarget.embedding):
             raise InputError(
                 f"analysis.attribution.pooling={self.pooling}: it applies to embeddings only, got "
